@@ -1,0 +1,67 @@
+"""Unit tests for the inside of a PyTorch model.
+
+The public names load on first use: importing this package imports neither torch nor matplotlib,
+because pytest does so at every start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.capture import Inputs
+    from pytest_modelhealth.errors import (
+        InspectionError,
+        LayerNotFoundError,
+        ModelHealthError,
+        ModelHealthWarning,
+        SettingsError,
+    )
+    from pytest_modelhealth.inspector import Inspector
+    from pytest_modelhealth.report import HealthReport, LayerRecord, Status, Verdict, Violation
+    from pytest_modelhealth.statistics import TensorStatistics
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "HealthReport": "report",
+    "InspectionError": "errors",
+    "Inputs": "capture",
+    "Inspector": "inspector",
+    "LayerNotFoundError": "errors",
+    "LayerRecord": "report",
+    "ModelHealthError": "errors",
+    "ModelHealthWarning": "errors",
+    "SettingsError": "errors",
+    "Status": "report",
+    "TensorStatistics": "statistics",
+    "Verdict": "report",
+    "Violation": "report",
+}
+
+__all__ = [
+    "HealthReport",
+    "InspectionError",
+    "Inputs",
+    "Inspector",
+    "LayerNotFoundError",
+    "LayerRecord",
+    "ModelHealthError",
+    "ModelHealthWarning",
+    "SettingsError",
+    "Status",
+    "TensorStatistics",
+    "Verdict",
+    "Violation",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

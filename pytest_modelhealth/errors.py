@@ -1,0 +1,67 @@
+"""Every exception this package raises on purpose.
+
+::
+
+    AssertionError
+    └── ModelHealthError       the verdict on a model: unhealthy, drifted or not equivalent
+    RuntimeError
+    └── InspectionError        the model could not be inspected as asked
+        └── LayerNotFoundError a layer name or pattern matches nothing
+    ValueError
+    └── SettingsError          a setting has an unknown name, a wrong type or an impossible value
+
+A message says what was wrong, where, what was expected, and the next move. An exception that the
+user's model raises is never wrapped: it passes through as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class ModelHealthError(AssertionError):
+    """A verdict: the first line names it and the worst layer, the rest is the evidence.
+
+    Args:
+        report: the `HealthReport` judged, under the thresholds that failed it; ``None`` where the
+            verdict is not on one report.
+    """
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class InspectionError(RuntimeError):
+    """The model could not be inspected as asked; the model is as it was."""
+
+
+class LayerNotFoundError(InspectionError):
+    """No layer has this name, or none matches this pattern."""
+
+
+class SettingsError(ValueError):
+    """A setting has an unknown name, a wrong type or an impossible value."""
+
+
+class ModelHealthWarning(UserWarning):
+    """Something that fails no test but should not pass unseen, such as a waiver without effect."""
+
+
+# Test reports print the qualified name before the message; the public path is the short one.
+for _exception in (
+    ModelHealthError,
+    InspectionError,
+    LayerNotFoundError,
+    SettingsError,
+    ModelHealthWarning,
+):
+    _exception.__module__ = "pytest_modelhealth"
+
+
+def suggest(wrong: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the known name nearest to `wrong`, or ``"."``."""
+    nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {nearest[0]!r}?" if nearest else "."
