@@ -1,0 +1,24 @@
+"""Mergeable summaries of tensors: the numbers that every check, table and snapshot reads."""
+
+from pytest_modelhealth.statistics.dense import UnsupportedTensorError
+from pytest_modelhealth.statistics.exponents import (
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    ExponentCounts,
+    Histogram,
+)
+from pytest_modelhealth.statistics.reduction import reduce
+from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
+from pytest_modelhealth.statistics.units import DEAD_RATIO, UnitStatistics
+
+__all__ = [
+    "DEAD_RATIO",
+    "HIGHEST_EXPONENT",
+    "LOWEST_EXPONENT",
+    "ExponentCounts",
+    "Histogram",
+    "TensorStatistics",
+    "UnitStatistics",
+    "UnsupportedTensorError",
+    "reduce",
+]

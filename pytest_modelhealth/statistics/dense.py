@@ -1,0 +1,137 @@
+"""Bring a tensor of any dtype and layout to real, strided values that a kernel can read."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from pytest_modelhealth.statistics.kernels.kernel import KERNEL_DTYPES
+
+
+class UnsupportedTensorError(TypeError):
+    """These values cannot be read, for the reason given; never raised past the capture."""
+
+
+class DenseValues(NamedTuple):
+    """Values a kernel can read.
+
+    Args:
+        values: real, strided, of a dtype in `KERNEL_DTYPES`; shares memory with the tensor wherever
+            its dtype and layout allow.
+        shape: the tensor's shape; of a nested tensor, that of its rows together.
+        implicit_zeros: how many zeros the layout leaves out (sparse layouts).
+        keeps_dimensions: whether dimension ``d`` of the tensor is dimension ``d`` of `values`.
+    """
+
+    values: Tensor
+    shape: tuple[int, ...]
+    implicit_zeros: int = 0
+    keeps_dimensions: bool = True
+
+
+def dense_values(tensor: Tensor) -> DenseValues:
+    """Return the values of `tensor`; of a DTensor, those of this rank's shard.
+
+    Raises:
+        UnsupportedTensorError: there are no values to read, for example those of a meta tensor, or
+            torch cannot bring them to real numbers.
+    """
+    reason = _why_unreadable(tensor)
+    if reason:
+        raise UnsupportedTensorError(reason)
+    try:
+        return _dense_values(tensor)
+    except (RuntimeError, TypeError) as error:
+        cause = str(error).partition("\n")[0]
+        raise UnsupportedTensorError(
+            f"torch cannot read {tensor.dtype} values in layout {tensor.layout}: {cause}"
+        ) from error
+
+
+def _why_unreadable(tensor: Any) -> str:
+    """Return why there are no values to read, or an empty string."""
+    if is_lazy(tensor):
+        return "a lazy parameter that is not initialised has no values"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "inside a torch.func transform a tensor's values are not open"
+    if isinstance(tensor, torch._subclasses.FakeTensor):
+        return "a fake tensor has no values"
+    if tensor.is_meta:
+        return "a tensor on the meta device has no values"
+    if _is_distributed(tensor):
+        partial = any(placement.is_partial() for placement in tensor.placements)
+        return "a DTensor's partial sums are no values until they are reduced" if partial else ""
+    if tensor.is_nested:
+        return ""
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return f"{type(tensor).__name__} is a tensor subclass that keeps its values to itself"
+    if _storage_was_freed(tensor):
+        return "the tensor's storage was freed"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "while a CUDA graph is captured, values cannot be read"
+    return ""
+
+
+def _is_distributed(tensor: Any) -> bool:
+    return hasattr(tensor, "to_local")
+
+
+def _storage_was_freed(tensor: Tensor) -> bool:
+    """Whether memory was given back under the tensor, as FSDP does between uses."""
+    has_storage = tensor.layout is torch.strided
+    return has_storage and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+
+
+def _dense_values(tensor: Any) -> DenseValues:
+    if tensor.is_nested:
+        return _nested_values(tensor)
+    shape = tuple(tensor.shape)
+    if _is_distributed(tensor):
+        tensor = tensor.to_local()
+    if tensor.layout in _SPARSE_LAYOUTS:
+        return _sparse_values(tensor)
+    if tensor.is_mkldnn:
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return DenseValues(_real(tensor), shape)
+
+
+_SPARSE_LAYOUTS = frozenset(
+    {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+)
+
+
+def _nested_values(tensor: Tensor) -> DenseValues:
+    if tensor.layout is torch.jagged and tensor.is_contiguous():
+        values = tensor.values()
+    else:  # the buffer may have holes that belong to no row
+        rows = [row.reshape(-1) for row in tensor.unbind()]
+        values = torch.cat(rows) if rows else tensor.values()
+    return DenseValues(_real(values), tuple(values.shape), keeps_dimensions=False)
+
+
+def _sparse_values(tensor: Tensor) -> DenseValues:
+    stored = tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor
+    # detached, because views of sparse values remember a base without strides
+    values = _real(stored.values().detach())
+    parts = 2 if tensor.is_complex() else 1
+    zeros = parts * tensor.numel() - values.numel()
+    return DenseValues(values, tuple(tensor.shape), zeros, keeps_dimensions=False)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Return real values of a dtype that kernels take; complex ones gain a last dimension of 2."""
+    if tensor.is_complex():
+        if tensor.dtype is torch.complex32:
+            tensor = tensor.to(torch.complex64)
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg()
+    if tensor.dtype in KERNEL_DTYPES:
+        return tensor
+    # bfloat16 holds every 8-bit float, and float64 all else but uint64 beyond 2**53
+    is_float8 = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+    return tensor.to(torch.bfloat16 if is_float8 else torch.float64)

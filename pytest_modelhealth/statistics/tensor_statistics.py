@@ -1,0 +1,141 @@
+"""`TensorStatistics`: what is kept of a tensor after it was seen, and how two of them combine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_modelhealth.statistics.moments import Moments
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics.exponents import ExponentCounts, Histogram
+    from pytest_modelhealth.statistics.units import UnitStatistics
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class TensorStatistics:
+    """The mergeable summary of every tensor that one layer showed in one role.
+
+    Moments, extremes and the histogram are of the finite values; `count` includes the others. All
+    real numbers are Python floats computed in float64. With no finite value, moments and extremes
+    are NaN. A complex tensor counts as its real and its imaginary parts, so twice.
+
+    Args:
+        count: number of elements.
+        nan_count: number of NaNs.
+        positive_inf_count: number of positive infinities.
+        negative_inf_count: number of negative infinities (a mask may put them there on purpose).
+        zero_count: number of zeros of either sign.
+        mean: arithmetic mean.
+        std: population standard deviation, as `numpy.std`; exactly 0 where all values are equal.
+        min: smallest value.
+        max: largest value.
+        exponents: counts by sign and binary exponent.
+        units: liveliness of each unit, ``None`` for a tensor without units.
+        shape: shape of the first tensor seen; of a nested tensor, that of its rows together.
+        dtype: dtype of the first tensor seen, for example ``"bfloat16"``.
+        device: its device, for example ``"cpu"``.
+    """
+
+    count: int
+    nan_count: int
+    positive_inf_count: int
+    negative_inf_count: int
+    zero_count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    exponents: ExponentCounts
+    units: UnitStatistics | None
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+
+    @property
+    def inf_count(self) -> int:
+        """Number of infinities of either sign."""
+        return self.positive_inf_count + self.negative_inf_count
+
+    @property
+    def nonfinite_count(self) -> int:
+        """Number of NaNs and infinities."""
+        return self.nan_count + self.inf_count
+
+    @property
+    def finite_count(self) -> int:
+        """Number of finite values."""
+        return self.count - self.nonfinite_count
+
+    @property
+    def rms(self) -> float:
+        """Root mean square."""
+        return math.hypot(self.mean, self.std)
+
+    @property
+    def norm(self) -> float:
+        """L2 norm: the square root of the sum of squares; 0 for no finite value."""
+        return self.rms * math.sqrt(self.finite_count) if self.finite_count else 0.0
+
+    @property
+    def abs_max(self) -> float:
+        """Largest magnitude."""
+        return max(abs(self.min), abs(self.max))
+
+    @property
+    def zero_fraction(self) -> float:
+        """Part of all elements that is exactly zero; NaN for an empty tensor."""
+        return self.zero_count / self.count if self.count else math.nan
+
+    @property
+    def dead_fraction(self) -> float | None:
+        """Part of the units that was never alive (`UnitStatistics`); ``None`` without units."""
+        if self.units is None or not len(self.units.alive):
+            return None
+        return 1.0 - float(np.mean(self.units.alive))
+
+    @property
+    def histogram(self) -> Histogram:
+        """Counts and edges of the finite values, in ascending order; the counts add up to them."""
+        return self.exponents.histogram(self.zero_count)
+
+    def merge(self, other: TensorStatistics) -> TensorStatistics:
+        """Return the statistics of all elements of both.
+
+        Counts, extremes and histograms are exact, moments right to float64 rounding. Shape, dtype
+        and device stay those of `self`. Units survive where both have the same number of them.
+        """
+        moments = self._moments.merge(other._moments)
+        return replace(
+            self,
+            count=self.count + other.count,
+            nan_count=self.nan_count + other.nan_count,
+            positive_inf_count=self.positive_inf_count + other.positive_inf_count,
+            negative_inf_count=self.negative_inf_count + other.negative_inf_count,
+            zero_count=self.zero_count + other.zero_count,
+            mean=moments.mean,
+            std=moments.std,
+            # a side without finite values has NaN extremes, which fmin and fmax pass over
+            min=float(np.fmin(self.min, other.min)),
+            max=float(np.fmax(self.max, other.max)),
+            exponents=self.exponents.add(other.exponents),
+            units=self.units.merge(other.units) if self.units is not None else None,
+        )
+
+    @property
+    def _moments(self) -> Moments:
+        return Moments(self.finite_count, self.mean, self.std)
+
+    def __repr__(self) -> str:
+        parts = [
+            f"shape={self.shape}, dtype={self.dtype}, mean={self.mean:.4g}, std={self.std:.4g}",
+            f"min={self.min:.4g}, max={self.max:.4g}, zeros={self.zero_fraction:.1%}",
+        ]
+        if self.nonfinite_count:
+            parts.append(f"nan={self.nan_count}, inf={self.inf_count}")
+        if self.dead_fraction is not None:
+            parts.append(f"dead={self.dead_fraction:.1%}")
+        return f"TensorStatistics({', '.join(parts)})"

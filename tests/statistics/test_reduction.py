@@ -1,0 +1,226 @@
+"""`reduce`: right numbers wherever it is called, and a tensor that never notices."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_modelhealth.statistics import reduce
+from tests.statistics import oracle
+from tests.statistics.tensors import tensors
+
+X = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)) * 3 + 1000
+
+
+@given(tensor=tensors())
+def test_statistics_are_those_of_the_values(tensor: Tensor) -> None:
+    """Every number is what counting one value after the other gives."""
+    statistics = reduce(tensor)
+    oracle.assert_describes(statistics, oracle.real_values(tensor))
+    assert statistics.shape == tuple(tensor.shape)
+    assert f"torch.{statistics.dtype}" == str(tensor.dtype)
+
+
+def test_the_naive_variance_is_wrong_where_ours_is_right() -> None:
+    """For N(1000, 1) in float32 the mean of squares minus the square of the mean is useless."""
+    values = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)) + 1000
+    exact = values.double().numpy()
+    naive = float(values.square().mean() - values.mean().square())
+    assert abs(naive / exact.var() - 1) > 0.01
+    assert reduce(values).std == pytest.approx(exact.std(), rel=1e-12)
+    assert reduce(values).norm == pytest.approx(np.linalg.norm(exact), rel=1e-13)
+
+
+def test_half_precision_has_moments_beyond_its_own_range() -> None:
+    """The squares of these float16 values overflow float16, their norm does too."""
+    values = (torch.randn(300, 400, generator=torch.Generator().manual_seed(0)) * 9000).half()
+    exact = values.double().numpy()
+    statistics = reduce(values)
+    assert statistics.std == pytest.approx(exact.std(), rel=1e-13)
+    assert statistics.norm == pytest.approx(np.linalg.norm(exact), rel=1e-13)
+    assert statistics.norm > torch.finfo(torch.float16).max
+
+
+class CountingDispatch(TorchDispatchMode):
+    """Counts the operators that run under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+class CountingFunctions(TorchFunctionMode):
+    """Counts the torch functions that are called under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Have torch make new tensors of `dtype`."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Have torch refuse operators whose result varies from run to run."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast to bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
+    "inference mode": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "grad mode": torch.enable_grad,
+    "anomaly detection": torch.autograd.detect_anomaly,
+    "default dtype float64": lambda: default_dtype(torch.float64),
+    "default dtype float16": lambda: default_dtype(torch.float16),
+    "default device meta": lambda: torch.device("meta"),
+    "deterministic algorithms": deterministic_algorithms,
+    "fake tensors": torch._subclasses.FakeTensorMode,
+    "an operator counter": CountingDispatch,
+    "a function counter": CountingFunctions,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("surrounding", SURROUNDINGS.values(), ids=SURROUNDINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64])
+def test_the_numbers_are_the_same_wherever_reduce_is_called(
+    surrounding: Callable[[], AbstractContextManager[Any]], dtype: torch.dtype
+) -> None:
+    """No mode of torch changes a bit of the statistics."""
+    tensor = X.to(dtype)
+    expected = oracle.bits(reduce(tensor, 1))
+    with surrounding():
+        found = reduce(tensor, 1)
+    assert oracle.bits(found) == expected
+
+
+@pytest.mark.parametrize("mode", [CountingDispatch(), CountingFunctions()])
+def test_modes_of_the_caller_see_nothing(mode: Any) -> None:
+    """A profiler, a flop counter or a tracer around the model does not count our operators."""
+    sparse = X.to_sparse()
+    with mode:
+        reduce(X, 1)
+        reduce(sparse)
+    assert mode.calls == 0
+
+
+def test_tensors_made_in_inference_mode_are_read_outside() -> None:
+    """An inference tensor is read like any other."""
+    with torch.inference_mode():
+        tensor = X * 2
+    assert reduce(tensor).mean == 2 * reduce(X).mean
+
+
+UNTOUCHED: dict[str, Callable[[], Tensor]] = {
+    "parameter": lambda: nn.Parameter(X.clone()),
+    "vector parameter": lambda: nn.Parameter(X[0].double()),
+    "float64": lambda: X.double(),
+    "with a graph": lambda: nn.Parameter(X.clone()) * 2,
+    "view": lambda: X.clone()[::2].t(),
+    "conjugate": lambda: torch.complex(X, X).conj(),
+    "with NaN": lambda: X.where(X > 1000, torch.nan),
+    "constant float64": lambda: torch.full((4, 4), 1e300, dtype=torch.float64),
+    "uncoalesced": lambda: torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), is_coalesced=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("build", UNTOUCHED.values(), ids=UNTOUCHED)
+def test_the_tensor_is_as_it_was(build: Callable[[], Tensor]) -> None:
+    """Values, version, graph, strides, flags and memory are those from before."""
+    tensor = build()
+    before, values = traits(tensor), tensor.detach().clone()
+    reduce(tensor, tensor.ndim - 1)
+    assert traits(tensor) == before
+    assert torch.equal(tensor.to_dense().nan_to_num(), values.to_dense().nan_to_num())
+
+
+def traits(tensor: Tensor) -> dict[str, Any]:
+    """Return what a tensor is, apart from its values."""
+    strided = tensor.layout is torch.strided
+    return {
+        "version": tensor._version,
+        "grad_fn": tensor.grad_fn,
+        "requires_grad": tensor.requires_grad,
+        "is_conj": tensor.is_conj(),
+        "hooks": copy.copy(tensor._backward_hooks),
+        "attributes": dict(vars(tensor)),
+        "stride": tensor.stride() if strided else None,
+        "memory": tensor.untyped_storage().data_ptr() if strided else None,
+        "coalesced": strided or tensor.is_coalesced(),
+    }
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 6)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_statistics_share_no_memory_with_the_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """What is done to the tensor later leaves its statistics alone."""
+    tensor = torch.arange(6, dtype=dtype).reshape(shape)
+    statistics = reduce(tensor, -1)
+    before = oracle.bits(statistics)
+    tensor.fill_(7)
+    assert oracle.bits(statistics) == before
+
+
+def test_gradients_still_flow_through_a_tensor_that_was_read() -> None:
+    """Autograd accepts the tensor afterwards, as nothing was written in place."""
+    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    squared = weight * weight
+    reduce(squared)
+    reduce(weight)
+    squared.sum().backward()
+    assert torch.equal(weight.grad, 2 * weight.detach())
+
+
+def test_no_random_number_is_drawn() -> None:
+    """The random states of torch and NumPy stay as they are."""
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    reduce(X, 1)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+
+
+@pytest.mark.parametrize("tensor", [X, torch.empty(0), torch.full((2, 2), torch.nan)])
+def test_statistics_survive_pickling(tensor: Tensor) -> None:
+    """What a worker process sends comes back to the last bit, and still merges."""
+    statistics = reduce(tensor, 0)
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        back = pickle.loads(pickle.dumps(statistics, protocol))
+        assert oracle.bits(back) == oracle.bits(statistics)
+        assert back.merge(back).count == 2 * tensor.numel()
