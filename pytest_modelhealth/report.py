@@ -1,0 +1,452 @@
+"""`HealthReport` and its parts: the frozen result that checks, renderings and snapshots read."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
+from pytest_modelhealth.settings import Settings, Waiver
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pytest_modelhealth.statistics import TensorStatistics
+
+ROLES = (
+    "inputs",
+    "activations",
+    "gradients",
+    "parameters",
+    "parameter_gradients",
+    "buffers",
+)
+"""Which tensor of a layer: what `watch(what=...)` and `get_statistics(what=...)` take.
+
+``gradients`` are those of the loss with respect to the activations.
+"""
+
+
+class Status(StrEnum):
+    """What became of a layer. Every layer ends with one."""
+
+    OBSERVED = "observed"
+    NOT_CALLED = "not_called"
+    NO_GRAD_PATH = "no_grad_path"
+    UNUSED_IN_LOSS = "unused_in_loss"
+    ALIAS_OF_INPUT = "alias_of_input"
+    OPAQUE = "opaque"
+    UNSUPPORTED = "unsupported"
+
+
+class Verdict(StrEnum):
+    """The three outcomes of judging a report."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """Everything seen of one layer.
+
+    Args:
+        name: fully qualified name, as `torch.nn.Module.named_modules` spells it; ``""`` is the
+            model itself. A functional activation is named after the module that calls it.
+        type_name: class of the module, or the function's name for a functional layer.
+        status: what became of it.
+        reason: why, where the status is not ``observed``.
+        functional: whether it is a function call rather than a module.
+        activation: canonical name of the activation function it is (``"relu"``), or ``None``.
+        entered: when its first call began, on the clock of all calls and returns of the run;
+            ``None`` if it was never called.
+        completed: when its last call returned, on the same clock.
+        calls: how often it was called.
+        aliases: further names of the same module.
+        inputs, activations, gradients: statistics over calls and tensors; ``None`` if not seen.
+        parameters, parameter_gradients, buffers: statistics by the tensor's own name in the layer;
+            a tied weight stands only at the first layer that owns it.
+        frozen: names of the parameters that do not require gradients.
+        watched: the roles that were to be observed.
+    """
+
+    name: str
+    type_name: str
+    status: Status
+    reason: str = ""
+    functional: bool = False
+    activation: str | None = None
+    entered: int | None = None
+    completed: int | None = None
+    calls: int = 0
+    aliases: tuple[str, ...] = ()
+    inputs: TensorStatistics | None = None
+    activations: TensorStatistics | None = None
+    gradients: TensorStatistics | None = None
+    parameters: Mapping[str, TensorStatistics] = field(default_factory=dict)
+    parameter_gradients: Mapping[str, TensorStatistics] = field(default_factory=dict)
+    buffers: Mapping[str, TensorStatistics] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
+    watched: frozenset[str] = frozenset(ROLES)
+
+    @property
+    def label(self) -> str:
+        """The name for people: the class name where the layer is the model itself."""
+        return self.name or self.type_name
+
+    def tensors(self, what: str) -> dict[str, TensorStatistics]:
+        """Return what was seen in role `what`, by the tensor's own name (``""`` where it has none).
+
+        Raises:
+            LayerNotFoundError: `what` is no role.
+        """
+        if what not in ROLES:
+            raise LayerNotFoundError(
+                f"unknown role {what!r}{suggest(what, ROLES)} Roles: {', '.join(ROLES)}."
+            )
+        seen = getattr(self, what)
+        if isinstance(seen, Mapping):
+            return dict(seen)
+        return {} if seen is None else {"": seen}
+
+    def statistics(self, what: str = "activations") -> TensorStatistics | None:
+        """Return the statistics of role `what`, merged over its tensors; ``None`` if not seen."""
+        merged: TensorStatistics | None = None
+        for statistics in self.tensors(what).values():
+            merged = statistics if merged is None else merged.merge(statistics)
+        return merged
+
+    def why_not_seen(self, what: str) -> str:
+        """Return a sentence on why there is nothing in role `what`."""
+        if self.status is not Status.OBSERVED:
+            why = f"its status is {self.status}: {self.reason}"
+        else:
+            why = "the layer has none, or watch() left this role out"
+        return f"no {what.replace('_', ' ')} were seen of layer {self.label!r}: {why}"
+
+    def merge(self, other: LayerRecord) -> LayerRecord:
+        """Return what both saw of this layer; the status is the one that saw more.
+
+        Parameters and buffers are no flow through the layer: they are the later ones.
+        """
+        fuller = self if _FULLNESS.index(self.status) <= _FULLNESS.index(other.status) else other
+        roles = {role: _merged_role(getattr(self, role), getattr(other, role)) for role in _SEEN}
+        return replace(
+            self,
+            status=fuller.status,
+            reason=fuller.reason,
+            entered=other.entered if self.entered is None else self.entered,
+            completed=other.completed if self.completed is None else self.completed,
+            calls=self.calls + other.calls,
+            parameters={**self.parameters, **other.parameters},
+            buffers={**self.buffers, **other.buffers},
+            **roles,
+        )
+
+
+_SEEN = ("inputs", "activations", "gradients", "parameter_gradients")
+_FULLNESS = (
+    Status.OBSERVED,
+    Status.ALIAS_OF_INPUT,
+    Status.UNUSED_IN_LOSS,
+    Status.NO_GRAD_PATH,
+    Status.UNSUPPORTED,
+    Status.OPAQUE,
+    Status.NOT_CALLED,
+)
+
+
+def _merged_role(a: Any, b: Any) -> Any:
+    if isinstance(a, Mapping):
+        return {name: _merged_role(a.get(name), b.get(name)) for name in {**a, **b}}
+    if a is None or b is None:
+        return a if b is None else b
+    return a.merge(b)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one run, or several merged ones, saw of a model; made by `capture`.
+
+    Args:
+        layers: every layer by name, in execution order, those never called last.
+        model_type: class name of the model.
+        loss: value of the loss; ``None`` where there was none.
+        backward: whether a backward pass ran.
+        batches: number of batches merged.
+        samples: size of dimension 0 of the model's first input tensor, summed over batches.
+        notes: what a reader should know, a sentence each ("eager values of a compiled model").
+        errors: errors inside our own hooks; observations that they cost are missing.
+    """
+
+    layers: Mapping[str, LayerRecord]
+    model_type: str
+    loss: float | None = None
+    backward: bool = False
+    batches: int = 1
+    samples: int = 0
+    notes: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    def merge(self, other: Observation) -> Observation:
+        """Return what both saw, layer by layer; the loss is the mean over batches."""
+        layers = dict(self.layers)
+        for name, record in other.layers.items():
+            layers[name] = layers[name].merge(record) if name in layers else record
+        return Observation(
+            layers=layers,
+            model_type=self.model_type,
+            loss=_mean_loss(self, other),
+            backward=self.backward or other.backward,
+            batches=self.batches + other.batches,
+            samples=self.samples + other.samples,
+            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
+            errors=(*self.errors, *other.errors),
+        )
+
+
+def _mean_loss(a: Observation, b: Observation) -> float | None:
+    if a.loss is None or b.loss is None:
+        return a.loss if b.loss is None else b.loss
+    return (a.loss * a.batches + b.loss * b.batches) / (a.batches + b.batches)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken invariant.
+
+    Args:
+        check: name of the check.
+        layer: fully qualified name of the culprit.
+        role: which tensor of it.
+        value: what was measured.
+        limit: the limit it broke; ``None`` where none is a number (nothing may be NaN).
+        origin: where the limit came from (``"default"``, ``"pytest.ini: modelhealth_..."``).
+        message: what is wrong, one sentence that stands alone.
+        cause: the likely cause, one sentence.
+        tensor: own name of the tensor (``"weight"``), where the role has several.
+        affected: names of the layers that only show what this one began; they are counted for the
+            reader, and keep the violation where only they are judged (the setting ``layers``).
+    """
+
+    check: str
+    layer: str
+    role: str
+    value: float
+    limit: float | None
+    origin: str
+    message: str
+    cause: str
+    tensor: str = ""
+    affected: tuple[str, ...] = ()
+
+    @property
+    def consequences(self) -> int:
+        """How many other layers only show what this one began."""
+        return len(self.affected)
+
+
+@dataclass(frozen=True)
+class Inconclusive:
+    """A check that had too little evidence to judge a layer, and what it would need."""
+
+    check: str
+    layer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What all checks found in one report under one set of limits.
+
+    Args:
+        violations: the gravest first: by check, then in execution order.
+        inconclusive: what could not be judged.
+        waived: violations that a waiver accepted, each with its waiver.
+        unused_waivers: waivers that accepted nothing.
+    """
+
+    violations: tuple[Violation, ...] = ()
+    inconclusive: tuple[Inconclusive, ...] = ()
+    waived: tuple[tuple[Violation, Waiver], ...] = ()
+    unused_waivers: tuple[Waiver, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """``unhealthy`` if anything is violated, else whether all could be judged."""
+        if self.violations:
+            return Verdict.UNHEALTHY
+        return Verdict.INCONCLUSIVE if self.inconclusive else Verdict.HEALTHY
+
+
+Judge = Callable[[Observation, Settings], Judgement]
+
+
+class HealthReport:
+    """What an inspection saw, and the verdict on it.
+
+    Reading anything from it but its `repr` counts as looking at it; in a test, a report that was
+    never looked at is checked when the test's body ends. ``report["fc1"]`` is a `LayerRecord`,
+    `str` a table, `repr` one line. The report is immutable and can be pickled.
+    """
+
+    def __init__(self, observation: Observation, settings: Settings, judge: Judge) -> None:
+        self._observation = observation
+        self._settings = settings
+        self._judge = judge
+        self._judged: Judgement | None = None
+        self.looked_at = False
+        self.judgements: list[Judgement] = []
+        """Every judgement so far, those under thresholds of an `assert_healthy` call included."""
+
+    @property
+    def observation(self) -> Observation:
+        """All that was seen, as data."""
+        self.looked_at = True
+        return self._observation
+
+    @property
+    def settings(self) -> Settings:
+        """The limits in force, each with its origin."""
+        return self._settings
+
+    @property
+    def layers(self) -> Mapping[str, LayerRecord]:
+        """Every layer by name, in execution order, those never called last."""
+        return MappingProxyType(dict(self.observation.layers))
+
+    @property
+    def loss(self) -> float | None:
+        """The value of the loss, the mean over batches where there were several."""
+        return self.observation.loss
+
+    @property
+    def judgement(self) -> Judgement:
+        """What the checks found under this report's settings."""
+        self.looked_at = True
+        if self._judged is None:
+            self._judged = self._judge(self._observation, self._settings)
+            self.judgements.append(self._judged)
+        return self._judged
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """Every violation that is not waived, the gravest first."""
+        return self.judgement.violations
+
+    @property
+    def verdict(self) -> Verdict:
+        """``healthy``, ``unhealthy`` or ``inconclusive``."""
+        return self.judgement.verdict
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the verdict is ``healthy``: nothing violated, and enough seen to say so."""
+        return self.verdict is Verdict.HEALTHY
+
+    def __getitem__(self, layer: str) -> LayerRecord:
+        """Return one layer's record by its name or one of its aliases.
+
+        Raises:
+            LayerNotFoundError: no such layer; the message names the nearest.
+        """
+        layers = self.observation.layers
+        if layer in layers:
+            return layers[layer]
+        for record in layers.values():
+            if layer in record.aliases:
+                return record
+        raise LayerNotFoundError(
+            f"{self._observation.model_type} has no layer {layer!r}{suggest(layer, layers)} "
+            f"report.layers lists all {len(layers)}."
+        )
+
+    def __iter__(self) -> Iterator[LayerRecord]:
+        """Iterate over the layers' records in execution order."""
+        return iter(self.observation.layers.values())
+
+    def __len__(self) -> int:
+        """Return the number of layers."""
+        return len(self.observation.layers)
+
+    def assert_healthy(self, **thresholds: object) -> None:
+        """Do nothing if no invariant is broken; `thresholds` override the report's own.
+
+        An ``inconclusive`` verdict passes: too little evidence is no fault.
+
+        Raises:
+            ModelHealthError: the verdict is ``unhealthy``. Its first line names the worst layer.
+            SettingsError: a threshold has an unknown name, a wrong type or an impossible value.
+        """
+        __tracebackhide__ = True
+        report = self._with(thresholds)
+        self.looked_at = True
+        if report.verdict is Verdict.UNHEALTHY:
+            raise ModelHealthError(report.render("failure"), report)
+
+    def _with(self, thresholds: Mapping[str, object]) -> HealthReport:
+        if not thresholds:
+            return self
+        settings = self._settings.override(thresholds, "argument of assert_healthy")
+        report = HealthReport(self._observation, settings, self._judge)
+        report.judgements = self.judgements
+        return report
+
+    def render(self, form: str, **options: Any) -> str:
+        """Return the report in one of the text formats: a module of `rendering` by its name.
+
+        The formats lie above this module in the order of imports and are looked up by name, so that
+        a new one is one new file.
+        """
+        text: str = _rendering(form).render(self, **options)
+        return text
+
+    def __repr__(self) -> str:
+        looked_at = self.looked_at
+        try:
+            return self.render("line")
+        finally:
+            self.looked_at = looked_at  # a debugger or a log looks, not the test
+
+    def __str__(self) -> str:
+        return self.render("terminal")
+
+    def _repr_html_(self) -> str:
+        return self.render("html")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain dictionaries, lists, numbers and strings."""
+        return dict(_rendering("json").to_dict(self))
+
+    def to_json(self, path: str | Path) -> None:
+        """Write `to_dict` as JSON."""
+        Path(path).write_text(self.render("json"), encoding="utf-8")
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write one row a layer, role and tensor."""
+        Path(path).write_text(self.render("csv"), encoding="utf-8", newline="")
+
+    def plot_histogram(self, layer: str, what: str = "activations") -> Figure:
+        """Return a figure of one layer's histogram."""
+        figure: Figure = _rendering("histogram").plot_histogram(self, layer, what)
+        return figure
+
+    def plot_histograms(self, pattern: str = "*", what: str = "activations") -> Figure:
+        """Return a figure with a histogram for each layer that matches `pattern`."""
+        figure: Figure = _rendering("histogram").plot_histograms(self, pattern, what)
+        return figure
+
+    def plot_gradient_flow(self) -> Figure:
+        """Return a figure of gradient norms through the depth of the model."""
+        figure: Figure = _rendering("histogram").plot_gradient_flow(self)
+        return figure
+
+
+def _rendering(name: str) -> Any:
+    return importlib.import_module(f"pytest_modelhealth.rendering.{name}")
