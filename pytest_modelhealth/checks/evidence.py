@@ -1,0 +1,88 @@
+"""What checks ask of an observation: who feeds whom, what lies inside what, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.report import LayerRecord, Observation
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
+
+def called(observation: Observation) -> list[LayerRecord]:
+    """Return the layers that ran, in the order in which they were entered."""
+    return [record for record in observation.layers.values() if record.entered is not None]
+
+
+def is_inside(layer: str, container: str) -> bool:
+    """Whether `layer` lies below `container` in the tree of modules."""
+    return layer != container and (not container or layer.startswith(f"{container}."))
+
+
+def innermost(records: Iterable[LayerRecord]) -> list[LayerRecord]:
+    """Return the records that contain no other of them, in the order of completion."""
+    records = list(records)
+    around = {container for record in records for container in _containers(record.name)}
+    return sorted((r for r in records if r.name not in around), key=completed)
+
+
+def _containers(layer: str) -> Iterator[str]:
+    """Yield the names of all modules that `layer` lies in, the nearest first."""
+    while layer:
+        layer = layer.rpartition(".")[0]
+        yield layer
+
+
+def leaves(observation: Observation) -> list[LayerRecord]:
+    """Return the layers that ran and contain no other that ran, in the order of completion."""
+    return innermost(called(observation))
+
+
+def completed(record: LayerRecord) -> int:
+    """Return when a layer last returned; a layer that raised never did."""
+    return -1 if record.completed is None else record.completed
+
+
+def producer(observation: Observation, record: LayerRecord) -> LayerRecord | None:
+    """Return the innermost layer whose activations are the inputs of `record`, if there is one.
+
+    Layers are matched by their numbers, which survive ``detach``, copies and reshapes.
+    """
+    if record.inputs is None or record.entered is None:
+        return None
+    entered = record.entered
+    earlier = [
+        other
+        for other in called(observation)
+        if completed(other) < entered and _same(other.activations, record.inputs)
+    ]
+    return innermost(earlier)[-1] if earlier else None
+
+
+def consumers(observation: Observation, record: LayerRecord) -> list[LayerRecord]:
+    """Return the layers that take the activations of `record` as they are."""
+    return [
+        other
+        for other in called(observation)
+        if (other.entered or 0) > completed(record) and _same(record.activations, other.inputs)
+    ]
+
+
+def _same(a: TensorStatistics | None, b: TensorStatistics | None) -> bool:
+    if a is None or b is None or a.count != b.count or a.finite_count != b.finite_count:
+        return False
+    if a.finite_count == 0:
+        return a.shape == b.shape
+    return (a.min, a.max, a.zero_count) == (b.min, b.max, b.zero_count) and _close(a, b)
+
+
+def _close(a: TensorStatistics, b: TensorStatistics) -> bool:
+    """Allow for the order of summation, which a reshape changes."""
+    return abs(a.mean - b.mean) <= 1e-9 * a.rms and abs(a.rms - b.rms) <= 1e-9 * a.rms
+
+
+def trainable(record: LayerRecord) -> dict[str, TensorStatistics]:
+    """Return the layer's own parameters that require gradients."""
+    return {name: s for name, s in record.parameters.items() if name not in record.frozen}

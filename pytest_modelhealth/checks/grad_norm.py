@@ -1,0 +1,178 @@
+"""Gradient norms within bounds: the user's, or what depth and the weights themselves explain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.evidence import called, completed, trainable
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
+_FEWEST_LAYERS = 4
+_SMALLEST_WEIGHT_RMS = 0.01
+
+
+class GradNorm(Check):
+    """No layer's parameter gradient vanishes or explodes.
+
+    The gradient norm of a layer is the L2 norm of the gradients of its own parameters, the root
+    mean square over batches where there are several. What is large or small in itself depends on
+    the loss, so there are no absolute bounds unless the user sets them. By default a layer is
+    compared with the other layers and with its own weights.
+    """
+
+    name = "grad_norm"
+    summary = "No layer's gradient norm vanishes or explodes."
+    gravity = 40
+    settings = (
+        Setting(
+            "max_grad_norm",
+            float,
+            default=None,
+            minimum=0.0,
+            help="largest L2 norm of the gradients of one layer's parameters",
+        ),
+        Setting(
+            "min_grad_norm",
+            float,
+            default=None,
+            minimum=0.0,
+            help="smallest L2 norm of the gradients of one layer's parameters",
+        ),
+        Setting(
+            "vanishing_ratio",
+            float,
+            default=1e-7,
+            minimum=0.0,
+            maximum=1.0,
+            help="smallest gradient of the first layers relative to their weights, as a part of the "
+            "largest such ratio in a later layer (float32 resolves 1e-7, so nothing is learnt)",
+        ),
+        Setting(
+            "exploding_ratio",
+            float,
+            default=1e4,
+            minimum=0.0,
+            help="largest root mean square of a layer's gradients relative to that of its weights "
+            "(at 1e4, one step at a learning rate of 1e-4 is as large as the weights)",
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
+        """Yield layers whose gradient norm is out of bounds."""
+        records = [record for record in called(observation) if _gradients(record)]
+        yield from _absolute(records, observation.batches, settings)
+        yield from _exploding(records, settings["exploding_ratio"])
+        yield from _vanishing(records, settings["vanishing_ratio"])
+
+
+def _gradients(record: LayerRecord) -> list[TensorStatistics]:
+    """Return the finite gradients of the layer's own parameters; the others are `finite`'s."""
+    gradients = list(record.parameter_gradients.values())
+    return gradients if all(not s.nonfinite_count for s in gradients) else []
+
+
+def _absolute(records: list[LayerRecord], batches: int, settings: Settings) -> Iterator[Violation]:
+    largest, smallest = settings["max_grad_norm"], settings["min_grad_norm"]
+    for record in records:
+        norm = math.sqrt(math.fsum(s.norm**2 for s in _gradients(record)) / batches)
+        if largest.value is not None and norm > largest.value:
+            message = f"gradient norm {norm:.3g} is over {largest.value:g}"
+            yield _violation(record, norm, largest, message, _exploding_cause(record))
+        if smallest.value is not None and norm < smallest.value:
+            message = f"gradient norm {norm:.3g} is under {smallest.value:g}"
+            yield _violation(record, norm, smallest, message, _VANISHING_CAUSE)
+
+
+_VANISHING_CAUSE = (
+    "the layers after it shrink what comes back: saturated activations, no residual path or "
+    "normalisation, weights too small"
+)
+
+
+def _exploding_cause(record: LayerRecord) -> str:
+    given = record.inputs
+    if given is not None and given.finite_count and given.rms > 100.0:
+        return (
+            f"its inputs are large (rms {given.rms:.3g}): normalise them or scale the layer before"
+        )
+    return "the layers after it magnify what comes back: weights too large, or no normalisation"
+
+
+def _exploding(records: list[LayerRecord], limit: Limit) -> Iterator[Violation]:
+    """Compare each layer's gradient with its own weights."""
+    worst = [(ratio, r) for r in records if (ratio := _relative_gradient(r)) > limit.value]
+    if not worst:
+        return
+    ratio, record = max(worst, key=lambda pair: pair[0])
+    message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
+    others = [other.name for _, other in worst if other is not record]
+    yield _violation(record, ratio, limit, message, _exploding_cause(record), others)
+
+
+def _vanishing(records: list[LayerRecord], limit: Limit) -> Iterator[Violation]:
+    """Compare each layer's gradient with the largest of the layers that ran after it.
+
+    Only the layers that ran first count: a gradient that vanished stays away from all of them. A
+    branch of weak layers with strong ones before it is a gate (LayerScale, a fresh adapter).
+    """
+    pairs = [(ratio, r) for r in records if (ratio := _relative_gradient(r)) > 0.0]
+    pairs.sort(key=lambda pair: completed(pair[1]))
+    if len(pairs) < _FEWEST_LAYERS:
+        return
+    largest_after = list(accumulate((ratio for ratio, _ in reversed(pairs)), max))[::-1]
+    weak = []
+    for (gradient, record), largest in zip(pairs, largest_after, strict=True):
+        if gradient >= limit.value * largest:
+            break
+        weak.append((gradient / largest, record))
+    if weak:
+        ratio, record = weak[0]
+        message = f"its gradient is {ratio:.2g} of that in the layers after it: it vanished"
+        others = [other.name for _, other in weak[1:]]
+        yield _violation(record, ratio, limit, message, _VANISHING_CAUSE, others)
+
+
+def _relative_gradient(record: LayerRecord) -> float:
+    """Return the layer's gradient relative to its weights, both as root mean squares.
+
+    Weights near zero (a zero-initialised output, a fresh adapter) have no scale of their own and
+    count as 0.01.
+    """
+    names = [name for name in trainable(record) if name in record.parameter_gradients]
+    gradients = _rms([record.parameter_gradients[name] for name in names])
+    weights = _rms([record.parameters[name] for name in names])
+    return gradients / max(weights, _SMALLEST_WEIGHT_RMS)
+
+
+def _rms(statistics: list[TensorStatistics]) -> float:
+    count = sum(s.finite_count for s in statistics)
+    return math.sqrt(math.fsum(s.norm**2 for s in statistics) / count) if count else 0.0
+
+
+def _violation(
+    record: LayerRecord,
+    value: float,
+    limit: Limit,
+    message: str,
+    cause: str,
+    affected: Iterable[str] = (),
+) -> Violation:
+    return Violation(
+        check=GradNorm.name,
+        layer=record.name,
+        role="parameter_gradients",
+        value=value,
+        limit=limit.value,
+        origin=limit.origin,
+        message=message,
+        cause=cause,
+        affected=tuple(affected),
+    )

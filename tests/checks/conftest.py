@@ -1,0 +1,70 @@
+"""Small models, healthy and sabotaged, that the checks are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth import HealthReport, Inspector, Violation
+
+Inspect = Callable[..., HealthReport]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def inspect() -> Inspect:
+    """Run one inspection and require that none of our hooks failed."""
+
+    def run(model: nn.Module, inputs: Any, target: Any = None, **options: Any) -> HealthReport:
+        settings = options.pop("settings", {})
+        report = Inspector(model, **settings).run_inspection(inputs, target, **options)
+        assert report.observation.errors == ()
+        return report
+
+    return run
+
+
+@pytest.fixture
+def only() -> Callable[[HealthReport, str], Violation]:
+    """Return the one violation of a report, which must come from the check named."""
+
+    def get(report: HealthReport, check: str) -> Violation:
+        assert [violation.check for violation in report.violations] == [check], report.violations
+        return report.violations[0]
+
+    return get
+
+
+class Mlp(nn.Module):
+    """Three linear layers with ReLU between them."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(16, width)
+        self.act1 = nn.ReLU()
+        self.fc2 = nn.Linear(width, width)
+        self.act2 = nn.ReLU()
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.act2(self.fc2(self.act1(self.fc1(x)))))
+
+
+@pytest.fixture
+def mlp() -> Mlp:
+    """A healthy model."""
+    return Mlp()
+
+
+@pytest.fixture
+def batch() -> torch.Tensor:
+    """Inputs for it, enough samples for every check."""
+    return torch.randn(64, 16)

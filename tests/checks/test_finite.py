@@ -1,0 +1,175 @@
+"""The `finite` check: the layer that made the first value that is no number."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Faulty(nn.Module):
+    """A layer that computes `function` of its input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def around(function):
+    """A model with a faulty layer in the middle."""
+    return nn.Sequential(nn.Linear(16, 8), Faulty(function), nn.Linear(8, 8), nn.Linear(8, 4))
+
+
+def test_finite_model_is_healthy(mlp, batch, inspect):
+    """A model whose values are all numbers has no violation."""
+    assert inspect(mlp, batch).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (torch.log, "log or root"),
+        (lambda x: torch.sqrt(x - 10), "log or root"),
+        (lambda x: x / (x * 0), "division by zero"),
+        (lambda x: torch.exp(x * 1e5), "overflow"),
+    ],
+)
+def test_culprit_is_the_layer_that_made_it(function, words, batch, inspect, only):
+    """The layers after the culprit are counted, not listed."""
+    violation = only(inspect(around(function), batch), "finite")
+    assert (violation.layer, violation.role) == ("1", "activations")
+    assert words in violation.cause
+    assert violation.consequences >= 3  # 2, 3 and the model; the gradients of 0
+
+
+def test_nan_in_the_batch_is_the_batchs_fault(mlp, batch, inspect, only):
+    """A model fed with NaN is not blamed for it."""
+    batch[3, 2] = torch.nan
+    violation = only(inspect(mlp, batch), "finite")
+    assert (violation.layer, violation.role, violation.value) == ("", "inputs", 1)
+    assert "batch" in violation.cause
+
+
+def test_nan_in_a_weight_names_the_parameter(mlp, batch, inspect, only):
+    """A weight that is NaN is named, and not also the activations that it makes."""
+    with torch.no_grad():
+        mlp.fc2.weight[0, 0] = torch.nan
+    violation = only(inspect(mlp, batch), "finite")
+    assert (violation.layer, violation.role, violation.tensor) == ("fc2", "parameters", "weight")
+
+
+def test_nan_in_a_buffer_names_the_buffer(inspect, batch, only):
+    """A running statistic that is NaN is named; an infinite buffer may be a mask."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)).eval()
+    model.register_buffer("mask", torch.full((4, 4), -torch.inf))
+    assert inspect(model, batch).healthy
+    model[1].running_var[2] = torch.nan
+    violation = only(inspect(model, batch), "finite")
+    assert (violation.layer, violation.role, violation.tensor) == ("1", "buffers", "running_var")
+
+
+class MaskedSoftmax(nn.Module):
+    """Attention weights with a mask of -inf, kept in a layer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Linear(16, 16)
+        self.mask = Faulty(lambda s: s.masked_fill(self.hidden, -torch.inf))
+        self.hidden = torch.zeros(16, dtype=torch.bool)
+
+    def forward(self, x):
+        return torch.softmax(self.mask(self.score(x)), dim=-1) @ x.new_ones(16, 3)
+
+
+def test_negative_infinity_of_a_mask_is_no_fault(batch, inspect):
+    """-inf that softmax turns into zeros is what masks are made of."""
+    model = MaskedSoftmax()
+    model.hidden[8:] = True
+    report = inspect(model, batch)
+    assert report["mask"].activations.negative_inf_count == 64 * 8
+    assert report.healthy
+
+
+def test_softmax_row_of_nothing_but_mask_is_a_fault(batch, inspect, only):
+    """A row in which everything is masked becomes NaN, in the softmax."""
+    model = MaskedSoftmax()
+    model.hidden[:] = True
+    violation = only(inspect(model, batch), "finite")
+    assert violation.layer == "softmax"
+    assert "masked" in violation.cause
+
+
+def test_negative_infinity_that_reaches_the_loss_is_a_fault(batch, inspect, only):
+    """log(0) makes -inf; a loss that is infinite in the end shows that it was no mask."""
+    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), Faulty(torch.log))
+    violation = only(inspect(model, batch, loss=lambda out: out.mean()), "finite")
+    assert violation.layer == "2"
+
+
+def test_forward_of_a_container_is_named_when_its_children_are_innocent(batch, inspect, only):
+    """Arithmetic between submodules belongs to the module whose forward does it."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.b(self.a(x) / 0.0)
+
+    model = nn.Sequential(nn.Linear(16, 8), Block(), nn.Linear(8, 2))
+    violation = only(inspect(model, batch), "finite")
+    assert violation.layer == "1"
+    assert "between its submodules" in violation.cause
+
+
+def test_float16_overflow_says_so(inspect, only):
+    """An overflow of float16 names its range and the reach of the inputs."""
+    model = nn.Sequential(nn.Linear(16, 8), Faulty(lambda x: x * 60000 * 10)).half()
+    violation = only(inspect(model, torch.randn(8, 16).half(), backward=False), "finite")
+    assert violation.layer == "1"
+    assert "65504" in violation.cause
+
+
+def test_loss_that_is_nan_while_the_output_is_finite(mlp, batch, inspect, only):
+    """A loss function that divides by nothing is blamed, not the model."""
+    nothing = torch.zeros(64, dtype=torch.bool)
+    report = inspect(mlp, batch, loss=lambda out: out[nothing].mean())
+    violation = only(report, "finite")
+    assert (violation.layer, violation.role) == ("", "loss")
+
+
+def test_gradient_of_sqrt_at_zero_is_found_in_backward(batch, inspect, only):
+    """Finite forward, infinite backward: the last layer with bad gradients is where they begin."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), Faulty(torch.sqrt), nn.Linear(8, 2))
+    violation = only(inspect(model, batch), "finite")
+    assert (violation.layer, violation.role) == ("1", "gradients")
+    assert "'2'" in violation.cause
+    assert "sqrt" in violation.cause
+
+
+def test_two_independent_origins_are_two_violations(batch, inspect):
+    """Two towers that fail on their own are both named."""
+
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = Faulty(torch.log), Faulty(lambda x: x / 0)
+            self.head = nn.Linear(16, 2)
+
+        def forward(self, x):
+            return self.head(self.left(x)) + self.head(self.right(x))
+
+    assert [v.layer for v in inspect(Towers(), batch).violations] == ["left", "right"]
+
+
+def test_functional_culprit(batch, inspect, only):
+    """A function call is a layer; what its caller does with the output is the caller's."""
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return torch.log(F.relu(x) * 0 - 1)
+
+    assert only(inspect(Model(), batch), "finite").layer == ""

@@ -1,0 +1,111 @@
+"""The `grad_norm` check: bounds of the user's, and what depth and weights explain."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+
+def norms(model, inputs, loss):
+    """The gradient norm of each layer's own parameters, by plain torch in float64."""
+    model.zero_grad()
+    loss(model(inputs)).backward()
+    return {
+        name: math.sqrt(
+            sum(p.grad.double().square().sum().item() for p in module.parameters(recurse=False))
+        )
+        for name, module in model.named_modules()
+        if list(module.parameters(recurse=False))
+    }
+
+
+def mean_square(output):
+    """A loss without a target."""
+    return output.square().mean()
+
+
+def test_value_is_the_norm_of_the_layers_own_parameters(mlp, batch, inspect):
+    """The value reported for each layer is the L2 norm over its weight and bias."""
+    truth = norms(mlp, batch, mean_square)
+    report = inspect(mlp, batch, loss=mean_square, settings={"max_grad_norm": 0.0})
+    assert {v.layer: v.value for v in report.violations} == pytest.approx(truth, rel=1e-6)
+
+
+@pytest.mark.parametrize(("factor", "broken"), [(1.01, 0), (0.99, 1)])
+def test_max_grad_norm(factor, broken, mlp, batch, inspect):
+    """A norm over the limit is a violation that names value, limit and origin."""
+    largest = max(norms(mlp, batch, mean_square).values())
+    settings = {"max_grad_norm": factor * largest}
+    report = inspect(mlp, batch, loss=mean_square, settings=settings)
+    assert len(report.violations) == broken
+    for violation in report.violations:
+        assert violation.limit == pytest.approx(factor * largest)
+        assert violation.origin == "argument of inspector"
+
+
+@pytest.mark.parametrize(("factor", "broken"), [(1.01, 1), (0.99, 0)])
+def test_min_grad_norm(factor, broken, mlp, batch, inspect):
+    """A norm under the limit is a violation."""
+    smallest = min(norms(mlp, batch, mean_square).values())
+    settings = {"min_grad_norm": factor * smallest}
+    report = inspect(mlp, batch, loss=mean_square, settings=settings)
+    assert len(report.violations) == broken
+
+
+def test_norm_over_batches_does_not_grow_with_their_number(mlp, batch):
+    """Over batches the norm is the root mean square, so that a limit means the same."""
+    from pytest_modelhealth import Inspector
+
+    largest = max(norms(mlp, batch, mean_square).values())
+    inspector = Inspector(mlp, max_grad_norm=1.01 * largest)
+    pairs = [(batch, torch.zeros(64, 10))] * 5
+    report = inspector.run_batches(pairs, loss=nn.functional.mse_loss)
+    assert report.observation.batches == 5
+    assert report.healthy
+
+
+@pytest.mark.parametrize("depth", [12, 30])
+def test_gradient_that_vanishes_through_depth(depth, batch, inspect):
+    """A deep sigmoid network starves its first layers; the first is named, the others counted."""
+    layers = [m for _ in range(depth) for m in (nn.Linear(16, 16), nn.Sigmoid())]
+    (violation,) = inspect(nn.Sequential(*layers, nn.Linear(16, 4)), batch).violations
+    assert (violation.check, violation.layer) == ("grad_norm", "0")
+    assert violation.consequences > 0
+    assert "shrink" in violation.cause
+
+
+def test_gradient_that_explodes(batch, inspect):
+    """Weights of a standard deviation of 1 magnify forward and backward alike."""
+    layers = [m for _ in range(6) for m in (nn.Linear(64, 64), nn.ReLU())]
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), *layers, nn.Linear(64, 4))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=1.0)
+    labels = torch.randint(0, 4, (64,))
+    (violation,) = inspect(model, batch, labels, loss=nn.functional.cross_entropy).violations
+    assert violation.check == "grad_norm"
+    assert violation.value > violation.limit == 1e4
+    assert violation.consequences > 0
+
+
+def test_small_gate_on_a_residual_branch_is_healthy(batch, inspect):
+    """LayerScale of 1e-6 starves its branch on purpose; the layers before it learn as usual."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.gamma = nn.Parameter(torch.full((16,), 1e-8))
+
+        def forward(self, x):
+            return x + self.gamma * self.b(torch.relu(self.a(x)))
+
+    model = nn.Sequential(nn.Linear(16, 16), Block(), Block(), nn.Linear(16, 4))
+    assert inspect(model, batch).healthy
+
+
+def test_scale_of_the_loss_is_no_fault(mlp, batch, inspect):
+    """Neither a loss near zero nor a large one says anything about the model."""
+    for scale in (1e-6, 1.0, 1e3):
+        report = inspect(mlp, batch, loss=lambda out, s=scale: s * out.square().mean())
+        assert report.healthy, report.violations

@@ -1,0 +1,122 @@
+"""`judge`: all checks together, selection of layers, waivers and the verdict."""
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth import Inspector, LayerNotFoundError, ModelHealthError, SettingsError
+from pytest_modelhealth.checks import all_checks, default_settings
+from pytest_modelhealth.settings import Waiver
+
+
+@pytest.fixture
+def dead(mlp):
+    """A model whose first activation never fires."""
+    with torch.no_grad():
+        mlp.fc1.bias.fill_(-50.0)
+    return mlp
+
+
+def waiver(layers, check=None):
+    """A waiver with a reason."""
+    return Waiver(layers, check, "a reason", "here")
+
+
+def test_every_check_has_a_name_a_summary_and_a_gravity_of_its_own():
+    """The shelf is complete and in a definite order."""
+    names = [check.name for check in all_checks()]
+    assert {"finite", "dead_units", "missing_gradients", "grad_norm"} <= set(names)
+    assert len({check.gravity for check in all_checks()}) == len(names)
+    assert all(check.summary.endswith(".") for check in all_checks())
+
+
+def test_setting_layers_restricts_what_is_judged(dead, batch):
+    """A fault outside of `layers` is observed and not judged."""
+    report = Inspector(dead, layers="fc*").run_inspection(batch)
+    assert report.healthy
+    assert report["act1"].activations.dead_fraction == 1.0
+
+
+def test_fault_that_begins_elsewhere_is_told_where_its_effect_is_judged(batch):
+    """A layer without a gradient is judged; the cut behind which it lies is named all the same."""
+
+    class Cut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.norm, self.head = nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.norm(self.fc(x)).detach())
+
+    (violation,) = Inspector(Cut(), layers="fc").run_inspection(batch).violations
+    assert (violation.check, violation.layer) == ("missing_gradients", "norm")
+    assert violation.affected == ("fc",)
+    assert Inspector(Cut(), layers="head").run_inspection(batch).healthy
+
+
+def test_layers_that_match_nothing_are_an_error(dead, batch):
+    """A pattern without a layer would judge nothing and pass."""
+    with pytest.raises(
+        LayerNotFoundError, match=r"layers='fc9' \(argument of inspector\).*did you mean 'fc[12]'"
+    ):
+        _ = Inspector(dead, layers="fc9").run_inspection(batch).verdict
+
+
+@pytest.mark.parametrize("waived", [waiver("act1"), waiver("act*", "dead_units"), waiver("*")])
+def test_waiver_accepts_a_violation(waived, dead, batch):
+    """A waived violation is kept apart with its waiver and does not count."""
+    settings = default_settings().waive(waived)
+    report = Inspector(dead, settings=settings).run_inspection(batch)
+    assert report.healthy
+    ((violation, by),) = report.judgement.waived
+    assert (violation.layer, by) == ("act1", waived)
+    assert report.judgement.unused_waivers == ()
+
+
+@pytest.mark.parametrize("idle", [waiver("act2"), waiver("act1", "finite")])
+def test_waiver_without_effect_is_reported(idle, dead, batch):
+    """A waiver for another layer or check accepts nothing, and that is known."""
+    report = Inspector(dead, settings=default_settings().waive(idle)).run_inspection(batch)
+    assert not report.healthy
+    assert report.judgement.unused_waivers == (idle,)
+
+
+def test_waiver_of_an_unknown_check_is_an_error(dead, batch):
+    """A misspelt check would waive nothing."""
+    settings = default_settings().waive(waiver("act1", "dead_unit"))
+    report = Inspector(dead, settings=settings).run_inspection(batch)
+    with pytest.raises(SettingsError, match="did you mean 'dead_units'"):
+        _ = report.verdict
+
+
+def test_call_overrides_the_reports_own_limits(mlp, batch):
+    """`assert_healthy` judges anew under the limits it is given, and says where they came from."""
+    report = Inspector(mlp).run_inspection(batch)
+    report.assert_healthy()
+    with pytest.raises(ModelHealthError, match="argument of assert_healthy"):
+        report.assert_healthy(max_grad_norm=1e-9)
+    assert report.healthy
+
+
+def test_unknown_threshold_is_suggested(mlp, batch):
+    """A misspelt threshold is an error and not a limit that never applies."""
+    with pytest.raises(SettingsError, match="did you mean 'max_grad_norm'"):
+        Inspector(mlp, max_gradnorm=1.0)
+    with pytest.raises(SettingsError, match="must be a number"):
+        Inspector(mlp, max_grad_norm="10")
+
+
+def test_graver_findings_come_first(batch):
+    """NaN stands before dead units, whatever the order of execution."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dead, self.act, self.head = nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2)
+            nn.init.constant_(self.dead.bias, -50.0)
+
+        def forward(self, x):
+            return self.head(self.act(self.dead(x))) / 0.0
+
+    report = Inspector(Both()).run_inspection(batch)
+    assert [v.check for v in report.violations] == ["finite", "dead_units"]

@@ -1,0 +1,186 @@
+"""The `missing_gradients` check: where the graph is cut, and what is no cut."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Chain(nn.Module):
+    """Three layers; `between` acts on what the second hands to the third."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.between = between
+
+    def forward(self, x):
+        return self.c(self.between(self.b(self.a(x))))
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda h: h.detach(),
+        lambda h: h.data,
+        lambda h: torch.from_numpy(h.detach().numpy()),
+        lambda h: torch.tensor(h.tolist()),
+        lambda h: 2 * h.detach() + 1,
+        lambda h: F.relu(h.detach()),
+    ],
+)
+def test_last_layer_before_the_cut_is_the_culprit(between, batch, inspect, only):
+    """However the graph is cut, the layer before the cut is named and those behind it counted."""
+    violation = only(inspect(Chain(between), batch), "missing_gradients")
+    assert (violation.layer, violation.consequences) == ("b", 1)
+    assert "cut" in violation.cause
+
+
+def test_layer_under_no_grad_is_named(batch, inspect, only):
+    """A forward that switches gradients off is told from a detach after it."""
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(16, 16)
+
+        @torch.no_grad()
+        def forward(self, x):
+            return self.fc(x)
+
+    violation = only(
+        inspect(nn.Sequential(Encoder(), nn.Linear(16, 4)), batch), "missing_gradients"
+    )
+    assert violation.layer == "0.fc"
+    assert "no_grad" in violation.cause
+
+
+def test_detached_branch_beside_a_healthy_one(batch, inspect, only):
+    """A branch that is cut is found although the rest of the model learns."""
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.main, self.side = nn.Linear(16, 8), nn.Linear(16, 8)
+            self.join, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.main(x) + self.join(self.side(x).detach()))
+
+    assert only(inspect(Branches(), batch), "missing_gradients").layer == "side"
+
+
+class TwoHeads(nn.Module):
+    """A trunk with two heads, of which a loss may use one."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(16, 8)
+        self.used, self.other, self.never = nn.Linear(8, 3), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = F.relu(self.trunk(x))
+        return self.other(h), self.used(h)
+
+
+def test_what_the_loss_leaves_out_by_design_is_no_fault(batch, inspect):
+    """A head that the loss does not use, and one that is never called, are healthy."""
+    report = inspect(TwoHeads(), batch, loss=lambda out: out[1].square().mean())
+    assert report["other"].status == "unused_in_loss"
+    assert report["never"].status == "not_called"
+    assert report.healthy
+
+
+def test_frozen_layers_are_no_fault(mlp, batch, inspect):
+    """A layer that is not to be trained needs no gradient."""
+    mlp.fc1.requires_grad_(False)
+    assert inspect(mlp, batch).healthy
+    assert inspect(mlp.requires_grad_(False), batch).healthy
+
+
+def test_unused_embedding_rows_and_tied_weights_are_no_fault(inspect):
+    """Rows that the batch never names have zero gradients by design."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.fc = nn.Embedding(1000, 16), nn.Linear(16, 16)
+            self.head = nn.Linear(16, 1000, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.head(F.gelu(self.fc(self.embed(ids))))
+
+    report = inspect(Tied(), torch.randint(0, 5, (8, 16)))
+    assert report.healthy
+    assert "weight" not in report["head"].parameters
+
+
+def test_idle_expert_is_no_fault(batch, inspect):
+    """An expert that got no sample has a zero gradient; the others learn."""
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(16, 8) for _ in range(4))
+
+        def forward(self, x):
+            out = torch.zeros(len(x), 8)
+            for index, expert in enumerate(self.experts):
+                rows = torch.arange(len(x)) % 2 == index
+                out = out.index_add(0, rows.nonzero()[:, 0], expert(x[rows]))
+            return out
+
+    assert inspect(Experts(), batch).healthy
+
+
+def test_zero_initialised_gate_is_no_fault(batch, inspect):
+    """A branch behind a gate of zero has no gradient at first (ReZero, LoRA)."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.up, self.head = nn.Linear(16, 4), nn.Linear(4, 16), nn.Linear(16, 2)
+            nn.init.zeros_(self.up.weight)
+            nn.init.zeros_(self.up.bias)
+
+        def forward(self, x):
+            return self.head(x + self.up(self.down(x)))
+
+    report = inspect(Gated(), batch)
+    assert report["down"].parameter_gradients["weight"].abs_max == 0.0
+    assert report.healthy
+
+
+def test_flat_loss_is_found(mlp, batch, inspect, only):
+    """A loss whose clamp passes nothing on gives every layer a gradient of exactly zero."""
+    report = inspect(mlp, batch, loss=lambda out: out.square().mean().clamp(min=1e3))
+    violation = only(report, "missing_gradients")
+    assert violation.layer == "head"
+    assert "flat" in violation.cause
+
+
+def test_saturated_layer_that_passes_nothing_on_is_named(batch, inspect, only):
+    """Where the gradient becomes exactly zero, the layer that took the output is in the cause."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.Hardtanh(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].bias.fill_(1e3)
+    violation = only(inspect(model, batch), "missing_gradients")
+    assert violation.layer == "0"
+    assert "'1'" in violation.cause
+
+
+def test_no_backward_no_violation(mlp, batch, inspect):
+    """Without a backward pass nothing can be missing."""
+    mlp.fc1.register_forward_hook(lambda module, args, output: output.detach())
+    assert inspect(mlp, batch, backward=False).healthy
+    with torch.no_grad():
+        assert inspect(mlp, batch).healthy
+
+
+def test_unwatched_gradients_are_not_missing(mlp, batch):
+    """What was not to be observed is not judged."""
+    from pytest_modelhealth import Inspector
+
+    report = Inspector(mlp).watch("fc1", "activations").run_inspection(batch)
+    assert report.healthy
