@@ -1,0 +1,275 @@
+"""The culprit's values beside those of the layer before it, as text histograms."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from pytest_modelhealth.checks.evidence import is_inside, leaves
+from pytest_modelhealth.rendering.notation import (
+    abbreviate,
+    number,
+    percent,
+    power_of_two,
+    printable,
+    shape,
+    table,
+)
+from pytest_modelhealth.rendering.summary import headline
+from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Violation
+from pytest_modelhealth.statistics import HIGHEST_EXPONENT, LOWEST_EXPONENT, TensorStatistics
+
+MAX_BINS = 10
+"""Bins of both signs together, besides zero and a bin of the smallest values for each sign."""
+
+TAIL = 0.01
+"""The part of the values that one bin at the small end takes, so that the bulk is seen finely."""
+
+BAR = 26
+BLOCKS = "▏▎▍▌▋▊▉█"
+
+BACKWARD_ROLES = ("gradients", "parameter_gradients")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The worst violation's layer and the one computed just before it.
+
+    Args:
+        violation: the worst violation.
+        culprit: its layer.
+        predecessor: the layer without children that computed the same role just before; gradients
+            are computed from the last layer to the first, so for them it is the next layer.
+            ``None`` where no such layer was observed.
+    """
+
+    violation: Violation
+    culprit: LayerRecord
+    predecessor: LayerRecord | None
+
+    @property
+    def role(self) -> str:
+        """The role to look at: the violated one; the activations where the loss is violated."""
+        return _role(self.violation)
+
+    def statistics(self, record: LayerRecord) -> TensorStatistics | None:
+        """Return what `record` showed in this role, of the violated tensor if it has it."""
+        tensors = record.tensors(self.role)
+        return tensors.get(self.violation.tensor) or record.statistics(self.role)
+
+
+def _role(violation: Violation) -> str:
+    return violation.role if violation.role in ROLES else "activations"
+
+
+def culprit_and_predecessor(report: HealthReport) -> Evidence | None:
+    """Return the worst violation's layer and its predecessor, or ``None`` without a violation."""
+    if not report.violations or report.violations[0].layer not in report.layers:
+        return None
+    worst = report.violations[0]
+    culprit, role = report.layers[worst.layer], _role(worst)
+    before = [
+        record
+        for record in leaves(report.observation)
+        if record.tensors(role) and _is_before(record, culprit, role)
+    ]
+    nearest = min if role in BACKWARD_ROLES else max
+    return Evidence(worst, culprit, nearest(before, key=lambda r: r.entered or 0, default=None))
+
+
+def _is_before(record: LayerRecord, culprit: LayerRecord, role: str) -> bool:
+    if record.entered is None or culprit.entered is None:
+        return False
+    if role not in BACKWARD_ROLES:
+        return record.entered < culprit.entered
+    return record.entered > culprit.entered and not is_inside(record.name, culprit.name)
+
+
+def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
+    """Return both histograms side by side in at most 100 columns, and a line of numbers for each.
+
+    A bin holds the values of one sign between two powers of two.
+
+    Args:
+        report: the report.
+        ascii_only: draw with ``#``; ``None`` does so where standard output cannot encode blocks.
+    """
+    found = culprit_and_predecessor(report)
+    if found is None:
+        return headline(report)
+    records = [record for record in (found.predecessor, found.culprit) if record is not None]
+    panels = [Panel(record, seen) for record in records if (seen := found.statistics(record))]
+    blocks = _can_print_blocks() if ascii_only is None else not ascii_only
+    lines = [_title(found), ""]
+    if panels:
+        lines += [*_histograms(panels, BLOCKS if blocks else "#"), "", *_numbers(panels)]
+    lines += [line for panel in panels for line in _range_of_dtype(panel)]
+    if found.statistics(found.culprit) is None:
+        lines.append(printable(found.culprit.why_not_seen(found.role)))
+    return "\n".join(lines)
+
+
+def _title(found: Evidence) -> str:
+    role = found.role.replace("_", " ")
+    title = f"{role} of {printable(found.culprit.label)} ({found.violation.check})"
+    if found.predecessor is None:
+        return title
+    return f"{title}, beside {printable(found.predecessor.label)} computed just before"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the tensors that are compared."""
+
+    record: LayerRecord
+    seen: TensorStatistics
+
+    @property
+    def title(self) -> str:
+        """Its layer's name, short enough to stand over its bars."""
+        return abbreviate(printable(self.record.label), BAR)
+
+
+def _histograms(panels: Sequence[Panel], ink: str) -> list[str]:
+    starts = bin_starts([panel.seen for panel in panels])
+    counts = np.array([[*binned(p.seen, starts), p.seen.nonfinite_count] for p in panels])
+    strained = np.array([[*binned(p.seen, starts, strained=True), 0] for p in panels])
+    parts = counts / np.array([[max(1, panel.seen.count)] for panel in panels])
+    largest = parts.max() or 1.0
+    rows = [["", *(cell for panel in panels for cell in (panel.title, ""))]]
+    for index, name in enumerate([*_bin_names(starts), "NaN, inf"]):
+        row = [name]
+        for part, star in zip(parts[:, index], strained[:, index], strict=True):
+            share = percent(part) if part else ""
+            row += [bar(part / largest, ink).ljust(BAR), f"{share:>4}{'*' if star else ' '}"]
+        rows.append(row)
+    shown = [0, *(1 + index for index in _worth_a_row(np.any(counts, axis=0).tolist()))]
+    return table([rows[index] for index in shown], left=range(1, 2 * len(panels) + 1))
+
+
+def _worth_a_row(filled: Sequence[bool]) -> list[int]:
+    """Return the bins from the first filled one to the last, the zeros, and the non-finite."""
+    finite = {*np.flatnonzero(filled[:-1]).tolist(), len(filled) // 2 - 1}
+    last = [len(filled) - 1] if filled[-1] else []
+    return [*range(min(finite), max(finite) + 1), *last]
+
+
+def bin_starts(tensors: Iterable[TensorStatistics]) -> list[int]:
+    """Return the lowest exponent of each bin and the end of the last, shared by all `tensors`.
+
+    Values below the first are in a bin of their own, which reaches down to zero.
+    """
+    tensors = [seen for seen in tensors if len(seen.exponents.counts)]
+    if not tensors:
+        return [0, 1]
+    highest = max(seen.exponents.highest for seen in tensors)
+    # the lowest exponent kept also holds what is smaller, so it belongs to the bin at zero
+    lowest = max(LOWEST_EXPONENT + 1, min(bulk_start(seen) for seen in tensors))
+    signs = sum(any(seen.exponents.counts[:, sign].any() for seen in tensors) for sign in (0, 1))
+    step = math.ceil((highest + 1 - lowest) / (MAX_BINS // signs)) or 1
+    return [*range(lowest, highest + 1, step), highest + 1]
+
+
+def bulk_start(seen: TensorStatistics) -> int:
+    """Return the least exponent with no more than `TAIL` of the values below it."""
+    below = np.cumsum(seen.exponents.counts.sum(axis=1))
+    return seen.exponents.lowest + int(np.searchsorted(below, TAIL * below[-1], "right"))
+
+
+def binned(seen: TensorStatistics, starts: Sequence[int], *, strained: bool = False) -> list[int]:
+    """Return how many values each bin holds, from the most negative to the most positive.
+
+    Args:
+        seen: the statistics.
+        starts: see `bin_starts`.
+        strained: count only what the dtype nearly cannot hold: subnormal values, which lose
+            precision, and those within a factor of 2 of its largest number.
+    """
+    rows = np.zeros((len(starts), 2), dtype=np.int64)
+    smallest, largest = normal_exponents(seen.dtype)
+    for exponent, counts in enumerate(seen.exponents.counts, seen.exponents.lowest):
+        if not strained or not smallest <= exponent < largest:
+            rows[np.searchsorted(starts[:-1], exponent, "right")] += counts
+    zeros = 0 if strained else seen.zero_count
+    return [*rows[::-1, 0].tolist(), zeros, *rows[:, 1].tolist()]
+
+
+def _bin_names(starts: Sequence[int]) -> list[str]:
+    edges = ["0", *map(power_of_two, starts)]
+    positive = [f"{low} .. {high}" for low, high in pairwise(edges)]
+    edges = ["0", *(f"-{edge}" for edge in edges[1:])]
+    negative = [f"{low} .. {high}" for high, low in pairwise(edges)]
+    return [*reversed(negative), "zero", *positive]
+
+
+def bar(part: float, ink: str) -> str:
+    """Return a bar of `part` times `BAR` characters; something that is not nothing is seen."""
+    steps = math.ceil(part * BAR * len(ink))
+    whole, rest = divmod(steps, len(ink))
+    return ink[-1] * whole + (ink[rest - 1] if rest else "")
+
+
+def _can_print_blocks() -> bool:
+    try:
+        BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _numbers(panels: Sequence[Panel]) -> list[str]:
+    rows = [["", "mean", "std", "min", "max", "zeros", "dead", "NaN", "inf", "dtype", "shape"]]
+    for panel in panels:
+        seen = panel.seen
+        rows.append(
+            [
+                panel.title,
+                *map(number, (seen.mean, seen.std, seen.min, seen.max)),
+                percent(seen.zero_fraction),
+                percent(seen.dead_fraction),
+                f"{seen.nan_count:,}",
+                f"{seen.inf_count:,}",
+                seen.dtype,
+                shape(seen.shape),
+            ]
+        )
+    return table(rows, left=(0, 9, 10))
+
+
+def _range_of_dtype(panel: Panel) -> Iterator[str]:
+    """Say how much of the tensor its dtype nearly cannot hold (the rows with a star)."""
+    seen = panel.seen
+    smallest, largest = normal_exponents(seen.dtype)
+    exponents = np.arange(seen.exponents.lowest, seen.exponents.highest + 1)
+    counts = seen.exponents.counts.sum(axis=1)
+    if small := counts[exponents < smallest].sum():
+        limit = torch.finfo(getattr(torch, seen.dtype)).smallest_normal
+        yield (
+            f"* underflow: {percent(small / seen.count)} of {panel.title} is below the smallest "
+            f"normal {seen.dtype}, {number(limit)}"
+        )
+    if large := counts[exponents >= largest].sum():
+        limit = torch.finfo(getattr(torch, seen.dtype)).max
+        yield (
+            f"* overflow: {percent(large / seen.count)} of {panel.title} is within a factor of 2 "
+            f"of the largest {seen.dtype}, {number(limit)}"
+        )
+
+
+def normal_exponents(dtype: str) -> tuple[float, float]:
+    """Return the exponents of the dtype's smallest normal and its largest number.
+
+    They are infinite where exponents were not kept that far out, and for what is no float.
+    """
+    try:
+        limits = torch.finfo(getattr(torch, dtype))
+    except (AttributeError, TypeError):
+        return -math.inf, math.inf
+    smallest, largest = (math.frexp(x)[1] - 1 for x in (limits.smallest_normal, limits.max))
+    return (smallest, largest) if largest <= HIGHEST_EXPONENT else (-math.inf, math.inf)

@@ -1,0 +1,117 @@
+"""The text of a `ModelHealthError`: what is broken, why probably, and what to do next."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+
+from pytest_modelhealth.checks import all_checks
+from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
+from pytest_modelhealth.rendering.notation import (
+    NOT_SEEN,
+    abbreviate,
+    beside_limit,
+    plural,
+    printable,
+    shorten,
+    table,
+)
+from pytest_modelhealth.rendering.summary import (
+    headline,
+    in_execution_order,
+    label,
+    remarks,
+    run,
+)
+from pytest_modelhealth.report import HealthReport, Violation
+
+MAX_ROWS = 10
+MAX_REMARKS = 3
+
+
+def render(report: HealthReport) -> str:
+    """Return at most a screenful (24 lines); its first line is verdict and worst layer."""
+    if not report.violations:
+        return "\n".join([headline(report), run(report), *_remarks(report)])
+    worst = report.violations[0]
+    return "\n".join(
+        [
+            headline(report),
+            "",
+            *_violations(report),
+            *_consequences(report, worst),
+            "",
+            f"likely cause: {printable(worst.cause)}",
+            *_next_moves(report, worst),
+            *_remarks(report),
+        ]
+    )
+
+
+def _violations(report: HealthReport) -> Iterator[str]:
+    """Yield a line for each of the gravest violations, in execution order."""
+    gravest = in_execution_order(report, report.violations[:MAX_ROWS])
+    rows: list[tuple[str, ...]] = [("layer", "check", "tensor", "value", "limit", "set by")]
+    rows += [_row(report, violation) for violation in gravest]
+    yield from (f"  {line}" for line in table(rows, left=(0, 1, 2, 5)))
+    if len(report.violations) > MAX_ROWS:
+        yield f"  ... and {len(report.violations) - MAX_ROWS:,} more (print the report to see all)"
+
+
+def _row(report: HealthReport, violation: Violation) -> tuple[str, ...]:
+    name = abbreviate(label(report, violation.layer), 40)
+    tensor = printable(".".join(filter(None, (violation.role, violation.tensor))))
+    value = beside_limit(violation.value, violation.limit)
+    if violation.limit is None:
+        return (name, violation.check, tensor, value, NOT_SEEN, NOT_SEEN)
+    limit, origin = f"{violation.limit:g}", printable(violation.origin)
+    return (name, violation.check, tensor, value, limit, origin)
+
+
+def _consequences(report: HealthReport, worst: Violation) -> Iterator[str]:
+    if worst.consequences:
+        show = "shows" if worst.consequences == 1 else "show"
+        others = plural(worst.consequences, "other layer")
+        yield f"  {others} only {show} what began in {label(report, worst.layer)}"
+
+
+def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
+    """Yield how to look at the worst layer, how to accept it and how to move the limit."""
+    found = culprit_and_predecessor(report)
+    if found is not None and found.culprit.tensors(found.role):
+        role = "" if found.role == "activations" else f', "{found.role}"'
+        yield f"look:         report.plot_histogram({_quoted(worst.layer)}{role})"
+    else:
+        yield "look:         print(report)"
+    setting = _setting(report, worst)
+    if setting is not None and worst.origin == "default":
+        yield f"other limit:  @pytest.mark.modelhealth({setting}=...)"
+    elif setting is not None:
+        yield f"other limit:  {setting}, {printable(worst.origin)}"
+    yield (
+        f"accept it:    @pytest.mark.modelhealth_waive({_quoted(glob.escape(worst.layer))}, "
+        f'check="{worst.check}", reason="...")'
+    )
+
+
+def _quoted(text: str) -> str:
+    """Return `text` as a Python string literal, in double quotes where it holds no quotes."""
+    literal = repr(text)
+    return f'"{literal[1:-1]}"' if literal[0] == "'" and '"' not in text else literal
+
+
+def _setting(report: HealthReport, violation: Violation) -> str | None:
+    """Return the name of the setting that holds the limit that was broken, if one does."""
+    for check in all_checks():
+        for setting in check.settings if check.name == violation.check else ():
+            limit = report.settings.get(setting.name)
+            if limit and (limit.value, limit.origin) == (violation.limit, violation.origin):
+                return setting.name
+    return None
+
+
+def _remarks(report: HealthReport) -> list[str]:
+    lines = [shorten(remark, 100) for remark in remarks(report)]
+    if len(lines) <= MAX_REMARKS:
+        return lines
+    return [*lines[:MAX_REMARKS], f"... and {plural(len(lines) - MAX_REMARKS, 'more note')}"]

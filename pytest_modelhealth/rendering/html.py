@@ -1,0 +1,57 @@
+"""The report as a fragment of HTML, for notebooks and HTML test reports."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from pytest_modelhealth.rendering.summary import (
+    columns,
+    headline,
+    remarks,
+    run,
+    violations_by_layer,
+)
+from pytest_modelhealth.report import HealthReport, Status
+
+TEXT_COLUMNS = 2
+"""Layer and type are flush left; what follows are numbers."""
+
+
+def render(report: HealthReport) -> str:
+    """Return a self-contained ``<div>``; every name and message in it is escaped."""
+    verdict, _, reason = headline(report).partition(": ")
+    html: str = _template().render(
+        verdict=verdict,
+        reason=reason,
+        run=run(report),
+        remarks=remarks(report),
+        columns=columns(report),
+        texts=TEXT_COLUMNS,
+        rows=_rows(report),
+    )
+    return html
+
+
+@cache
+def _template() -> Template:
+    folder = FileSystemLoader(Path(__file__).parent / "templates")
+    environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("report.html")
+
+
+def _rows(report: HealthReport) -> list[dict[str, Any]]:
+    found = violations_by_layer(report)
+    shelf = columns(report)
+    return [
+        {
+            "cells": [column.cell(record) for column in shelf],
+            "reason": record.reason,
+            "observed": record.status is Status.OBSERVED,
+            "violations": found.get(record.name, ()),
+        }
+        for record in report
+    ]

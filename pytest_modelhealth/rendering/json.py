@@ -1,0 +1,103 @@
+"""Everything in the report as plain data and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pytest_modelhealth.rendering.summary import STATISTICS
+from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord
+from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
+
+FORMAT_VERSION = 1
+"""Raised when a key changes its name or meaning."""
+
+ONE_TENSOR = ("inputs", "activations", "gradients")
+"""The roles that hold one tensor's statistics; the others hold several by the tensor's own name."""
+
+
+def render(report: HealthReport, *, indent: int | None = 1) -> str:
+    """Return `to_dict` as strict JSON (RFC 8259) in ASCII, ending in a newline."""
+    return json.dumps(to_dict(report), indent=indent, allow_nan=False) + "\n"
+
+
+def to_dict(report: HealthReport) -> dict[str, Any]:
+    """Return the report as dictionaries, lists, numbers, strings and ``None``.
+
+    Numbers are exact. NaN and infinity, which JSON cannot write, are ``None``: how many there were
+    stands in ``nan_count`` and the two infinity counts. Of the units, the dead ones are listed.
+    """
+    seen, judgement = report.observation, report.judgement
+    data = {
+        "format_version": FORMAT_VERSION,
+        "verdict": judgement.verdict.value,
+        "model_type": seen.model_type,
+        "loss": seen.loss,
+        "backward": seen.backward,
+        "batches": seen.batches,
+        "samples": seen.samples,
+        "notes": list(seen.notes),
+        "errors": list(seen.errors),
+        "violations": [asdict(violation) for violation in judgement.violations],
+        "inconclusive": [asdict(finding) for finding in judgement.inconclusive],
+        "waived": [
+            {"violation": asdict(violation), "waiver": asdict(waiver)}
+            for violation, waiver in judgement.waived
+        ],
+        "unused_waivers": [asdict(waiver) for waiver in judgement.unused_waivers],
+        "settings": {name: asdict(limit) for name, limit in report.settings.items()},
+        "layers": [_layer(record) for record in report],
+    }
+    return {key: _finite(value) for key, value in data.items()}
+
+
+def _layer(record: LayerRecord) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "name": record.name,
+        "type_name": record.type_name,
+        "status": record.status.value,
+        "reason": record.reason,
+        "functional": record.functional,
+        "activation": record.activation,
+        "entered": record.entered,
+        "completed": record.completed,
+        "calls": record.calls,
+        "aliases": list(record.aliases),
+        "frozen": sorted(record.frozen),
+    }
+    for role in ROLES:
+        tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}
+        data[role] = tensors.get("") if role in ONE_TENSOR else tensors
+    return data
+
+
+def _statistics(seen: TensorStatistics) -> dict[str, Any]:
+    return {
+        "shape": list(seen.shape),
+        "dtype": seen.dtype,
+        "device": seen.device,
+        **{name: getattr(seen, name) for name in STATISTICS},
+        "exponents": {"lowest": seen.exponents.lowest, "counts": seen.exponents.counts.tolist()},
+        "units": None if seen.units is None else _units(seen.units),
+    }
+
+
+def _units(units: UnitStatistics) -> dict[str, Any]:
+    return {
+        "count": len(units.alive),
+        "dead": np.flatnonzero(~units.alive).tolist(),
+        "observations": units.observations,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with ``None`` for each float that is no finite number, however deep."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,104 @@
+"""How numbers, names and tables are written for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from pytest_modelhealth.statistics import HIGHEST_EXPONENT
+
+NOT_SEEN = "-"
+"""Stands where there is no number: the layer has no such tensor, or it was not observed."""
+
+
+def number(value: float | None) -> str:
+    """Return `value` in three significant digits: ``"0.0123"``, ``"-4.00"``, ``"1.50e-7"``."""
+    if value is None:
+        return NOT_SEEN
+    if value == 0 or not math.isfinite(value):
+        return f"{abs(value) if value == 0 else value:g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    power = int(exponent)
+    if -3 <= power <= 4:
+        return f"{value:.{max(0, 2 - power)}f}"
+    return f"{mantissa}e{power}"
+
+
+def power_of_two(exponent: int) -> str:
+    """Return ``2**exponent``, in full where that is short; ``"inf"`` above all exponents kept."""
+    if exponent > HIGHEST_EXPONENT:
+        return "inf"
+    value = 2.0**exponent
+    return f"{value:g}" if -4 <= exponent <= 13 else number(value)
+
+
+def beside_limit(value: float, limit: float | None) -> str:
+    """Return `value` in as many digits as it takes to tell it from `limit`; counts in full."""
+    if float(value).is_integer() and abs(value) < 1e9:
+        return f"{value:,.0f}"
+    text = number(value)
+    digits = 4
+    while limit is not None and float(text) == limit != value:
+        text = f"{value:.{digits}g}"
+        digits += 1
+    return text
+
+
+def percent(fraction: float | None) -> str:
+    """Return whole percents; only none is ``"0%"`` and only all is ``"100%"``."""
+    if fraction is None or math.isnan(fraction):
+        return NOT_SEEN
+    if 0 < fraction < 0.01:
+        return "<1%"
+    if 0.99 < fraction < 1:
+        return ">99%"
+    return f"{fraction:.0%}"
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """Return ``"64x32x14x14"``, or ``"scalar"``."""
+    return "x".join(map(str, sizes)) or "scalar"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``"1 layer"``, ``"2 layers"``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line, with what a terminal would obey or hide written as an escape."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def shorten(text: str, width: int) -> str:
+    """Return the start of `text`, in at most `width` characters."""
+    return text if len(text) <= width else text[: width - 2] + ".."
+
+
+def abbreviate(name: str, width: int) -> str:
+    """Return a layer's name in at most `width` characters: ``"e.l.0.a.self.query"``.
+
+    Outer modules give way first and numbers never, since these tell the layers of a stack apart.
+    """
+    parts = name.split(".")
+    for index, part in enumerate(parts[:-1]):
+        if len(".".join(parts)) <= width:
+            break
+        parts[index] = part if part.isdigit() else part[:1]
+    short = ".".join(parts)
+    return short if len(short) <= width else ".." + short[len(short) - width + 2 :]
+
+
+def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Return `rows` as aligned lines; the columns in `left` are flush left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

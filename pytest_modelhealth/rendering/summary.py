@@ -1,0 +1,194 @@
+"""What every format says of a report: the verdict in a line, a layer's numbers in a row."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pytest_modelhealth.rendering.notation import (
+    NOT_SEEN,
+    number,
+    percent,
+    plural,
+    printable,
+    shape,
+)
+from pytest_modelhealth.report import HealthReport, LayerRecord, Status, Violation
+from pytest_modelhealth.statistics import TensorStatistics
+
+STATISTICS = (
+    "count",
+    "nan_count",
+    "positive_inf_count",
+    "negative_inf_count",
+    "zero_count",
+    "mean",
+    "std",
+    "min",
+    "max",
+    "abs_max",
+    "rms",
+    "norm",
+    "zero_fraction",
+    "dead_fraction",
+)
+"""The numbers of a tensor that the formats for machines write, by their names in Python."""
+
+
+def label(report: HealthReport, layer: str) -> str:
+    """Return a layer's name for people, on one line; the model itself is shown as its class."""
+    record = report.layers.get(layer)
+    return printable(record.label if record else layer or report.observation.model_type)
+
+
+def headline(report: HealthReport) -> str:
+    """Return the verdict and what carries it, in one line that stands alone."""
+    judgement = report.judgement
+    if judgement.violations:
+        worst = judgement.violations[0]
+        return (
+            f"unhealthy: {label(report, worst.layer)} ({worst.check}): {printable(worst.message)}"
+        )
+    if judgement.inconclusive:
+        return _inconclusive(report)
+    return f"healthy: no check objects to {printable(report.observation.model_type)}"
+
+
+def _inconclusive(report: HealthReport) -> str:
+    first, *more = report.judgement.inconclusive
+    text = f"inconclusive: {label(report, first.layer)} ({first.check}): {printable(first.reason)}"
+    return f"{text} (and {len(more):,} more)" if more else text
+
+
+def counts(report: HealthReport) -> str:
+    """Return how much was found in how many layers: ``"1 violation, 12 layers"``."""
+    layers = plural(len(report), "layer")
+    found = len(report.violations)
+    return f"{plural(found, 'violation')}, {layers}" if found else layers
+
+
+def run(report: HealthReport) -> str:
+    """Return what was run, in one line: model, layers, samples, batches, loss."""
+    seen = report.observation
+    parts = [printable(seen.model_type), counts(report)]
+    if seen.samples:
+        parts.append(plural(seen.samples, "sample"))
+    if seen.batches != 1:
+        parts.append(f"{seen.batches:,} batches")
+    if seen.loss is not None:
+        parts.append(f"loss {number(seen.loss)}")
+    if not seen.backward:
+        parts.append("no backward pass")
+    return ", ".join(parts)
+
+
+def remarks(report: HealthReport) -> list[str]:
+    """Return what else a reader should know, a line each: waivers, errors in hooks, notes."""
+    seen, judgement = report.observation, report.judgement
+    lines = []
+    if judgement.inconclusive and judgement.violations:
+        lines.append(_inconclusive(report))
+    if judgement.waived:
+        lines.append(f"waived: {plural(len(judgement.waived), 'violation')}")
+    if seen.errors:
+        lines.append(
+            f"{plural(len(seen.errors), 'error')} inside the hooks, so observations are missing; "
+            f"the first is {printable(seen.errors[0])}"
+        )
+    return lines + [f"note: {printable(note)}" for note in seen.notes]
+
+
+def violations_by_layer(report: HealthReport) -> dict[str, list[Violation]]:
+    """Return each violated layer's violations, the gravest first."""
+    found = defaultdict(list)
+    for violation in report.violations:
+        found[violation.layer].append(violation)
+    return dict(found)
+
+
+def in_execution_order(report: HealthReport, violations: Iterable[Violation]) -> list[Violation]:
+    """Return `violations` in the order in which their layers ran."""
+    position = {name: index for index, name in enumerate(report.layers)}
+    return sorted(violations, key=lambda found: position.get(found.layer, len(position)))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table with a row for each layer.
+
+    Args:
+        title: what stands over it.
+        help: what it holds, in a sentence.
+        cell: gives its text for a layer.
+    """
+
+    title: str
+    help: str
+    cell: Callable[[LayerRecord], str]
+
+
+def _of(what: str, text: Callable[[TensorStatistics], str]) -> Callable[[LayerRecord], str]:
+    def cell(record: LayerRecord) -> str:
+        seen = record.statistics(what)
+        return NOT_SEEN if seen is None else text(seen)
+
+    return cell
+
+
+def _outcome(record: LayerRecord) -> str:
+    if record.status is not Status.OBSERVED:
+        return record.status.replace("_", " ")
+    return NOT_SEEN if record.activations is None else shape(record.activations.shape)
+
+
+def norm(seen: TensorStatistics) -> float:
+    """Return the L2 norm of the finite values, NaN where there are values and none is finite."""
+    return math.nan if seen.count and not seen.finite_count else seen.norm
+
+
+def nonfinite(record: LayerRecord) -> int:
+    """Return how many NaNs and infinities the layer made or owns.
+
+    Inputs are what earlier layers made, and buffers hold infinities on purpose (a mask).
+    """
+    roles = ("activations", "gradients", "parameters", "parameter_gradients")
+    return sum(seen.nonfinite_count for role in roles for seen in record.tensors(role).values())
+
+
+LAYER = Column("layer", "fully qualified name", lambda record: printable(record.label))
+TYPE = Column("type", "class of the module, or the function", lambda r: printable(r.type_name))
+OUTPUT = Column("output", "shape of the first output, or why there is none", _outcome)
+NUMBERS = (
+    Column("mean", "mean of the activations", _of("activations", lambda s: number(s.mean))),
+    Column("std", "their standard deviation", _of("activations", lambda s: number(s.std))),
+    Column("abs max", "their largest magnitude", _of("activations", lambda s: number(s.abs_max))),
+    Column("zeros", "part that is zero", _of("activations", lambda s: percent(s.zero_fraction))),
+    Column(
+        "dead",
+        "part of the units that were never active",
+        _of("activations", lambda s: percent(s.dead_fraction)),
+    ),
+    Column(
+        "grad",
+        "L2 norm of the loss's gradient with respect to the activations",
+        _of("gradients", lambda s: number(norm(s))),
+    ),
+    Column(
+        "p.grad",
+        "L2 norm of the loss's gradient with respect to the parameters",
+        _of("parameter_gradients", lambda s: number(norm(s))),
+    ),
+)
+NONFINITE = Column(
+    "NaN/inf",
+    "NaNs and infinities in activations, parameters and their gradients",
+    lambda record: f"{nonfinite(record):,}" if nonfinite(record) else "",
+)
+
+
+def columns(report: HealthReport) -> tuple[Column, ...]:
+    """Return the columns that say something about this report."""
+    extra = (NONFINITE,) if any(map(nonfinite, report)) else ()
+    return (LAYER, TYPE, OUTPUT, *NUMBERS, *extra)

@@ -1,0 +1,78 @@
+"""The report as a table for the terminal: its `str`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_modelhealth.rendering.notation import abbreviate, plural, printable, shorten, table
+from pytest_modelhealth.rendering.summary import (
+    columns,
+    headline,
+    remarks,
+    run,
+    violations_by_layer,
+)
+from pytest_modelhealth.report import HealthReport
+
+LAYER, TYPE = 1, 2
+NARROWEST = ((TYPE, 12), (LAYER, 28), (TYPE, 8), (LAYER, 16))
+"""What gives way when the table is too wide, in this order, and how far."""
+
+
+def render(report: HealthReport, *, max_rows: int | None = None, width: int = 100) -> str:
+    """Return the verdict and a line a layer in execution order, each violation below its layer.
+
+    Args:
+        report: the report.
+        max_rows: show at most this many layers, the violated ones first; ``None`` shows all.
+        width: characters that the table may take. Names are cut to fit, numbers never.
+    """
+    found = violations_by_layer(report)
+    shown = _shown(report, max_rows)
+    head = [headline(report), run(report), *remarks(report)]
+    if not shown:
+        return "\n".join(head)
+    titles, *rows = _table(report, shown, width)
+    body = [titles]
+    for name, row in zip(shown, rows, strict=True):
+        body.append(row)
+        body += [
+            f"    {violation.check}: {printable(violation.message)}"
+            for violation in found.get(name, ())
+        ]
+    if len(shown) < len(report):
+        body.append(f"  ... and {plural(len(report) - len(shown), 'more layer')}")
+    return "\n".join([*head, "", *body])
+
+
+def _shown(report: HealthReport, max_rows: int | None) -> list[str]:
+    """Return the names of the layers to show, in execution order."""
+    if max_rows is None:
+        return list(report.layers)
+    found = violations_by_layer(report)
+    chosen = set(sorted(report.layers, key=lambda name: name not in found)[:max_rows])
+    return [name for name in report.layers if name in chosen]
+
+
+def _table(report: HealthReport, shown: Sequence[str], width: int) -> list[str]:
+    found = violations_by_layer(report)
+    shelf = columns(report)
+    rows = [["", *(column.title for column in shelf)]]
+    for name in shown:
+        record = report.layers[name]
+        rows.append(["!" if name in found else "", *(column.cell(record) for column in shelf)])
+    return table(_fitted(rows, width), left=(0, LAYER, TYPE))
+
+
+def _fitted(rows: list[list[str]], width: int) -> list[list[str]]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - width
+    for column, least in NARROWEST:
+        cut = max(0, min(excess, widths[column] - least))
+        widths[column] -= cut
+        excess -= cut
+    cut_layer, cut_type = widths[LAYER], widths[TYPE]
+    return [
+        [mark, abbreviate(name, cut_layer), shorten(kind, cut_type), *numbers]
+        for mark, name, kind, *numbers in rows
+    ]

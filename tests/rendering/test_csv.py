@@ -1,0 +1,51 @@
+import csv
+import io
+import math
+
+import pytest
+
+from pytest_modelhealth.report import ROLES
+from tests.rendering import reports
+
+
+def rows(report) -> list[dict[str, str]]:
+    """The table as the csv module reads it."""
+    return list(csv.DictReader(io.StringIO(report.render("csv"), newline="")))
+
+
+@pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
+def test_every_tensor_has_a_row_and_no_layer_is_absent(case) -> None:
+    """One row for each layer, role and tensor, in order; a layer without tensors has one row."""
+    report = case()
+    expected = []
+    for record in report:
+        keys = [(record.name, role, name) for role in ROLES for name in record.tensors(role)]
+        expected += keys or [(record.name, "", "")]
+    found = [(row["layer"], row["role"], row["tensor"]) for row in rows(report)]
+    assert found == expected
+
+
+@pytest.mark.parametrize("case", [reports.dead, reports.nonfinite, reports.odd_statistics])
+def test_numbers_are_exact(case) -> None:
+    """Each float reads back as the same float, NaN and infinity included."""
+    report = case()
+    for row in rows(report):
+        tensors = report[row["layer"]].tensors(row["role"]) if row["role"] else {}
+        for name in ("mean", "std", "min", "max", "norm", "count", "nan_count"):
+            if row["role"]:
+                expected = float(getattr(tensors[row["tensor"]], name))
+                found = float(row[name])
+                assert found == expected or (math.isnan(found) and math.isnan(expected))
+
+
+def test_what_has_no_units_has_an_empty_cell() -> None:
+    """An unknown dead fraction is not written as zero."""
+    weight = next(row for row in rows(reports.dead()) if row["role"] == "parameters")
+    assert weight["dead_fraction"] == ""
+
+
+def test_the_file_is_the_text(tmp_path) -> None:
+    """`to_csv` writes the same bytes on every platform, in UTF-8."""
+    path = tmp_path / "health.csv"
+    reports.hostile().to_csv(path)
+    assert path.read_bytes() == reports.hostile().render("csv").encode()

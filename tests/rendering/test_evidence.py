@@ -1,0 +1,149 @@
+import io
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pytest_modelhealth.rendering.evidence import (
+    BAR,
+    bar,
+    bin_starts,
+    binned,
+    culprit_and_predecessor,
+)
+from pytest_modelhealth.statistics import reduce
+from tests.builders import layer, observation
+from tests.rendering import reports
+
+ONES = torch.ones(2, 2)
+
+
+def predecessor(culprit: str, role: str, *records):
+    """The name of the layer that is shown beside the culprit."""
+    found = culprit_and_predecessor(
+        reports.judged(observation(*records), reports.violation(culprit, role=role))
+    )
+    return found.predecessor and found.predecessor.name
+
+
+def test_activations_are_shown_beside_the_leaf_that_ran_before() -> None:
+    """Containers, later layers and layers without activations are passed over."""
+    records = (
+        layer("", activations=ONES),
+        layer("stem", activations=ONES),
+        layer("block", activations=ONES),
+        layer("block.fc", activations=ONES),
+        layer("block.mask"),
+        layer("block.relu", activations=ONES),
+        layer("head", activations=ONES),
+    )
+    assert predecessor("block.relu", "activations", *records) == "block.fc"
+    assert predecessor("block", "activations", *records) == "stem"
+    assert predecessor("stem", "activations", *records) is None
+
+
+@pytest.mark.parametrize("role", ["gradients", "parameter_gradients"])
+def test_gradients_are_shown_beside_the_leaf_that_ran_after(role: str) -> None:
+    """Backward, the neighbour is the next layer outside the culprit."""
+
+    def record(name):
+        return layer(name, gradients=ONES, parameter_gradients={"weight": ONES})
+
+    records = [record(name) for name in ("", "stem", "block", "block.fc", "head", "out")]
+    assert predecessor("block", role, *records) == "head"
+    assert predecessor("block.fc", role, *records) == "head"
+    assert predecessor("out", role, *records) is None
+
+
+def test_the_violated_tensor_is_shown() -> None:
+    """Of several tensors in a role, it is the one that the violation names."""
+    gradients = {"weight": ONES, "bias": 3 * ONES}
+    seen = observation(layer("fc", parameter_gradients=gradients))
+    found = reports.violation("fc", role="parameter_gradients", tensor="bias")
+    evidence = culprit_and_predecessor(reports.judged(seen, found))
+    assert evidence.statistics(evidence.culprit).mean == 3
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40))
+@example([1e-45, 1.2e-38, 3.4e38])
+@example([1e-45])
+def test_no_finite_value_is_lost_between_the_bins(values: list[float]) -> None:
+    """Each bin holds as many values as numpy counts between its edges."""
+    tensor = torch.tensor(values, dtype=torch.float32)
+    seen = reduce(tensor)
+    starts = bin_starts([seen])
+    edges = np.exp2(np.array(starts, dtype=np.float64))
+    edges[-1] = np.inf
+    finite = tensor.double().numpy()[np.isfinite(values)]
+    positive = np.histogram(finite[finite > 0], [0, *edges])[0]
+    negative = np.histogram(-finite[finite < 0], [0, *edges])[0]
+    zeros = int((finite == 0).sum())
+    assert binned(seen, starts) == [*negative[::-1], zeros, *positive]
+
+
+def test_at_most_fourteen_rows() -> None:
+    """However far the values reach, there are few rows: 10 bins, 2 of small values, zero, NaN."""
+    wide = torch.cat([torch.logspace(-40, 38, 999), -torch.logspace(-40, 38, 999)])
+    wide[0] = torch.nan
+    seen = observation(layer("a", activations=wide), layer("b", activations=wide))
+    text = reports.judged(seen, reports.violation("b")).render("evidence")
+    histogram = text.split("\n\n")[1].splitlines()
+    assert len(histogram) <= 1 + 14
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_shares_are_of_all_values() -> None:
+    """Zeros, bins and NaN each have their share, written beside the bar."""
+    values = torch.tensor([0.0] * 5 + [1.5] * 3 + [torch.nan] * 2)
+    seen = observation(layer("relu", activations=values))
+    text = reports.judged(seen, reports.violation("relu")).render("evidence")
+    shares = {
+        line.strip().split("  ")[0]: line.split()[-1] for line in text.splitlines() if "█" in line
+    }
+    assert shares == {"zero": "50%", "1 .. 2": "30%", "NaN, inf": "20%"}
+
+
+def test_what_float16_nearly_cannot_hold_is_marked() -> None:
+    """Rows with subnormal values have a star, and their share is said; the same in float32 not."""
+    values = torch.tensor([2.0**-20] * 3 + [1.0])
+    for dtype, expected in ((torch.float16, 1), (torch.float32, 0)):
+        seen = observation(layer("fc", activations=values.to(dtype)))
+        text = reports.judged(seen, reports.violation("fc")).render("evidence")
+        assert text.count("75%*") == expected
+        assert text.count("* underflow: 75% of fc is below the smallest normal") == expected
+
+
+def test_values_near_overflow_are_marked() -> None:
+    """60000 is within a factor of 2 of the largest float16."""
+    seen = observation(layer("fc", activations=torch.tensor([6e4, 1.0], dtype=torch.float16)))
+    text = reports.judged(seen, reports.violation("fc")).render("evidence")
+    assert "* overflow: 50% of fc is within a factor of 2 of the largest float16, 65504" in text
+    assert text.count("50%*") == 1
+
+
+def test_a_culprit_without_values_says_why() -> None:
+    """The neighbour is shown, and the reason for what is missing."""
+    text = reports.absent_culprit().render("evidence")
+    assert "detach() in forward" in text
+    assert "fc" in text.splitlines()[2]
+
+
+@given(st.floats(0, 1))
+def test_a_bar_is_as_long_as_its_part(part: float) -> None:
+    """To an eighth of a character; nothing has no bar, and something has one."""
+    drawn = bar(part, "▏▎▍▌▋▊▉█")
+    eighths = sum("▏▎▍▌▋▊▉█".index(letter) + 1 for letter in drawn)
+    assert eighths == pytest.approx(part * BAR * 8, abs=1)
+    assert bool(drawn) == (part > 0)
+
+
+def test_bars_are_ascii_where_the_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that cannot encode blocks gets ``#``."""
+    report = reports.dead()
+    assert "█" in report.render("evidence")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert report.render("evidence").isascii()
+    assert "####" in report.render("evidence")

@@ -1,0 +1,96 @@
+import ast
+
+import pytest
+
+from pytest_modelhealth.checks import default_settings
+from pytest_modelhealth.errors import ModelHealthError
+from pytest_modelhealth.settings import Limit
+from tests.rendering import reports
+
+
+def test_the_first_line_stands_alone() -> None:
+    """Verdict, culprit, check and message: all that pytest's short summary shows."""
+    with pytest.raises(ModelHealthError) as caught:
+        reports.dead().assert_healthy()
+    first = str(caught.value).splitlines()[0]
+    assert first == "unhealthy: relu (dead_units): 3 of 4 units are dead"
+
+
+def test_the_whole_message() -> None:
+    """Evidence, consequences, cause and next moves, each once."""
+    assert reports.dead().render("failure").splitlines()[1:] == [
+        "",
+        "  layer  check       tensor       value  limit  set by",
+        "  relu   dead_units  activations  0.750    0.5  pytest.ini: modelhealth_max_dead_fraction",
+        "  2 other layers only show what began in relu",
+        "",
+        "likely cause: the bias holds them on the flat side",
+        'look:         report.plot_histogram("relu")',
+        'accept it:    @pytest.mark.modelhealth_waive("relu", check="dead_units", reason="...")',
+    ]
+
+
+@pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
+def test_a_message_fits_a_screen(case) -> None:
+    """At most 24 lines, however much is wrong."""
+    assert len(case().render("failure").splitlines()) <= 24
+
+
+def test_many_violations_are_counted() -> None:
+    """The ten gravest are listed in execution order, the others counted."""
+    seen = reports.large().observation
+    names = list(seen.layers)
+    found = [reports.violation(name) for name in (names[500], *names[20:0:-1])]
+    lines = reports.judged(seen, *found).render("failure").splitlines()
+    listed = [line.split(".")[2] for line in lines if "activations" in line]
+    assert listed == [*map(str, range(12, 21)), "500"]
+    assert "  ... and 11 more (print the report to see all)" in lines
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ("default", "@pytest.mark.modelhealth(max_dead_fraction=...)"),
+        ("argument of assert_healthy", "max_dead_fraction, argument of assert_healthy"),
+    ],
+)
+def test_the_limit_is_named_where_it_can_be_moved(origin: str, expected: str) -> None:
+    """A default limit is moved by a marker, any other one where it was set."""
+    limit = default_settings()["max_dead_fraction"].value
+    settings = default_settings()
+    if origin != "default":
+        settings = settings.override({"max_dead_fraction": limit}, origin)
+    assert settings["max_dead_fraction"] == Limit(limit, origin)
+    found = reports.violation("fc1", limit=limit, origin=origin)
+    report = reports.judged(reports.healthy().observation, found, settings=settings)
+    assert f"other limit:  {expected}" in report.render("failure").splitlines()
+
+
+@pytest.mark.parametrize("name", ["", "fc", "it's", 'say "so"', "a\\b", "li[0]*?", "日本\n"])
+def test_the_waiver_can_be_pasted(name: str) -> None:
+    """The marker is Python, and its pattern accepts this layer and no other."""
+    from fnmatch import fnmatchcase
+
+    from tests.builders import layer, observation
+
+    report = reports.judged(observation(layer(name)), reports.violation(name))
+    (line,) = [line for line in report.render("failure").splitlines() if "waive(" in line]
+    call = ast.parse(line.partition("@")[2], mode="eval").body
+    assert isinstance(call, ast.Call)
+    pattern = ast.literal_eval(call.args[0])
+    assert fnmatchcase(name, pattern)
+    assert not fnmatchcase(f"{name}0", pattern)
+
+
+def test_a_role_that_was_not_seen_is_not_offered_as_a_plot() -> None:
+    """The next move works: there is no histogram of gradients that never were."""
+    assert "plot_histogram" not in reports.absent_culprit().render("failure")
+
+
+def test_errors_and_doubts_are_one_line_each() -> None:
+    """Whatever else a reader should know is at the end, and cut to the width of a screen."""
+    lines = reports.hostile().render("failure").splitlines()
+    assert lines[-3].startswith("inconclusive: opaque (finite): ")
+    assert lines[-2].startswith("1 error inside the hooks, so observations are missing")
+    assert lines[-1].startswith("note: ")
+    assert max(map(len, lines[-3:])) <= 100

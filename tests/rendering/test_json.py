@@ -1,0 +1,77 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.builders import layer, observation
+from tests.rendering import reports
+
+
+def refuse(name: str):
+    """Stand in for a reader that knows only strict JSON."""
+    raise ValueError(f"{name} is not JSON")
+
+
+@pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
+def test_the_text_is_strict_json_of_the_dictionary(case) -> None:
+    """Reading it gives `to_dict` back, without the NaN and Infinity that JSON does not know."""
+    report = case()
+    assert json.loads(report.render("json"), parse_constant=refuse) == report.to_dict()
+
+
+@pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
+def test_the_dictionary_holds_plain_data(case) -> None:
+    """No numpy scalar, enum or other subclass: what crosses to an xdist controller is plain."""
+    pending = [case().to_dict()]
+    while pending:
+        value = pending.pop()
+        assert type(value) in (dict, list, str, int, float, bool, type(None))
+        pending += value.values() if isinstance(value, dict) else []
+        pending += value if isinstance(value, list) else []
+
+
+def test_statistics_are_exact_and_complete() -> None:
+    """Numbers are the very floats, and the histogram can be built from the exponents."""
+    torch.manual_seed(0)
+    values = torch.randn(16, 4)
+    values[:, 1] = 0
+    report = reports.judged(observation(layer("fc", activations=values)))
+    seen = report["fc"].activations
+    (data,) = report.to_dict()["layers"]
+    written = data["activations"]
+    assert (written["mean"], written["std"], written["norm"]) == (seen.mean, seen.std, seen.norm)
+    exponents = np.floor(np.log2(np.abs(values.double().numpy()[values.numpy() != 0])))
+    assert written["exponents"]["lowest"] == exponents.min()
+    assert np.sum(written["exponents"]["counts"]) == len(exponents)
+    assert written["units"] == {"count": 4, "dead": [1], "observations": 16}
+
+
+def test_nan_and_infinity_are_null_and_counted() -> None:
+    """What JSON cannot write is null; how often it was there is a number."""
+    data = reports.nonfinite().to_dict()
+    exp = data["layers"][1]["activations"]
+    assert data["loss"] is None
+    assert data["layers"][0]["activations"]["mean"] is None
+    assert (exp["nan_count"], exp["positive_inf_count"], exp["negative_inf_count"]) == (1, 1, 1)
+    assert math.isfinite(exp["mean"])
+
+
+def test_findings_and_limits_are_included() -> None:
+    """Violations, waivers and the limits in force with their origin are data too."""
+    data = reports.dead().to_dict()
+    assert data["format_version"] == 1
+    assert data["verdict"] == "unhealthy"
+    assert data["violations"][0]["layer"] == "relu"
+    assert data["settings"]["max_dead_fraction"]["origin"] == "default"
+    waived = reports.waived().to_dict()
+    assert waived["waived"][0]["waiver"]["reason"] == "sparse on purpose"
+    assert waived["unused_waivers"][0]["layers"] == "fc9"
+
+
+def test_the_file_is_the_text(tmp_path) -> None:
+    """`to_json` writes what `render` returns."""
+    path = tmp_path / "health.json"
+    reports.hostile().to_json(path)
+    assert path.read_bytes() == reports.hostile().render("json").encode()
