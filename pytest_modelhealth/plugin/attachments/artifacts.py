@@ -1,0 +1,111 @@
+"""The figures as PNG files under ``--modelhealth-artifacts DIR``, a folder a failing test."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_modelhealth.errors import ModelHealthWarning
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.plugin.attachments import Evidence
+
+_OPTION = "--modelhealth-artifacts"
+_LONGEST_NAME = 100
+_WARNED = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the option."""
+    parser.getgroup("modelhealth").addoption(
+        _OPTION,
+        metavar="DIR",
+        default=None,
+        help="write figures of each unhealthy model's culprit layer to DIR, a folder a test",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the directory now, so that a long run does not end without its figures.
+
+    Raises:
+        pytest.UsageError: it cannot be made or written to.
+    """
+    given = config.getoption(_OPTION)
+    if given is None or hasattr(config, "workerinput"):
+        return
+    directory = config.invocation_params.dir / given
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise pytest.UsageError(
+            f"{_OPTION}: cannot write to {str(given)!r}: {error.strerror}; name a directory that "
+            "can be made and written to"
+        ) from None
+    config.option.modelhealth_artifacts = str(directory)  # xdist's workers may start elsewhere
+
+
+def pytest_modelhealth_attach(
+    item: pytest.Item, report: pytest.TestReport, evidence: Evidence
+) -> None:
+    """Write the figures; a directory lost meanwhile costs a warning, not the failure."""
+    directory = item.config.getoption(_OPTION)
+    if directory is None:
+        return
+    folder = Path(directory) / folder_name(item.nodeid)
+    try:
+        _write(folder, evidence)
+    except OSError as error:
+        _warn_once(item, f"{_OPTION}: figures could not be written: {error}")
+    else:
+        report.modelhealth_artifacts = str(folder)  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say where the figures are."""
+    folders = [
+        report.modelhealth_artifacts
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if hasattr(report, "modelhealth_artifacts")
+    ]
+    if folders:
+        where = folders[0] if len(folders) == 1 else config.getoption(_OPTION)
+        tests = "1 test" if len(folders) == 1 else f"{len(folders)} tests"
+        terminalreporter.write_line(f"modelhealth: figures of {tests} in {where}")
+
+
+def folder_name(nodeid: str) -> str:
+    """Return a name for the test's folder, safe on every file system and its own.
+
+    The digest keeps apart what the safe characters do not: ``test[a/b]`` and ``test[a:b]``, and on
+    file systems that ignore case ``test_a`` and ``test_A``.
+    """
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid).strip("-.")[-_LONGEST_NAME:]
+    digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{readable}-{digest}"
+
+
+def _write(folder: Path, evidence: Evidence) -> None:
+    figures = evidence.figures
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, png in figures.items():
+        (folder / f"{name}.png").write_bytes(png)
+
+
+def _warn_once(item: pytest.Item, text: str) -> None:
+    if item.config.stash.get(_WARNED, False):
+        return
+    item.config.stash[_WARNED] = True
+    with contextlib.suppress(ModelHealthWarning):  # under -W error; the test fails as it is
+        item.warn(ModelHealthWarning(text))

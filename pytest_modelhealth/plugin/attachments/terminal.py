@@ -1,0 +1,16 @@
+"""Text histograms of the culprit beside its predecessor, in a section below the failure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_modelhealth.plugin.attachments import Evidence
+
+
+def pytest_modelhealth_attach(report: pytest.TestReport, evidence: Evidence) -> None:
+    """Append the section; where the test failed for another reason, it begins with the verdict."""
+    verdict = "" if evidence.explains_failure else f"{evidence.report!r}\n"
+    report.sections.append((f"modelhealth: {evidence.title}", verdict + evidence.text))

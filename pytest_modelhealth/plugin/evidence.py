@@ -1,0 +1,51 @@
+"""Hands a failing test's evidence to every destination on the shelf `attachments`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_modelhealth.errors import InspectionError, ModelHealthError
+from pytest_modelhealth.plugin.attachments import Evidence
+from pytest_modelhealth.plugin.inspections import INSPECTOR
+from pytest_modelhealth.report import HealthReport, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach the evidence of the first unhealthy report to a failing test, whatever failed it."""
+    report = yield
+    if report.failed and call.excinfo is not None:
+        try:
+            _attach(item, report, call.excinfo.value)
+        except Exception as error:  # noqa: BLE001 - a failing test must never be lost to its decoration
+            text = f"the evidence could not be shown: {type(error).__name__}: {error}"
+            report.sections.append(("modelhealth", text))
+    return report
+
+
+def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
+    judged = error.report if isinstance(error, ModelHealthError) else None
+    health = _first_unhealthy(item) if judged is None else judged
+    if health is not None:
+        evidence = Evidence(health, explains_failure=health is judged)
+        item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)
+
+
+def _first_unhealthy(item: pytest.Item) -> HealthReport | None:
+    fixture = item.stash.get(INSPECTOR, None)
+    reports = fixture.reports if fixture is not None else []
+    return next((report for report in reports if _is_unhealthy(report)), None)
+
+
+def _is_unhealthy(report: HealthReport) -> bool:
+    try:
+        return report.verdict is Verdict.UNHEALTHY
+    except InspectionError:  # it cannot be judged, which the test says where it asks
+        return False

@@ -1,0 +1,105 @@
+"""How a failure is shown: the user's line and our text, without the frames between them."""
+
+from __future__ import annotations
+
+import linecache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from _pytest._code.code import (
+    ExceptionChainRepr,
+    ReprEntry,
+    ReprFileLocation,
+    ReprTraceback,
+)
+
+from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
+from pytest_modelhealth.plugin.inspections import UNREAD_FAILURE, UnreadFailure, headline
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+    from types import FrameType, TracebackType
+
+_PACKAGE = __name__.partition(".")[0]
+_OWN_ERRORS = (ModelHealthError, InspectionError, SettingsError)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shorten what pytest makes of an exception that has to do with this package."""
+    if call.excinfo is not None and not item.config.getoption("fulltrace"):
+        _hide_own_frames(call.excinfo)
+    report = yield
+    unread = item.stash.get(UNREAD_FAILURE, None)
+    if unread is not None:
+        del item.stash[UNREAD_FAILURE]
+    if call.excinfo is None:
+        return report
+    error = call.excinfo.value
+    if unread is not None and error is unread.error and not item.config.getoption("fulltrace"):
+        report.longrepr = _representation(unread, item)
+    elif isinstance(error, ModelHealthError):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if crash is not None:
+            crash.message = headline(error)  # for the short summary, whole on CI, and JUnit
+    return report
+
+
+def _hide_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    if isinstance(excinfo.value, ModelHealthError):
+        # As pytest does for `assert`: the class stands at the end, the text speaks for itself.
+        excinfo._striptext = f"{_PACKAGE}.ModelHealthError: "
+    elif isinstance(excinfo.value, _OWN_ERRORS):
+        excinfo._striptext = f"{_PACKAGE}."
+    entries = list(_entries(excinfo.tb))
+    if _is_defect(entries[-1].tb_frame, excinfo.value):
+        return  # our frames are what a bug report needs
+    # pytest reads the raw traceback again after `excinfo.traceback` is set: unlink them there.
+    shown = [entry for entry in entries[1:] if not _is_own(entry.tb_frame)]
+    for entry, following in zip([entries[0], *shown], [*shown, None], strict=True):
+        entry.tb_next = following
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _is_defect(innermost: FrameType, error: BaseException) -> bool:
+    # Every torch function that the model calls passes through a frame of ours of this name.
+    passed_through = innermost.f_code.co_name == "__torch_function__"
+    return _is_own(innermost) and not passed_through and not isinstance(error, _OWN_ERRORS)
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE
+
+
+def _representation(unread: UnreadFailure, item: pytest.Item) -> ExceptionChainRepr:
+    """Return what pytest would show, had the error been raised where the report was made."""
+    (_, path, line), error = unread
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    short = item.config.getoption("tbstyle") == "short"
+    entry = ReprEntry(
+        lines=[
+            ("    " if short else ">   ") + linecache.getline(str(path), line).strip(),
+            *(f"E   {text_line}".rstrip() for text_line in text.splitlines()),
+        ],
+        reprfuncargs=None,
+        reprlocals=None,
+        reprfileloc=ReprFileLocation(
+            _shown_path(path, item), line, f"in {item.name}" if short else type(error).__name__
+        ),
+        style="short" if short else "long",
+    )
+    crash = ReprFileLocation(str(path), line, headline(error))
+    return ExceptionChainRepr([(ReprTraceback([entry], None, style="long"), crash, None)])
+
+
+def _shown_path(path: Path, item: pytest.Item) -> str:
+    here = item.config.invocation_params.dir
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,0 +1,106 @@
+"""The markers `modelhealth` and `modelhealth_waive`, checked when a test is collected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_modelhealth.checks import validate_waiver
+from pytest_modelhealth.errors import SettingsError, suggest
+from pytest_modelhealth.plugin.options import session_settings
+from pytest_modelhealth.settings import Settings, Waiver
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from _pytest.nodes import Node
+
+SETTINGS_MARKER = "modelhealth"
+WAIVER_MARKER = "modelhealth_waive"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register both markers, which --strict-markers asks for."""
+    config.addinivalue_line(
+        "markers",
+        f"{SETTINGS_MARKER}(**settings): thresholds and other settings of pytest-modelhealth for "
+        "this test, such as max_grad_norm=10.0; the closest marker wins.",
+    )
+    config.addinivalue_line(
+        "markers",
+        f"{WAIVER_MARKER}(*layers, check=None, reason): accept violations of a check (of all "
+        "checks without one) on these layers, names or shell wildcards, and say why.",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class,
+) -> Generator[None, Any, Any]:
+    """Refuse a test whose markers are wrong.
+
+    Raises:
+        pytest.Collector.CollectError: pytest prints its text alone, under xdist too, where a
+            UsageError during collection would become an INTERNALERROR.
+    """
+    made = yield
+    for item in made if isinstance(made, list) else [made]:
+        if isinstance(item, pytest.Item):
+            try:
+                settings_for(item)
+            except SettingsError as error:
+                raise collector.CollectError(str(error)) from None
+    return made
+
+
+def settings_for(item: pytest.Item) -> Settings:
+    """Return the session's settings with the markers of `item` laid over them.
+
+    Raises:
+        SettingsError: a marker has a wrong argument; the message names the test.
+    """
+    settings = session_settings(item.config)
+    markers = list(item.iter_markers_with_node(name=SETTINGS_MARKER))
+    for node, marker in reversed(markers):  # the closest comes last and wins
+        origin = _origin(node, marker)
+        if marker.args:
+            raise SettingsError(
+                f"{origin}: takes keywords only, such as max_grad_norm=10.0, "
+                f"not {', '.join(map(repr, marker.args))}"
+            )
+        settings = settings.override(marker.kwargs, origin)
+    return settings.waive(*_waivers(item))
+
+
+def _waivers(item: pytest.Item) -> Iterable[Waiver]:
+    for node, marker in item.iter_markers_with_node(name=WAIVER_MARKER):
+        yield from _parse_waiver(marker, _origin(node, marker))
+
+
+def _parse_waiver(marker: pytest.Mark, origin: str) -> list[Waiver]:
+    unknown = sorted(set(marker.kwargs) - {"check", "reason"})
+    if unknown:
+        raise SettingsError(
+            f"{origin}: unknown keyword {unknown[0]!r}{suggest(unknown[0], ('check', 'reason'))} "
+            "It takes layers, check= and reason=."
+        )
+    if not marker.args or not all(isinstance(layers, str) for layers in marker.args):
+        raise SettingsError(
+            f"{origin}: name the layers as strings first, such as 'encoder.*'; '*' is all of them"
+        )
+    reason = marker.kwargs.get("reason")
+    if not isinstance(reason, str) or not reason.strip():
+        raise SettingsError(f"{origin}: reason='...' is missing; say why the violation is accepted")
+    check = marker.kwargs.get("check")
+    if not isinstance(check, str | None):
+        raise SettingsError(f"{origin}: check must be the name of one check, not {check!r}")
+    waivers = [Waiver(layers, check, reason, origin) for layers in marker.args]
+    for waiver in waivers:
+        validate_waiver(waiver)
+    return waivers
+
+
+def _origin(node: Node, marker: pytest.Mark) -> str:
+    name = getattr(node, "originalname", None) or node.name  # without [parameters]
+    return f"@{marker.name} on {'class ' if isinstance(node, pytest.Class) else ''}{name}"

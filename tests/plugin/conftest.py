@@ -1,0 +1,81 @@
+"""Inner test runs that see the plugin as a user who installed it does."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+NETS = '''
+import torch
+from torch import nn
+
+BATCH = torch.linspace(-1, 1, 256).reshape(64, 4)
+
+def healthy():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+def with_nan():
+    """Layer "2" has a NaN weight; everything before it is healthy."""
+    model = healthy()
+    with torch.no_grad():
+        model[2].weight[0, 0] = float("nan")
+    return model
+
+def with_dead_relu():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].bias.fill_(-10)
+    return model
+'''
+"""A module `nets` for the inner runs."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def entry_point(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let inner runs, in this process and others, find the plugin by its entry point."""
+    paths = [str(ROOT)]
+    if "modelhealth" not in entry_points(group="pytest11").names:
+        folder = tmp_path_factory.mktemp("installed")
+        metadata = folder / "pytest_modelhealth-0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Name: pytest-modelhealth\nVersion: 0\n")
+        (metadata / "entry_points.txt").write_text(
+            "[pytest11]\nmodelhealth = pytest_modelhealth.plugin\n"
+        )
+        paths.append(str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        for path in paths:
+            patch.syspath_prepend(path)
+        patch.setenv("PYTHONPATH", os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]))
+        patch.delenv("PYTEST_ADDOPTS", raising=False)
+        patch.delenv("CI", raising=False)  # the short summary is longer there
+        patch.setenv("COLUMNS", "120")
+        yield
+
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture(params=["-n0", "-n2"])
+def run(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> Run:
+    """Run the inner tests in this process, and by two workers of xdist."""
+    if request.param == "-n0":
+        return pytester.runpytest
+    # A process of its own: xdist gives its workers the sys.path that it found when it was loaded.
+    return functools.partial(pytester.runpytest_subprocess, "-n2")
+
+
+@pytest.fixture
+def nets(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A pytester whose tests can import the models of `NETS`."""
+    pytester.makepyfile(nets=NETS)
+    pytester.syspathinsert()
+    return pytester

@@ -1,0 +1,98 @@
+"""The directory of figures at its edges; what is written stands in test_failing_run."""
+
+from __future__ import annotations
+
+import errno
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_modelhealth.plugin.attachments import artifacts
+
+UNHEALTHY = (
+    "import nets\ndef test_it(inspector): inspector(nets.with_nan()).run_inspection(nets.BATCH)\n"
+)
+
+
+@pytest.mark.parametrize("given_as", ["file/below", "file"])
+def test_a_directory_that_cannot_be_made_is_a_usage_error(
+    pytester: pytest.Pytester, given_as: str
+) -> None:
+    """It is said before any test runs, in one line with the reason."""
+    pytester.path.joinpath("file").write_text("")
+    result = pytester.runpytest(f"--modelhealth-artifacts={given_as}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.errlines if line]
+    assert line.startswith(f"ERROR: --modelhealth-artifacts: cannot write to '{given_as}': ")
+
+
+def test_a_read_only_directory_is_a_usage_error(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that exists is tried, not trusted."""
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    # Not chmod: root may write anywhere.
+    monkeypatch.setattr(artifacts.tempfile, "TemporaryFile", refuse)
+    pytester.mkdir("out")
+    result = pytester.runpytest("--modelhealth-artifacts=out", "-s")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "cannot write to 'out': Permission denied" in result.stderr.str()
+
+
+@pytest.mark.parametrize("filters", [[], ["-W", "error"]], ids=["default", "error"])
+def test_a_directory_lost_meanwhile_costs_one_warning(
+    nets: pytest.Pytester, filters: list[str]
+) -> None:
+    """Both tests fail as they would, whatever the warning filters."""
+    nets.makepyfile(
+        """
+        import shutil, nets, pytest
+
+        @pytest.mark.parametrize("n", [1, 2])
+        def test_it(inspector, n):
+            shutil.rmtree("out", ignore_errors=True)
+            open("out", "w").close()
+            inspector(nets.with_nan()).run_inspection(nets.BATCH)
+        """
+    )
+    options = filters or ["-W", "default"]
+    result = nets.runpytest("--modelhealth-artifacts=out", *options)
+    result.assert_outcomes(failed=2, warnings=0 if filters else 1)
+    assert ("figures could not be written" in result.stdout.str()) == (not filters)
+    assert "modelhealth: figures of" not in result.stdout.str()
+
+
+def test_no_failure_writes_nothing(nets: pytest.Pytester) -> None:
+    """The directory is made and stays empty, and the summary does not mention it."""
+    nets.makepyfile(UNHEALTHY.replace("with_nan", "healthy"))
+    result = nets.runpytest("--modelhealth-artifacts=deep/er")
+    result.assert_outcomes(passed=1)
+    assert list(nets.path.joinpath("deep", "er").iterdir()) == []
+    assert "modelhealth:" not in result.stdout.str()
+
+
+def test_one_test_is_told_its_own_folder(nets: pytest.Pytester) -> None:
+    """Where there is one, the summary leads to it."""
+    nets.makepyfile(UNHEALTHY)
+    result = nets.runpytest("--modelhealth-artifacts=out")
+    (folder,) = nets.path.joinpath("out").iterdir()
+    assert f"modelhealth: figures of 1 test in {folder}" in result.outlines
+
+
+SAFE = set(string.ascii_letters + string.digits + "._-")
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_folder_names_are_safe_and_distinct(one: str, other: str) -> None:
+    """Any id makes a name of safe characters and bounded length; two ids make two names."""
+    name = artifacts.folder_name(one)
+    assert set(name) <= SAFE
+    assert len(name) <= 110
+    assert name not in (".", "..")
+    assert (name == artifacts.folder_name(other)) == (one == other)
+    assert (name.lower() == artifacts.folder_name(other).lower()) == (one == other)

@@ -1,0 +1,120 @@
+"""Settings from the ini file and the command line, their layers and their origins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., pytest.RunResult]
+
+PRINT_LIMIT = """
+def test_limit(inspector):
+    limit = inspector.settings["max_dead_fraction"]
+    print(f"<{limit.value} from {limit.origin}>")
+"""
+
+
+def limit_in_force(pytester: pytest.Pytester, *options: str) -> str:
+    """What the test above prints in a run with these options."""
+    result = pytester.runpytest("-s", *options)
+    result.assert_outcomes(passed=1)
+    return next(line for line in result.outlines if "<" in line).partition("<")[2].rstrip(">")
+
+
+def test_a_later_layer_wins_and_its_origin_is_kept(pytester: pytest.Pytester) -> None:
+    """Option over ini over default, and each value says in words where it was set."""
+    pytester.makepyfile(PRINT_LIMIT)
+    assert limit_in_force(pytester) == "0.8 from default"
+    pytester.makeini("[pytest]\nmodelhealth_max_dead_fraction = 0.25\n")
+    assert limit_in_force(pytester) == "0.25 from tox.ini: modelhealth_max_dead_fraction"
+    option = "--modelhealth-max-dead-fraction"
+    assert limit_in_force(pytester, f"{option}=0.125") == f"0.125 from {option}"
+    override = "modelhealth_max_dead_fraction=0.5"
+    assert limit_in_force(pytester, "-o", override) == (
+        "0.5 from --override-ini modelhealth_max_dead_fraction"
+    )
+
+
+@pytest.mark.parametrize("value", ["0.25", '"0.25"'])
+def test_pyproject_may_hold_a_number_or_text(pytester: pytest.Pytester, value: str) -> None:
+    """TOML knows numbers; both spellings mean the same and name the file."""
+    pytester.makepyfile(PRINT_LIMIT)
+    pytester.makepyprojecttoml(
+        f"[tool.pytest.ini_options]\nmodelhealth_max_dead_fraction = {value}\n"
+    )
+    origin = "pyproject.toml: modelhealth_max_dead_fraction"
+    assert limit_in_force(pytester) == f"0.25 from {origin}"
+
+
+@pytest.mark.skipif(pytest.version_tuple < (9, 2), reason="[tool.pytest] takes text only")
+@pytest.mark.parametrize("value", ["0.25", '"0.25"', "1"])
+def test_native_toml_may_hold_a_number_or_text(pytester: pytest.Pytester, value: str) -> None:
+    """[tool.pytest], which keeps TOML's types, takes a number too."""
+    pytester.makepyfile(PRINT_LIMIT)
+    pytester.makepyprojecttoml(f"[tool.pytest]\nmodelhealth_max_dead_fraction = {value}\n")
+    number = float(value.strip('"'))
+    origin = "pyproject.toml: modelhealth_max_dead_fraction"
+    assert limit_in_force(pytester) == f"{number} from {origin}"
+
+
+BAD_VALUES = [
+    pytest.param(
+        {"modelhealth_max_grad_norm": "abc"},
+        [],
+        "tox.ini: modelhealth_max_grad_norm: max_grad_norm must be a number of at least 0 or none, "
+        "not 'abc'",
+        id="ini",
+    ),
+    pytest.param(
+        {},
+        ["--modelhealth-max-grad-norm=abc"],
+        "--modelhealth-max-grad-norm: max_grad_norm must be a number of at least 0 or none, "
+        "not 'abc'",
+        id="option",
+    ),
+    pytest.param(
+        {},
+        ["--modelhealth-max-dead-fraction=1.5"],
+        "--modelhealth-max-dead-fraction: max_dead_fraction must be a number from 0 to 1, not 1.5",
+        id="range",
+    ),
+    pytest.param(
+        {},
+        ["--modelhealth-max-dead-fraction=nan"],
+        "--modelhealth-max-dead-fraction: max_dead_fraction must be a number from 0 to 1, not nan",
+        id="nan",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ini", "options", "message"), BAD_VALUES)
+def test_a_bad_value_is_one_line_and_exit_status_4(
+    pytester: pytest.Pytester, ini: dict[str, str], options: list[str], message: str, run: Run
+) -> None:
+    """A usage error names the place, the expectation and the value, and shows no traceback."""
+    lines = "".join(f"{name} = {value}\n" for name, value in ini.items())
+    pytester.makeini(f"[pytest]\n{lines}")
+    result = run(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert [line for line in result.errlines if line] == [f"ERROR: {message}"]
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_none_spells_no_limit(pytester: pytest.Pytester) -> None:
+    """An option can take back the limit that the ini file sets."""
+    pytester.makepyfile(
+        "def test_it(inspector): assert inspector.settings['max_grad_norm'].value is None"
+    )
+    pytester.makeini("[pytest]\nmodelhealth_max_grad_norm = 3\n")
+    pytester.runpytest("--modelhealth-max-grad-norm=none").assert_outcomes(passed=1)
+
+
+def test_help_names_every_setting_twice(pytester: pytest.Pytester) -> None:
+    """`pytest --help` lists each setting as an option and as an ini name."""
+    from pytest_modelhealth.checks import default_settings
+
+    text = pytester.runpytest("--help").stdout.str()
+    for setting in default_settings().declarations:
+        assert f"--modelhealth-{setting.name.replace('_', '-')}=" in text
+        assert f"modelhealth_{setting.name} (" in text

@@ -1,0 +1,95 @@
+"""Unused means silent and fast; switched off means gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PLAIN = "def test_pass(): pass\ndef test_fail(): assert 1 == 2\n"
+
+
+def imported_by(*arguments: str, cwd: object) -> str:
+    """The import log of a pytest run in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "pytest", *arguments],
+        cwd=str(cwd),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "pytest_modelhealth.plugin.inspections" in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], []], ids=["help", "unused"])
+def test_an_unused_plugin_imports_no_heavy_library(
+    pytester: pytest.Pytester, arguments: list[str]
+) -> None:
+    """Neither `pytest --help` nor a suite without inspectors loads torch, numpy or matplotlib."""
+    pytester.makepyfile(PLAIN)
+    log = imported_by(*arguments, cwd=pytester.path)
+    names = {line.rpartition("|")[2].strip() for line in log.splitlines()}
+    assert not names & {"torch", "numpy", "matplotlib"}
+
+
+def test_an_unused_plugin_says_nothing(pytester: pytest.Pytester) -> None:
+    """Beside its place in the list of plugins, the output is what it is without the plugin."""
+    pytester.makepyfile(PLAIN)
+
+    def lines(*options: str) -> list[str]:
+        result = pytester.runpytest(*options)
+        return [
+            line
+            for line in result.outlines
+            if not line.startswith(("plugins:", "=")) and "modelhealth-" not in line
+        ]
+
+    assert lines() == lines("-p", "no:modelhealth")
+
+
+def test_a_healthy_test_says_nothing(nets: pytest.Pytester) -> None:
+    """No header, section or summary where every verdict is healthy."""
+    nets.makepyfile(
+        "import nets\n"
+        "def test_it(inspector): inspector(nets.healthy()).run_inspection(nets.BATCH)\n"
+    )
+    result = nets.runpytest()
+    result.assert_outcomes(passed=1)
+    assert [line for line in result.outlines if "modelhealth" in line] == [
+        line for line in result.outlines if line.startswith("plugins:")
+    ]
+
+
+def test_switched_off_it_is_gone(pytester: pytest.Pytester) -> None:
+    """`-p no:modelhealth` leaves no option, marker or fixture behind."""
+    pytester.makepyfile("def test_it(inspector): pass")
+    result = pytester.runpytest("-p", "no:modelhealth")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines("*fixture 'inspector' not found*")
+    assert "modelhealth" not in pytester.runpytest("-p", "no:modelhealth", "--help").stdout.str()
+
+
+UNHEALTHY = (
+    "import nets\ndef test_it(inspector): inspector(nets.with_nan()).run_inspection(nets.BATCH)\n"
+)
+
+
+@pytest.mark.parametrize("absent", ["html", "xdist", "syrupy", "terminalreporter", "junitxml"])
+def test_it_works_without_the_plugins_it_attaches_to(nets: pytest.Pytester, absent: str) -> None:
+    """Each integration is made only where the other side is."""
+    nets.makepyfile(UNHEALTHY)
+    result = nets.runpytest("-p", f"no:{absent}")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+
+
+def test_one_destination_can_be_switched_off(nets: pytest.Pytester) -> None:
+    """`-p no:modelhealth.terminal` drops the section and keeps the failure."""
+    nets.makepyfile(UNHEALTHY)
+    assert "- modelhealth: 2 beside 0 -" in nets.runpytest().stdout.str()
+    result = nets.runpytest("-p", "no:modelhealth.terminal")
+    result.assert_outcomes(failed=1)
+    assert "- modelhealth: 2 beside 0 -" not in result.stdout.str()
