@@ -1,0 +1,333 @@
+"""Comparison with a tolerance: rounding passes, a change of a thousandth does not."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.report import LayerRecord
+from pytest_modelhealth.snapshot.drift import Comparison, compare, explain
+from pytest_modelhealth.snapshot.file_format import Snapshot, dump, from_observation, load
+from tests.builders import layer, observation
+
+
+def snapshot(*records: LayerRecord, **fields: object) -> Snapshot:
+    """A snapshot as it is read back from its file."""
+    return load(dump(from_observation(observation(*records, **fields), "t")))
+
+
+def of_report(report: HealthReport) -> Snapshot:
+    """The same of a report."""
+    return load(dump(from_observation(report.observation, "t")))
+
+
+def values(seed: int = 0, rows: int = 64, columns: int = 32) -> Tensor:
+    """Standard normal values."""
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def drifted(comparison: Comparison) -> list[tuple[str, str]]:
+    """Label and role of each drift, in order."""
+    return [(drift.label, drift.role) for drift in comparison.drifts]
+
+
+class Net(nn.Module):
+    """Two blocks with batch norm; the bias before it has a gradient of nothing but rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.fc1 = nn.Linear(8 * 36, 32)
+        self.fc2 = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        return self.fc2(torch.relu(self.fc1(x.flatten(1))))
+
+
+def inspected(
+    scaled: str = "",
+    *,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    mkldnn: bool = True,
+) -> Snapshot:
+    """The snapshot of one seeded run of `Net`, with the weights of one layer times 1.001."""
+    torch.manual_seed(0)
+    model = Net().to(dtype)
+    images, labels = torch.randn(32, 3, 8, 8).to(dtype), torch.randint(5, (32,))
+    if scaled:
+        with torch.no_grad():
+            model.get_submodule(scaled).weight.mul_(1.001)
+    model = model.to(memory_format=memory_format)
+    with nullcontext() if mkldnn else torch.backends.mkldnn.flags(enabled=False):
+        return of_report(
+            Inspector(model).run_inspection(
+                images.to(memory_format=memory_format),
+                target=labels,
+                loss=nn.functional.cross_entropy,
+            )
+        )
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize(
+    ("dtype", "change"),
+    [
+        (torch.float32, {"memory_format": torch.channels_last}),
+        (torch.float32, {"mkldnn": False}),
+        (torch.bfloat16, {"mkldnn": False}),
+    ],
+    ids=["layout", "kernels", "bfloat16"],
+)
+def test_rounding_is_within_tolerance(dtype: torch.dtype, change: dict[str, object]) -> None:
+    """Another memory layout or other kernels change digits, and nothing drifts."""
+    before, now = inspected(dtype=dtype), inspected(dtype=dtype, **change)
+    assert before.tensors != now.tensors
+    assert explain(compare(before, now)) == []
+
+
+def test_threads_are_within_tolerance() -> None:
+    """Sums split over two threads drift nowhere."""
+    before = inspected()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        now = inspected()
+    finally:
+        torch.set_num_threads(threads)
+    assert explain(compare(before, now)) == []
+
+
+@pytest.mark.parametrize("name", ["conv", "fc1", "fc2"])
+def test_a_layer_scaled_by_a_thousandth_is_named_first(name: str) -> None:
+    """Weights times 1.001 drift, and their layer heads the table, not a layer that follows it."""
+    comparison = compare(inspected(), inspected(name))
+    assert drifted(comparison)[0] == (f"{name}.weight", "parameters")
+    assert explain(comparison)[0].startswith(f"drift in {name}.weight (parameters): rms ")
+
+
+def test_causes_come_before_effects() -> None:
+    """Batch, parameters, layers in execution order, loss, then gradients backwards.
+
+    A buffer may follow from earlier layers, as a batch norm's do, and stands with its own layer.
+    """
+
+    def net(factor: float) -> Snapshot:
+        x = values() * factor
+        seen = {"activations": x, "gradients": x, "parameters": {"w": x}}
+        seen["parameter_gradients"] = {"w": x}
+        a, b = layer("a", **seen), layer("b", **seen, buffers={"mean": x})
+        return snapshot(a, b, layer("", inputs=x, **seen), loss=factor)
+
+    assert drifted(compare(net(1.0), net(1.1))) == [
+        ("Model", "inputs"),
+        ("a.w", "parameters"),
+        ("b.w", "parameters"),
+        ("Model.w", "parameters"),
+        ("a", "activations"),
+        ("b.mean", "buffers"),
+        ("b", "activations"),
+        ("Model", "activations"),
+        ("loss", "loss"),
+        ("Model", "gradients"),
+        ("Model.w", "parameter_gradients"),
+        ("b", "gradients"),
+        ("b.w", "parameter_gradients"),
+        ("a", "gradients"),
+        ("a.w", "parameter_gradients"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("role", "passes", "drifts"),
+    [("activations", 4e-4, 7e-4), ("inputs", 4e-4, 7e-4), ("gradients", 4e-3, 7e-3)],
+)
+def test_a_tolerance_is_a_part_of_the_scale(role: str, passes: float, drifts: float) -> None:
+    """Growth by 4e-4 of the scale passes and by 7e-4 drifts; for gradients ten times as much."""
+    before = snapshot(layer("", **{role: values()}))
+    assert compare(before, snapshot(layer("", **{role: values() * (1 + passes)}))).drifts == ()
+    assert compare(before, snapshot(layer("", **{role: values() * (1 + drifts)}))).drifts != ()
+
+
+@pytest.mark.parametrize(
+    ("role", "passes", "drifts"), [("activations", 0.02, 0.05), ("gradients", 0.05, 0.1)]
+)
+def test_half_precision_has_wider_tolerances(role: str, passes: float, drifts: float) -> None:
+    """A model that computes in bfloat16 is held to a few of bfloat16's machine epsilons."""
+
+    def net(factor: float) -> Snapshot:
+        coarse = layer("a", activations=values().bfloat16())
+        return snapshot(coarse, layer("b", **{role: values() * factor}))
+
+    assert compare(net(1), net(1 + passes)).drifts == ()
+    assert drifted(compare(net(1), net(1 + drifts))) == [("b", role)]
+
+
+def test_half_precision_may_round_to_zero() -> None:
+    """Four more zeros in a thousand drift in float32 and pass in bfloat16."""
+
+    def net(threshold: float, dtype: torch.dtype) -> Snapshot:
+        x = values() * (values() > threshold)
+        return snapshot(layer("a", activations=x.to(dtype)))
+
+    full, half = torch.float32, torch.bfloat16
+    (drift,) = compare(net(0, full), net(0.01, full)).drifts
+    assert drift.statistic == "zeros"
+    assert 0.001 < float(drift.difference) < 0.015
+    assert compare(net(0, half), net(0.01, half)).drifts == ()
+
+
+def test_a_mean_near_zero_is_judged_by_the_tensor_s_scale() -> None:
+    """A mean that doubles is no drift while it is a millionth of the values."""
+    centred = values() - values().mean()
+    before = snapshot(layer("a", activations=centred + 1e-5))
+    assert compare(before, snapshot(layer("a", activations=centred + 2e-5))).drifts == ()
+
+
+def test_a_gradient_of_nothing_but_rounding_has_its_layer_s_scale() -> None:
+    """A bias gradient of 1e-9 may double; a weight gradient of the layer's scale may not."""
+
+    def net(bias: float, weight: float) -> Snapshot:
+        gradients = {"weight": values() * weight, "bias": values()[0] * bias}
+        return snapshot(layer("a", parameter_gradients=gradients))
+
+    assert compare(net(1e-9, 1.0), net(2e-9, 1.0)).drifts == ()
+    assert drifted(compare(net(1e-9, 1.0), net(1e-9, 1.1))) == [("a.weight", "parameter_gradients")]
+
+
+@pytest.mark.parametrize("role", ["gradients", "parameter_gradients"])
+def test_a_gradient_may_be_zero_or_rounding(role: str) -> None:
+    """Where terms cancel, as at a causal attention's first position, zero may become 1e-12."""
+
+    def net(first: float) -> Snapshot:
+        x = values()
+        x[0] = first
+        return snapshot(layer("a", **{role: x if role == "gradients" else {"w": x}}))
+
+    assert explain(compare(net(0.0), net(1e-12))) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "statistic"),
+    [
+        (values(), values().double(), "dtype"),
+        (values(), values().reshape(32, 64), "shape"),
+        (values(), values().masked_fill(values() > 3, math.nan), "nan"),
+        (values(), values().masked_fill(values() > 3, -math.inf), "inf"),
+        (values().relu(), values().relu() * (values() > 0.003), "zeros"),
+        (torch.zeros(4, 4), torch.full((4, 4), math.nan), "nan"),
+    ],
+)
+def test_what_changed_is_the_statistic_named(before: Tensor, now: Tensor, statistic: str) -> None:
+    """The table names what changed most, exact properties first."""
+    comparison = compare(
+        snapshot(layer("a", activations=before)), snapshot(layer("a", activations=now))
+    )
+    assert comparison.drifts[0].statistic == statistic
+
+
+def test_nan_on_both_sides_is_equal() -> None:
+    """A tensor without a finite value has NaN moments, and equals itself."""
+    lost = snapshot(layer("a", activations=torch.full((4, 4), math.nan)), loss=math.nan)
+    assert explain(compare(lost, lost)) == []
+
+
+def test_a_number_that_became_nan_drifts() -> None:
+    """NaN on one side only is beyond every tolerance."""
+    before = snapshot(layer("a", activations=values()))
+    line = replace(before.tensors["activations"]["a"], mean=math.nan)
+    now = replace(before, tensors={"activations": {"a": line}})
+    assert compare(before, now).drifts[0].statistic == "mean"
+    assert compare(now, before).drifts[0].statistic == "mean"
+
+
+@pytest.mark.parametrize("pair", [(1.0, 1.01), (None, 1.0), (1.0, None), (1.0, math.nan)])
+def test_the_loss_is_compared(pair: tuple[float | None, float | None]) -> None:
+    """A loss that moved, came or went is a drift."""
+    before, now = (snapshot(layer("a"), loss=loss) for loss in pair)
+    assert explain(compare(before, now))[0].startswith("drift in loss: value ")
+
+
+def chain(*names: str, **types: str) -> Snapshot:
+    """A snapshot of layers with these names, each with its own values."""
+    return snapshot(
+        *(
+            layer(name, type_name=types.get(name, "Linear"), activations=values(columns=8 + index))
+            for index, name in enumerate(names)
+        )
+    )
+
+
+def test_a_renamed_layer_is_said_to_be_renamed() -> None:
+    """One that went and one of the same type and shapes that came are one layer, still compared."""
+    comparison = compare(chain("a", "b"), chain("a", "c"))
+    assert comparison.changes == ("renamed b to c",)
+    assert comparison.tensors == 2
+    assert explain(comparison)[0] == "not the layers of the snapshot: renamed b to c"
+
+
+def test_layers_that_came_and_went_are_listed() -> None:
+    """Added, removed and changed layers are named with their types."""
+    before = chain("a", "b", act="ReLU")
+    assert compare(before, chain("a", "b", "c")).changes == ("added c (Linear)",)
+    assert compare(before, chain("a")).changes == ("removed b (Linear)",)
+    assert compare(before, chain("c", "d", "e", "a", "b")).changes == (
+        "added c and 2 more (Linear)",
+    )
+    changed = compare(before, chain("a", "b", b="Identity")).changes
+    assert changed == ("changed b: type Linear is now Identity",)
+
+
+def test_a_tensor_that_is_no_longer_seen_is_listed() -> None:
+    """A layer that lost its gradient differs, though no number drifted."""
+    before = snapshot(layer("a", activations=values(), gradients=values()))
+    now = snapshot(layer("a", activations=values()))
+    assert compare(before, now).changes == ("no gradients any more of a",)
+    assert compare(now, before).changes == ("new gradients of a",)
+
+
+def test_a_changed_batch_is_said_to_be_the_cause() -> None:
+    """Where the model's input drifted, the message says so."""
+    before, now = (snapshot(layer("", inputs=values(seed))) for seed in (0, 1))
+    assert "The batch itself changed; the rest may only follow from that." in explain(
+        compare(before, now)
+    )
+
+
+def test_missing_seeds_are_said_to_be_the_cause() -> None:
+    """Where most parameters drifted, the message points to the seed."""
+    before, now = (snapshot(layer("a", parameters={"w": values(seed)})) for seed in (0, 1))
+    assert any("torch.manual_seed" in line for line in explain(compare(before, now)))
+
+
+def test_another_torch_is_no_drift_but_said_where_something_drifted() -> None:
+    """Versions and devices are not compared; they explain."""
+    before = replace(snapshot(layer("a", activations=values())), recorded="torch 1.0, cuda")
+    now = snapshot(layer("a", activations=values()))
+    assert explain(compare(before, now)) == []
+    moved = snapshot(layer("a", activations=values() * 2))
+    assert explain(compare(before, moved))[-1].startswith(
+        "The snapshot was recorded with torch 1.0, cuda; this is pytest-modelhealth "
+    )
+
+
+def test_a_large_drift_fits_on_a_screen() -> None:
+    """A hundred drifting layers and fifty new ones take no more than 24 lines."""
+    names = [f"layer{i}" for i in range(100)]
+    before = snapshot(*(layer(name, activations=values()) for name in names))
+    now = snapshot(
+        *(layer(name, activations=values() * 2) for name in names),
+        *(layer(f"new{i}", type_name=f"New{i}") for i in range(50)),
+    )
+    lines = explain(compare(before, now))
+    assert len(lines) <= 24
+    assert "... and 88 more tensors that drifted" in lines
+    assert "... and 44 more changes of layers" in lines

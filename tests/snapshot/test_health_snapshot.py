@@ -1,0 +1,405 @@
+"""The fixture in real test runs: record, compare, refuse, explain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+MODEL = """
+import os
+import pytest
+import torch
+from torch import nn
+from pytest_modelhealth import Inspector
+
+def net(scale=1.0, *, broken=False):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    with torch.no_grad():
+        model[2].weight.mul_(scale * float(os.environ.get("SCALE", 1)))
+        if broken:
+            model[0].weight[0, 0] = float("nan")
+    return model
+
+def inspect(*args, **kwargs):
+    batch = torch.linspace(-1, 1, 512).reshape(64, 8)
+    return Inspector(net(*args, **kwargs)).run_inspection(batch)
+"""
+
+ONE_TEST = """
+from model import *
+
+def test_drift(health_snapshot):
+    assert inspect() == health_snapshot
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project with a tiny model in `model.py`."""
+    pytester.makepyfile(model=MODEL)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)  # tests are rewritten within a second
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    return Project(pytester, monkeypatch)
+
+
+class Project:
+    """Runs the tests of a project, and edits it between runs."""
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._pytester = pytester
+        self._monkeypatch = monkeypatch
+        self.path = pytester.path
+
+    def write(self, test: str) -> None:
+        """Write the test file."""
+        self._pytester.makepyfile(test_net=test)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the weights of the last layer by `factor`."""
+        self._monkeypatch.setenv("SCALE", str(factor))
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        """Run pytest with the plugin."""
+        installed = "modelhealth" in entry_points(group="pytest11").names
+        plugin = () if installed else ("-p", "pytest_modelhealth.plugin")
+        return self._pytester.runpytest(*plugin, "-q", *arguments)
+
+    def update(self, *arguments: str) -> pytest.RunResult:
+        """Run pytest with --snapshot-update."""
+        return self.run("--snapshot-update", *arguments)
+
+    def files(self) -> dict[str, str]:
+        """The text of each snapshot file by its name."""
+        found = sorted(self.path.rglob("__snapshots__/**/*.health"))
+        return {path.name: path.read_text(encoding="utf-8") for path in found}
+
+    def file(self, name: str = "test_drift.health") -> Path:
+        """The path of one snapshot file."""
+        return self.path / "__snapshots__" / "test_net" / name
+
+
+def test_record_compare_drift_accept(project: Project) -> None:
+    """The life of a snapshot: missing, recorded, equal, drifted, accepted."""
+    project.write(ONE_TEST)
+
+    missing = project.run()
+    missing.assert_outcomes(failed=1)
+    missing.stdout.fnmatch_lines(
+        [
+            "E * there is no snapshot 'test_drift' yet",
+            "E * To record *test_net/test_drift.health: pytest --snapshot-update test_net.py::*",
+        ]
+    )
+    assert project.files() == {}
+
+    project.update().stdout.fnmatch_lines(["1 snapshot generated.", "1 passed*"])
+    recorded = project.files()
+    project.run().stdout.fnmatch_lines(["1 snapshot passed.", "1 passed*"])
+
+    project.scale(1.001)
+    drifted = project.run()
+    drifted.assert_outcomes(failed=1)
+    drifted.stdout.fnmatch_lines(
+        [
+            "E * drift in 2.weight (parameters): rms * is now *",
+            "E *layer * role * statistic * snapshot * now * difference * allowed",
+            "E *2.weight * parameters * rms *",
+            "E *To accept * new __snapshots__/test_net/test_drift.health: pytest --snapshot-u*",
+            "FAILED test_net.py::test_drift - *drift in 2.weight*",
+        ],
+    )
+    assert project.files() == recorded
+
+    project.update().stdout.fnmatch_lines(["1 snapshot updated.", "1 passed*"])
+    assert project.files() != recorded
+    project.run().assert_outcomes(passed=1)
+
+
+def test_the_failure_shows_no_line_of_syrupy_or_of_the_plugin(project: Project) -> None:
+    """A failure is the line of the test and the table: no traceback, and no file in the margin."""
+    project.write(ONE_TEST)
+    project.update()
+    project.scale(2)
+    lines = project.run().outlines
+    failure = lines[: next(i for i, line in enumerate(lines) if "snapshot report" in line)]
+    assert len(failure) < 30
+    assert not [line for line in failure if "syrupy" in line or "extension.py" in line]
+    assert "health_snapshot = <health snapshot of test_net.py::test_drift>" in failure
+
+
+def test_within_tolerance_an_update_leaves_the_file(project: Project) -> None:
+    """--snapshot-update rewrites nothing where nothing drifted, so re-recording makes no diff."""
+    project.write(ONE_TEST)
+    project.update()
+    recorded = project.files()
+    project.scale(1.0001)
+    project.update().stdout.fnmatch_lines(["1 snapshot passed.*"])
+    assert project.files() == recorded
+
+
+def test_an_unhealthy_report_is_never_recorded(project: Project) -> None:
+    """--snapshot-update refuses a NaN, names the layer, and keeps the old file."""
+    project.write(ONE_TEST)
+    project.update()
+    recorded = project.files()
+    project.write(ONE_TEST.replace("inspect()", "inspect(broken=True)"))
+    for result in (project.update(), project.run()):
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            ["E *unhealthy*0*", "E *An unhealthy report equals no snapshot*"]
+        )
+        result.stdout.no_fnmatch_line("*syrupy*")
+        assert project.files() == recorded
+
+
+def test_an_unhealthy_report_leaves_no_file_behind(project: Project) -> None:
+    """Nothing is written where there was no baseline either."""
+    project.write(ONE_TEST.replace("inspect()", "inspect(broken=True)"))
+    project.update().assert_outcomes(failed=1)
+    assert not (project.path / "__snapshots__").exists()
+
+
+def test_comparing_counts_as_looking(project: Project) -> None:
+    """A report compared with a snapshot was looked at."""
+    project.write(
+        ONE_TEST
+        + """
+def test_looked(health_snapshot):
+    report = inspect()
+    assert not report.looked_at
+    assert report == health_snapshot
+    assert report.looked_at
+"""
+    )
+    project.update().assert_outcomes(passed=2)
+
+
+MANY = """
+from model import *
+
+@pytest.mark.parametrize("name", ["google/bert", "a b", "plain"])
+def test_parameter(name, health_snapshot):
+    assert inspect(1 + len(name)) == health_snapshot
+
+class TestNet:
+    def test_method(self, health_snapshot):
+        assert health_snapshot == inspect()
+
+def test_several(health_snapshot):
+    assert inspect(1.0) == health_snapshot(name="before")
+    assert inspect(2.0) == health_snapshot(name="after")
+    assert inspect(3.0) == health_snapshot
+    assert inspect(4.0) == health_snapshot
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_parameters_classes_and_names(project: Project, workers: tuple[str, ...]) -> None:
+    """Each parameter, method, name and repetition has its own file, under xdist too."""
+    project.write(MANY)
+    options = ("-W", "error::UserWarning", *workers)
+    project.update(*options).assert_outcomes(passed=5)
+    tests = {
+        name: re.search("^test: (.*)$", text, re.MULTILINE)[1]
+        for name, text in project.files().items()
+    }
+    assert tests == {
+        "test_parameter[googlebert].health": "test_net.py::test_parameter[google/bert]",
+        "test_parameter[a b].health": "test_net.py::test_parameter[a b]",
+        "test_parameter[plain].health": "test_net.py::test_parameter[plain]",
+        "TestNet.test_method.health": "test_net.py::TestNet::test_method",
+        "test_several[before].health": "test_net.py::test_several name='before'",
+        "test_several[after].health": "test_net.py::test_several name='after'",
+        "test_several.2.health": "test_net.py::test_several number 3",
+        "test_several.3.health": "test_net.py::test_several number 4",
+    }
+    again = project.run()
+    again.assert_outcomes(passed=5)
+    again.stdout.fnmatch_lines(["8 snapshots passed.*"])
+    assert not list(project.path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("selection", [(), ("test_net.py",)], ids=["all", "file"])
+def test_unused_snapshots_are_syrupy_s_business(
+    project: Project, selection: tuple[str, ...]
+) -> None:
+    """A file whose test is gone fails the run, and an update deletes it and no other."""
+    project.write(ONE_TEST + ONE_TEST.replace("test_drift", "test_other"))
+    project.update()
+    assert len(project.files()) == 2
+    project.write(ONE_TEST)
+    unused = project.run(*selection)
+    assert unused.ret != 0
+    unused.stdout.fnmatch_lines(["*1 snapshot unused.*"])
+    project.update(*selection)
+    assert list(project.files()) == ["test_drift.health"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: "", "line 1: 'modelhealth snapshot, format 1' should be here, not ''"),
+        (lambda text: text[: len(text) // 2], "the file is truncated"),
+        (lambda text: text.replace("format 1", "format 7", 1), "line 1: format '7' was written by"),
+    ],
+    ids=["empty", "truncated", "future"],
+)
+def test_a_damaged_file_is_explained_and_replaced(
+    project: Project, damage: Callable[[str], str], message: str
+) -> None:
+    """The failure names line and file, nothing is overwritten, and an update records anew."""
+    project.write(ONE_TEST)
+    project.update()
+    whole = project.files()
+    project.file().write_text(damage(project.file().read_text()))
+    broken = project.files()
+    failed = project.run()
+    failed.assert_outcomes(failed=1)
+    failed.stdout.fnmatch_lines(
+        [
+            f"E *the snapshot cannot be read, line *{message.partition(': ')[2] or message}*",
+            "E *Restore the file from version control, or record it anew.",
+            "E *__snapshots__/test_net/test_drift.health: pytest --snapshot-update *",
+        ]
+    )
+    assert project.files() == broken
+    project.update().assert_outcomes(passed=1)
+    assert project.files() == whole
+
+
+def test_a_file_that_is_no_text_is_replaced(project: Project) -> None:
+    """Bytes that are no UTF-8 do not keep --snapshot-update from recording."""
+    project.write(ONE_TEST)
+    project.update()
+    whole = project.files()
+    project.file().write_bytes(bytes(range(256)))
+    project.run().stdout.fnmatch_lines(["E *the snapshot cannot be read, line 1: *"])
+    project.update().assert_outcomes(passed=1)
+    assert project.files() == whole
+
+
+def test_windows_line_ends_are_read(project: Project) -> None:
+    """A checkout that converts line ends changes nothing."""
+    project.write(ONE_TEST)
+    project.update()
+    project.file().write_bytes(project.file().read_bytes().replace(b"\n", b"\r\n"))
+    project.run().assert_outcomes(passed=1)
+
+
+def test_the_file_of_another_test_is_noticed(project: Project) -> None:
+    """Two ids that share a file name do not share a baseline unseen."""
+    project.write(
+        """
+from model import *
+
+@pytest.mark.parametrize("name", ["a/b", "ab"])
+def test_drift(name, health_snapshot):
+    assert inspect() == health_snapshot
+"""
+    )
+    project.update("-k", "a/b")
+    result = project.run("-k", "ab")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *the snapshot is of another test: *test_drift[[]a/b], not *test_drift[[]ab]",
+            "E *give each an id of its own*",
+        ]
+    )
+
+
+def test_a_moved_folder_keeps_its_snapshots(project: Project) -> None:
+    """The id in the file holds no folder: where pytest starts, or the tests lie, is no drift."""
+    project.write(ONE_TEST)
+    project.update()
+    folder = project.path / "moved"
+    folder.mkdir()
+    for name in ("model.py", "test_net.py", "__snapshots__"):
+        (project.path / name).rename(folder / name)
+    project.run().assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("comparison", "message"),
+    [
+        ("torch.ones(2) == health_snapshot", "TypeError: *HealthReport, not with Tensor*"),
+        ("{} == health_snapshot", "TypeError: *HealthReport, not with dict*"),
+        ("inspect() == health_snapshot(exclude=lambda **_: 1)", "TypeError: exclude and include*"),
+    ],
+)
+def test_misuse_is_a_type_error(project: Project, comparison: str, message: str) -> None:
+    """What is no report, or a filter, is refused with the way out; the file stays."""
+    project.write(ONE_TEST)
+    project.update()
+    recorded = project.files()
+    project.write(ONE_TEST.replace("inspect() == health_snapshot", comparison))
+    for result in (project.update(), project.run()):
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"E *{message}"])
+        assert project.files() == recorded
+
+
+def test_a_place_that_cannot_be_written_is_named(project: Project) -> None:
+    """An OSError of the system comes through, with the path."""
+    project.write(ONE_TEST)
+    (project.path / "__snapshots__").write_text("in the way")
+    result = project.update()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *Error: *__snapshots__*"])
+
+
+def test_a_failed_write_keeps_the_old_file(project: Project) -> None:
+    """A disk that fills up while writing leaves the old snapshot whole, and no draft."""
+    project.write(ONE_TEST)
+    project.update()
+    recorded = project.files()
+    project.write(
+        ONE_TEST
+        + """
+@pytest.fixture(autouse=True)
+def full_disk(monkeypatch):
+    def write_text(path, text, **_):
+        path.write_bytes(text[:99].encode())
+        raise OSError(28, "No space left on device", str(path))
+    monkeypatch.setattr("pathlib.Path.write_text", write_text)
+"""
+    )
+    project.scale(2)
+    result = project.update()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *No space left on device*test_drift.health*"])
+    assert project.files() == recorded
+    assert not list(project.path.rglob("*.tmp"))
+
+
+def test_without_syrupy_the_fixture_says_so(project: Project) -> None:
+    """`-p no:syrupy` gives one clear line, and only to tests that use the fixture."""
+    project.write(ONE_TEST + "\ndef test_other():\n    inspect().assert_healthy()\n")
+    result = project.run("-p", "no:syrupy")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["health_snapshot needs the pytest plugin syrupy, *"])
+
+
+def test_the_extension_works_with_syrupy_s_own_fixture(project: Project) -> None:
+    """`snapshot.use_extension` records the same file and explains drift in its first lines."""
+    project.write(
+        """
+from model import *
+from pytest_modelhealth.snapshot import HealthSnapshotExtension
+
+def test_drift(snapshot):
+    assert inspect() == snapshot.use_extension(HealthSnapshotExtension)
+"""
+    )
+    project.update().assert_outcomes(passed=1)
+    project.run().assert_outcomes(passed=1)
+    project.scale(1.5)
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *drift in 2.weight (parameters): rms *"])
