@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 
+from pytest_modelhealth.checks.evidence import leaves
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.rendering.evidence import (
     bulk_start,
@@ -226,13 +227,21 @@ _FLOWING = {
 def plot_gradient_flow(report: HealthReport) -> Figure:
     """Return a figure of gradient norms through the model, the first layer at the top.
 
-    A row is a layer with gradients. Norms are L2 norms of the finite values on a log scale; a norm
-    of zero is drawn hollow at the left edge, a layer with NaN or infinity as a cross at the right.
+    A row is a layer with gradients that contains no other; a container is one only where it has
+    parameters of its own or a violation, since its output is that of a layer in it. Norms are L2
+    norms of the finite values on a log scale; a norm of zero is drawn hollow at the left edge, a
+    layer with NaN or infinity as a cross at the right.
 
     Raises:
         InspectionError: no gradient was observed.
     """
-    records = [record for record in report if any(record.tensors(role) for role in _FLOWING)]
+    found = violations_by_layer(report)
+    shown = {record.name for record in leaves(report.observation)} | set(found)
+    records = [
+        record
+        for record in report
+        if (record.gradients is not None and record.name in shown) or record.parameter_gradients
+    ]
     if not records:
         why = (
             "no layer of those watched has a gradient"
@@ -241,7 +250,6 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
         )
         raise InspectionError(f"no gradients were seen of {_model(report)}: {why}.")
     figure, axes = _figure(9, 1.6 + 0.24 * len(records))
-    found = violations_by_layer(report)
     flows = [_Flow.through(records, role) for role in _FLOWING]
     low, high = _decades([norm for flow in flows for norm in flow.norms])
     axes.set_xscale("log")

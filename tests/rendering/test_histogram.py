@@ -254,3 +254,13 @@ def test_names_of_figures() -> None:
 def test_a_notebook_shows_the_figure() -> None:
     """Without pyplot, IPython finds the picture by `_repr_png_`."""
     assert reports.dead().plot_histogram("relu")._repr_png_().startswith(b"\x89PNG")
+
+
+def test_containers_are_left_out_of_the_flow() -> None:
+    """A container repeats its last layer's gradient; it would bend the line back at the top."""
+    gradients = torch.ones(4, 4)
+    model = layer("", type_name="Model", gradients=gradients)
+    inner = layer("block.fc", gradients=gradients)
+    shown = texts(reports.judged(observation(model, inner)).plot_gradient_flow())
+    names = [axis_label for axis_label in shown.splitlines() if axis_label in ("Model", "block.fc")]
+    assert names == ["block.fc"]
