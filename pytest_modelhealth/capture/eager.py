@@ -1,0 +1,56 @@
+"""Any `torch.nn.Module`: plain, compiled, traced by torch.fx, scripted."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
+
+from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.step.run import run_step
+from pytest_modelhealth.report import Observation
+
+
+class EagerEngine(Engine):
+    """Modules whose hooks run; where they do not, as inside a script, layers are `opaque`."""
+
+    def supports(self, model: object) -> bool:
+        """Whether `model` is a module."""
+        return isinstance(model, nn.Module)
+
+    def run(self, request: Request) -> Observation:
+        """Run the batch with hooks on every module that can have them."""
+        notes = []
+        if _is_compiled(request.model):
+            notes.append("the model is compiled: these are the values it has when run eagerly")
+        model = request.model
+        if _is_lazy(model):
+            notes.append("the model is lazy: a copy was inspected, the model is not initialised")
+            model = _copy_of_lazy(model)
+        return run_step(request, model, notes)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _is_lazy(model: nn.Module) -> bool:
+    """Whether its first forward creates parameters or buffers."""
+    return any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _copy_of_lazy(model: nn.Module) -> nn.Module:
+    """Return a deep copy; torch itself cannot copy buffers that are not initialised."""
+    memo = {
+        id(buffer): UninitializedBuffer(  # type: ignore[call-arg]
+            device=buffer.device, dtype=buffer.dtype
+        )
+        for buffer in model.buffers()
+        if isinstance(buffer, UninitializedBuffer)
+    }
+    return copy.deepcopy(model, memo)

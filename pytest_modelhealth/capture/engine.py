@@ -1,0 +1,105 @@
+"""The seam between a model of any kind and what is seen of it.
+
+A model kind is a file in this folder with a subclass of `Engine`; it is found by itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import Selection
+from pytest_modelhealth.report import Observation
+
+Loss = Callable[..., Any]
+Backward = bool | Callable[[Tensor], Any] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of an engine.
+
+    Args:
+        model: the model.
+        inputs: a mapping goes in as keywords, a tuple or list as positionals, `Inputs` as both,
+            anything else as the one argument.
+        target: second argument of `loss`; ``None`` calls ``loss(output)``.
+        loss: ``None`` takes the model's own loss, a scalar output, or a fixed random projection.
+        backward: ``None`` runs it where a gradient path exists, ``True`` demands it, ``False``
+            leaves it out, a function runs it in the user's way: ``backward(loss)``.
+        selection: which roles of which layers to observe.
+    """
+
+    model: Any
+    inputs: Any
+    target: Any = None
+    loss: Loss | None = None
+    backward: Backward = None
+    selection: Selection = field(default_factory=Selection)
+
+
+class Engine(ABC):
+    """Runs one batch through a model of its kind and tells what was seen."""
+
+    precedence: ClassVar[int] = 0
+    """Engines of a higher precedence are asked first: special kinds before plain modules."""
+
+    @abstractmethod
+    def supports(self, model: object) -> bool:
+        """Whether `model` is of this kind."""
+
+    def module(self, model: Any) -> nn.Module:
+        """Return the module that has the layers of `model`: itself, unless a kind says otherwise.
+
+        Raises:
+            InspectionError: its layers are out of reach.
+        """
+        return model  # type: ignore[no-any-return]
+
+    @abstractmethod
+    def run(self, request: Request) -> Observation:
+        """Run the batch forward and backward, and leave the model as it was, bit for bit.
+
+        Raises:
+            InspectionError: the request cannot be carried out on this model.
+            Exception: whatever the user's model or loss raises, untouched.
+        """
+
+
+@cache
+def _engines() -> tuple[Engine, ...]:
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{__package__}.{module.name}")
+    engines = [engine() for engine in Engine.__subclasses__()]
+    return tuple(sorted(engines, key=lambda engine: -engine.precedence))
+
+
+def find_engine(model: object) -> Engine:
+    """Return the engine for this kind of model.
+
+    Raises:
+        InspectionError: none fits; the message says what a model must be.
+    """
+    for engine in _engines():
+        if engine.supports(model):
+            return engine
+    hint = " Pass an instance: Model(), not Model." if isinstance(model, type) else ""
+    raise InspectionError(
+        f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module or "
+        f"a torch.export.ExportedProgram.{hint}"
+    )
+
+
+def _describe(model: object) -> str:
+    if isinstance(model, type):
+        return f"the class {model.__name__}"
+    return f"an object of type {type(model).__name__}"

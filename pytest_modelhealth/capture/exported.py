@@ -1,0 +1,61 @@
+"""`torch.export.ExportedProgram`: unflattened, so that its layers are modules again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.step.run import run_step
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.report import Observation
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+class ExportedEngine(Engine):
+    """Exported programs, and a refusal of what `ExportedProgram.module()` returns.
+
+    That one holds the modules' parameters, but runs as one flat graph: no hook inside would fire.
+    """
+
+    precedence = 1
+
+    def __init__(self) -> None:
+        self._unflattened: WeakKeyDictionary[ExportedProgram, nn.Module] = WeakKeyDictionary()
+
+    def supports(self, model: object) -> bool:
+        """Whether `model` came out of `torch.export`."""
+        return _is_program(model) or _is_flat(model)
+
+    def module(self, model: Any) -> nn.Module:
+        """Return the program's modules, with copies of its parameters and buffers.
+
+        Raises:
+            InspectionError: it is the flat module of a program.
+        """
+        if not _is_program(model):
+            raise InspectionError(
+                "this is ExportedProgram.module(): one flat graph, in which no hook fires; pass "
+                "the ExportedProgram itself"
+            )
+        if model not in self._unflattened:
+            from torch.export import unflatten
+
+            self._unflattened[model] = unflatten(model)
+        return self._unflattened[model]
+
+    def run(self, request: Request) -> Observation:
+        """Run the batch through the unflattened program."""
+        return run_step(request, self.module(request.model), notes=[])
+
+
+def _is_program(model: object) -> bool:
+    return type(model).__name__ == "ExportedProgram"
+
+
+def _is_flat(model: object) -> bool:
+    return any(base.__name__ == "_StatefulGraphModule" for base in type(model).__mro__)

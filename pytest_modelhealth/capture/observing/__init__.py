@@ -1,0 +1,1 @@
+"""What watches a run: it finds tensors, reduces them, and keeps only their statistics."""

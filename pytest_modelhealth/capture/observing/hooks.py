@@ -1,0 +1,318 @@
+"""Hooks on modules and tensors that hand everything to a `Recorder` and change nothing.
+
+Forward hooks and tensor hooks only: full backward hooks break in-place modules (pytorch#61519).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from pytest_modelhealth.capture.observing.functional import Call, FunctionalLayers
+from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
+from pytest_modelhealth.capture.observing.tensors import find_tensors, version, version_probe
+
+_P = ParamSpec("_P")
+
+
+@contextmanager
+def observed(recorder: Recorder) -> Iterator[Hooks]:
+    """Let `recorder` see every layer of its modules that runs inside."""
+    hooks = Hooks(recorder)
+    with ExitStack() as stack:
+        stack.callback(hooks.remove)
+        hooks.register()
+        stack.enter_context(hooks.functional)
+        # first of all: a call that an exception ended may have taken the mode off
+        stack.callback(hooks.end_calls)
+        yield hooks
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """One call of a layer that has not returned yet.
+
+    Args:
+        layer: the layer.
+        handling: the exception that was being handled when the call began, if any.
+        inputs: the tensors it was called with, each with its version then.
+        functions: how many calls of each function it has made so far.
+        suspension: puts the functional mode back on.
+    """
+
+    layer: Layer
+    handling: BaseException | None = None
+    inputs: list[tuple[Tensor, int | None]] = field(default_factory=list)
+    functions: dict[str, int] = field(default_factory=dict)
+    suspension: AbstractContextManager[None] | None = None
+
+
+def _guarded(
+    method: Callable[Concatenate[Hooks, Layer, _P], None],
+) -> Callable[Concatenate[Hooks, Layer, _P], None]:
+    """Put an error of ours on the record: it must never reach the user's forward or backward."""
+
+    @wraps(method)
+    def guarded(self: Hooks, layer: Layer, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            # what we ask of a tensor is no call of the user's
+            with torch._C.DisableTorchFunction():
+                method(self, layer, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+            self.recorder.fail(layer, error)
+
+    return guarded  # type: ignore[return-value]
+
+
+class Hooks:
+    """All hooks of one run; none of them keeps a tensor longer than the call it saw it in."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.functional = FunctionalLayers(self._function)
+        self._stack: list[Frame] = []
+        self._handles: list[RemovableHandle] = []
+        self._differentiating = False
+
+    def register(self) -> None:
+        """Hook every module, after the user's own hooks.
+
+        The methods are taken from `torch.nn.Module`: a scripted module refuses its own, yet runs
+        hooks at the script's root.
+        """
+        for module, layer in self.recorder.by_module.items():
+            if layer.opaque:
+                continue
+            before, after = _ModuleHook(self._enter, layer), _ModuleHook(self._complete, layer)
+            self._handles += [
+                nn.Module.register_forward_pre_hook(module, before, with_kwargs=True),
+                # called after an exception too, so that the stack of calls stays right where the
+                # user's forward catches it
+                nn.Module.register_forward_hook(module, after, always_call=True),
+            ]
+
+    def end_calls(self) -> None:
+        """End the calls that an exception left open."""
+        if self._stack:
+            self._drop(self._stack[0])
+
+    def remove(self) -> None:
+        """Remove every hook, and our hooks only."""
+        for handle in self._handles:
+            handle.remove()
+
+    @contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """Take what flows back for gradients of the loss.
+
+        Gradients that pass at other times are of something else, such as an energy that a forward
+        differentiates to get forces.
+        """
+        self._differentiating = True
+        try:
+            yield
+        finally:
+            self._differentiating = False
+
+    @_guarded
+    def _enter(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        frame = Frame(layer, sys.exception())
+        self._stack.append(frame)
+        self._see_inputs(frame, (args, kwargs) if kwargs else args)
+        if self.functional.is_on and _changes_under_a_mode(layer.module):
+            frame.suspension = self.functional.suspended()
+            frame.suspension.__enter__()
+            self.recorder.note_blind_spot(layer)
+
+    def _see_inputs(self, frame: Frame, arguments: Any) -> None:
+        recomputation = _is_recomputation()
+        if not recomputation:
+            self.recorder.enter(frame.layer)
+        frame.inputs = [(tensor, version(tensor)) for tensor in find_tensors(arguments)]
+        if not recomputation:
+            self.recorder.add_inputs(frame.layer, [tensor for tensor, _ in frame.inputs])
+
+    @_guarded
+    def _complete(self, layer: Layer, args: tuple[Any, ...], output: Any) -> None:
+        frame = next((f for f in reversed(self._stack) if f.layer is layer), None)
+        if frame is None:
+            return
+        self._drop(frame)
+        if output is None and sys.exception() is not frame.handling:
+            layer.raised = type(sys.exception()).__name__
+        else:
+            self._see_output(frame, output)
+
+    def _drop(self, frame: Frame) -> None:
+        """End a call, and those inside it that an exception ended without a word to us."""
+        while self._stack:
+            ended = self._stack.pop()
+            if ended.suspension is not None:
+                ended.suspension.__exit__(None, None, None)
+            if ended is frame:
+                return
+
+    def _function(
+        self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Make one functional call, as a layer of the module that is running."""
+        if not self._stack or self._stack[-1].layer.activation is not None or _is_traced():
+            return call(*args, **kwargs)
+        caller = self._stack[-1]
+        index = caller.functions[name] = caller.functions.get(name, -1) + 1
+        frame = Frame(self.recorder.functional_layer(caller.layer, name, index))
+        self._enter_function(frame.layer, frame, (args, kwargs))
+        output = call(*args, **kwargs)
+        self._complete_function(frame.layer, frame, output)
+        return output
+
+    @_guarded
+    def _enter_function(self, layer: Layer, frame: Frame, arguments: Any) -> None:
+        self._see_inputs(frame, arguments)
+
+    @_guarded
+    def _complete_function(self, layer: Layer, frame: Frame, output: Any) -> None:
+        self._see_output(frame, output)
+
+    def _see_output(self, frame: Frame, output: Any) -> None:
+        layer, recomputation = frame.layer, _is_recomputation()
+        tensors = [t for t in find_tensors(output) if t.is_floating_point() or t.is_complex()]
+        if not recomputation:
+            self.recorder.complete(layer, tensors)
+        for tensor in tensors:
+            if any(tensor is given and version(tensor) == seen for given, seen in frame.inputs):
+                layer.returned_input = True
+                continue
+            layer.returned_own = True
+            if tensor.requires_grad and "gradients" in layer.roles:
+                layer.requires_grad = True
+                self._hook_gradient(layer, tensor)
+
+    def _hook_gradient(self, layer: Layer, tensor: Tensor) -> None:
+        """Hook a tensor's gradient, and its base's where the tensor is a view.
+
+        Reading ``grad_fn`` first brings the graph of a view up to date: without it registering a
+        hook on a view whose base was written to crashes the interpreter (pytorch#196459). A view
+        that is written to later never fires; the hook on its base does.
+        """
+        _ = tensor.grad_fn
+        hook = _GradientHook(self, layer, self.recorder.unit_dimension(layer, tensor))
+        self._handles.append(tensor.register_hook(hook))
+        base = tensor._base
+        if base is not None and base.requires_grad and base.grad_fn is not None:
+            self._handles.append(base.register_hook(_BaseGradientHook(hook, tensor, base)))
+
+    def takes_gradients(self, layer: Layer) -> bool:
+        """Whether what flows back now is the gradient of the loss.
+
+        A pass that builds a graph, for a gradient penalty say, is a part of computing the loss.
+        """
+        if self._differentiating and torch.is_grad_enabled():
+            layer.passed_with_graph = True
+        return self._differentiating and not torch.is_grad_enabled()
+
+    @_guarded
+    def see_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
+        """Take the gradient of the loss with respect to an output of `layer`."""
+        self.recorder.add_gradient(layer, gradient, unit_dimension)
+
+
+def _is_recomputation() -> bool:
+    """Whether activation checkpointing is running a forward again, inside backward."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _is_traced() -> bool:
+    """Whether what runs now is being written down: our own operations would be a part of it."""
+    return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+
+
+_FUSED_IN_EVALUATION = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+
+
+def _changes_under_a_mode(module: nn.Module | None) -> bool:
+    """Whether this is a module that drops its fused path while a function mode is on.
+
+    That changes its output: at padded positions, and elsewhere in the last bits. The path is open
+    only without gradients.
+    """
+    if not isinstance(module, _FUSED_IN_EVALUATION) or module.training:
+        return False
+    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
+
+
+def _inert_hook(*arguments: Any) -> None:
+    """What becomes of our hooks in a copy or a pickle of the model made during a run."""
+
+
+def _make_inert() -> Callable[..., None]:
+    return _inert_hook
+
+
+class _ModuleHook:
+    """A forward hook that knows its layer; it pickles and copies to one that does nothing."""
+
+    __slots__ = ("_layer", "_method")
+
+    def __init__(self, method: Callable[..., None], layer: Layer) -> None:
+        self._method = method
+        self._layer = layer
+
+    def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        if not _is_traced():
+            self._method(self._layer, *arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _make_inert, ()
+
+
+class _GradientHook:
+    """A tensor hook that knows its layer and whether it ever fired."""
+
+    __slots__ = ("_hooks", "_layer", "_unit_dimension", "fired")
+
+    def __init__(self, hooks: Hooks, layer: Layer, unit_dimension: int | None) -> None:
+        self._hooks = hooks
+        self._layer = layer
+        self._unit_dimension = unit_dimension
+        self.fired = False
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        if gradient is not None and self._hooks.takes_gradients(self._layer):
+            self.fired = True
+            self._hooks.see_gradient(self._layer, gradient, self._unit_dimension)
+
+
+class _BaseGradientHook:
+    """Recovers the gradient of a view that was written to, from the gradient of its base.
+
+    The base's gradient comes after that of all its views, so a view that is silent by then was
+    written to or did not reach the loss; its version tells which.
+    """
+
+    __slots__ = ("_base_shape", "_base_stride", "_geometry", "_hook", "_probe", "_version")
+
+    def __init__(self, hook: _GradientHook, view: Tensor, base: Tensor) -> None:
+        self._hook = hook
+        self._probe = version_probe(view)
+        self._version = version(view)
+        self._base_shape, self._base_stride = base.shape, base.stride()
+        offset = view.storage_offset() - base.storage_offset()
+        self._geometry = (view.shape, view.stride(), offset)
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        if gradient is None or self._hook.fired or version(self._probe) == self._version:
+            return
+        if gradient.stride() != self._base_stride:
+            gradient = torch.empty_strided(
+                self._base_shape, self._base_stride, dtype=gradient.dtype, device=gradient.device
+            ).copy_(gradient)
+        self._hook(gradient.as_strided(*self._geometry))

@@ -1,0 +1,256 @@
+"""Keeps the statistics of every layer while a model runs, and settles its status afterwards."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.observing.tensors import version
+from pytest_modelhealth.layers import (
+    NamedModule,
+    Selection,
+    UnitDimensions,
+    activation_of,
+    has_forward,
+    type_name,
+)
+from pytest_modelhealth.report import LayerRecord, Status
+from pytest_modelhealth.statistics import TensorStatistics, UnsupportedTensorError, reduce
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """What is kept of one layer while the model runs."""
+
+    name: str
+    type_name: str
+    roles: frozenset[str]
+    module: nn.Module | None = None
+    aliases: tuple[str, ...] = ()
+    activation: str | None = None
+    entered: int | None = None
+    completed: int | None = None
+    calls: int = 0
+    inputs: TensorStatistics | None = None
+    activations: TensorStatistics | None = None
+    gradients: TensorStatistics | None = None
+    parameters: dict[str, TensorStatistics] = field(default_factory=dict)
+    parameter_gradients: dict[str, TensorStatistics] = field(default_factory=dict)
+    buffers: dict[str, TensorStatistics] = field(default_factory=dict)
+    returned_own: bool = False
+    returned_input: bool = False
+    requires_grad: bool = False
+    passed_with_graph: bool = False
+    raised: str = ""
+    unsupported: str = ""
+    opaque: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name for people."""
+        return self.name or self.type_name
+
+
+class Recorder:
+    """The layers of one run. Tensors come in, are reduced at once, and are not kept."""
+
+    def __init__(self, modules: Iterable[NamedModule], selection: Selection) -> None:
+        self.layers: dict[str, Layer] = {}
+        self.errors: list[str] = []
+        self.notes: list[str] = []
+        self.by_module: dict[nn.Module, Layer] = {}
+        self._selection = selection
+        self._unit_dimensions = UnitDimensions()
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int, TensorStatistics]] = {}
+        self._events = 0
+        for named in modules:
+            module = named.module
+            layer = Layer(
+                named.name,
+                type_name(module),
+                selection.roles(named.name, module),
+                module,
+                named.aliases,
+                activation_of(module),
+                opaque=named.opaque,
+            )
+            self.layers[named.name] = self.by_module[module] = layer
+
+    def functional_layer(self, caller: Layer, function: str, index: int) -> Layer:
+        """Return the layer of the `index`-th call of `function` in one call of `caller`."""
+        stem = f"{caller.name}.{function}" if caller.name else function
+        while True:
+            name = f"{stem}_{index}" if index else stem
+            layer = self.layers.get(name)
+            if layer is None:
+                layer = Layer(name, function, self._selection.roles(name, None))
+                layer.activation = None if function == _ATTENTION else function
+                self.layers[name] = layer
+            if layer.module is None:
+                return layer
+            index += 1  # a module has this name already
+
+    def fail(self, layer: Layer, error: Exception) -> None:
+        """Note that an error of ours cost what could have been seen of `layer`."""
+        what = f"{type(error).__name__}: {error}"
+        layer.unsupported = f"an error in pytest-modelhealth: {what}"
+        self.errors.append(f"layer {layer.label!r}: {what}")
+
+    def note_blind_spot(self, layer: Layer) -> None:
+        """Note that functional layers inside `layer` were left alone."""
+        note = (
+            f"functional layers inside {layer.label!r} were not looked at: without gradients its "
+            "fused path gives other numbers while it is watched"
+        )
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def enter(self, layer: Layer) -> None:
+        """Note that a call of `layer` begins."""
+        layer.calls += 1
+        self._events += 1
+        if layer.entered is None:
+            layer.entered = self._events
+
+    def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> None:
+        """Take what `layer` was called with; integers only where there is nothing else."""
+        if "inputs" in layer.roles:
+            numbers = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+            for tensor in numbers or tensors:
+                statistics = self._reduce(layer, tensor, None)
+                if statistics is not None:
+                    layer.inputs = _merged(layer.inputs, statistics)
+
+    def complete(self, layer: Layer, tensors: list[Tensor]) -> None:
+        """Take what a call of `layer` returned."""
+        self._events += 1
+        layer.completed = self._events
+        if "activations" in layer.roles:
+            for tensor in tensors:
+                statistics = self._reduce(layer, tensor, self.unit_dimension(layer, tensor))
+                if statistics is not None:
+                    layer.activations = _merged(layer.activations, statistics)
+
+    def add_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
+        """Reduce the gradient of the loss with respect to one output tensor of a layer."""
+        layer.gradients = _merged(layer.gradients, reduce(gradient, unit_dimension))
+
+    def unit_dimension(self, layer: Layer, tensor: Tensor) -> int | None:
+        """Return where the units of an output of `layer` lie."""
+        return self._unit_dimensions.of(layer.module, tensor)
+
+    def add_state(self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]) -> None:
+        """Reduce parameters, their gradients or buffers."""
+        for layer, name, tensor in tensors:
+            if role in layer.roles:
+                try:
+                    getattr(layer, role)[name] = reduce(tensor)
+                except UnsupportedTensorError as error:
+                    layer.unsupported = f"{name}: {error}"
+                except Exception as error:  # noqa: BLE001 - ours, as in a hook
+                    self.fail(layer, error)
+
+    def _reduce(
+        self, layer: Layer, tensor: Tensor, unit_dimension: int | None
+    ) -> TensorStatistics | None:
+        """Return the statistics, taken over from an earlier look at the same unchanged tensor.
+
+        The output of a layer is usually the input of the next and the output of its container.
+        """
+        seen_version = version(tensor)
+        seen = self._seen.get(id(tensor))
+        if (
+            seen is not None
+            and seen[0]() is tensor
+            and seen[1] == seen_version
+            and (unit_dimension is None or seen[2].units is not None)
+        ):
+            return seen[2]
+        try:
+            statistics = reduce(tensor, unit_dimension)
+        except UnsupportedTensorError as error:
+            layer.unsupported = str(error)
+            return None
+        if seen_version is not None:
+            self._seen[id(tensor)] = (weakref.ref(tensor), seen_version, statistics)
+        return statistics
+
+    def records(self, *, backward: bool) -> dict[str, LayerRecord]:
+        """Return every layer's record in execution order, those never called last."""
+        never = float("inf")
+        ordered = sorted(
+            self.layers.values(), key=lambda lyr: never if lyr.entered is None else lyr.entered
+        )
+        return {layer.name: _record(layer, backward=backward) for layer in ordered}
+
+
+_ATTENTION = "scaled_dot_product_attention"
+
+
+def _merged(before: TensorStatistics | None, new: TensorStatistics) -> TensorStatistics:
+    return new if before is None else before.merge(new)
+
+
+def _record(layer: Layer, *, backward: bool) -> LayerRecord:
+    status, reason = _status(layer, backward=backward)
+    return LayerRecord(
+        name=layer.name,
+        type_name=layer.type_name,
+        status=status,
+        reason=reason,
+        functional=layer.module is None,
+        activation=layer.activation,
+        entered=layer.entered,
+        completed=layer.completed,
+        calls=layer.calls,
+        aliases=layer.aliases,
+        inputs=layer.inputs,
+        activations=layer.activations,
+        gradients=layer.gradients,
+        parameters=layer.parameters,
+        parameter_gradients=layer.parameter_gradients,
+        buffers=layer.buffers,
+        frozen=_frozen(layer.module),
+        watched=layer.roles,
+    )
+
+
+def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:
+    if layer.opaque:
+        return Status.OPAQUE, layer.opaque
+    if not layer.calls:
+        return Status.NOT_CALLED, _why_not_called(layer)
+    if layer.unsupported:
+        return Status.UNSUPPORTED, layer.unsupported
+    if not (layer.returned_own or layer.returned_input):
+        if layer.raised:
+            return Status.UNSUPPORTED, f"it raised {layer.raised}, which the model caught"
+        return Status.UNSUPPORTED, "its output holds no floating-point tensor"
+    if not layer.returned_own:
+        return Status.ALIAS_OF_INPUT, "it returned its own input, whose gradient is not its alone"
+    if backward and "gradients" in layer.roles and layer.gradients is None:
+        if layer.passed_with_graph:
+            return Status.UNSUPPORTED, "gradients came only with create_graph=True: not the loss's"
+        if layer.requires_grad:
+            return Status.UNUSED_IN_LOSS, "its output requires a gradient but none came back"
+        return Status.NO_GRAD_PATH, "its output does not require a gradient"
+    return Status.OBSERVED, ""
+
+
+def _why_not_called(layer: Layer) -> str:
+    if not has_forward(layer.module):
+        return "it has no forward: it only holds other layers"
+    if layer.parameter_gradients:
+        return "its parameters were used, but it was never called: .forward() runs no hooks"
+    return "it was never called in this batch"
+
+
+def _frozen(module: nn.Module | None) -> frozenset[str]:
+    if module is None:
+        return frozenset()
+    parameters: Mapping[str, torch.nn.Parameter | None] = module._parameters
+    return frozenset(n for n, p in parameters.items() if p is not None and not p.requires_grad)

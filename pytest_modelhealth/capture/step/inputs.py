@@ -1,0 +1,32 @@
+"""How a batch goes into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Inputs:
+    """Positional and keyword arguments of one call: ``Inputs(x, mask=mask)``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+    def __repr__(self) -> str:
+        return f"Inputs({len(self.args)} positional, keywords {sorted(self.kwargs)})"
+
+    @classmethod
+    def of(cls, batch: Any) -> Inputs:
+        """Return how `batch` goes in.
+
+        A mapping goes in as keywords, a tuple or list as positionals, `Inputs` as it is, anything
+        else as the one argument. A named tuple is a tuple.
+        """
+        if isinstance(batch, cls):
+            return batch
+        if isinstance(batch, Mapping):
+            return cls(**{str(name): value for name, value in batch.items()})
+        if isinstance(batch, tuple | list):
+            return cls(*batch)
+        return cls(batch)

@@ -1,0 +1,104 @@
+"""What is differentiated: the user's loss, the model's own, or a fixed random projection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.engine import Loss
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.errors import InspectionError
+
+_PROJECTION_SEED = 20_240_229
+
+
+def compute_loss(output: Any, target: Any, loss: Loss | None) -> Tensor | None:
+    """Return the scalar to differentiate, or ``None`` where the output has no number to project.
+
+    Raises:
+        InspectionError: the loss is not a scalar tensor, has no graph although the output has one,
+            or a target stands without a loss.
+    """
+    if loss is None:
+        if target is not None:
+            raise InspectionError(
+                "a target was given without a loss: pass loss=..., for example "
+                "loss=torch.nn.functional.cross_entropy"
+            )
+        return _own_loss(output)
+    value = loss(output) if target is None else loss(output, target)
+    _validate(value, output)
+    return value.reshape(()) if value.ndim else value  # type: ignore[no-any-return]
+
+
+def _validate(value: object, output: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise InspectionError(
+            f"the loss returned {type(value).__name__}, not a tensor: return the tensor itself, "
+            "without .item() or float()"
+        )
+    if value.numel() != 1:
+        raise InspectionError(
+            f"the loss has shape {tuple(value.shape)}, not a scalar: reduce it, for example with "
+            ".mean()"
+        )
+    if value.is_complex():
+        raise InspectionError(
+            "the loss is complex: return a real one, for example its .abs() or .real"
+        )
+    if (
+        not value.requires_grad
+        and torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in find_tensors(output))
+    ):
+        raise InspectionError(
+            "the loss has no graph although the model's output has one: it was computed from a "
+            "detached copy (.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
+        )
+
+
+def _own_loss(output: Any) -> Tensor | None:
+    for candidate in (_attribute_loss(output), output):
+        if isinstance(candidate, Tensor) and candidate.numel() == 1 and _is_real(candidate):
+            return candidate.reshape(()) if candidate.ndim else candidate
+    return _random_projection(output)
+
+
+def _attribute_loss(output: Any) -> Any:
+    if isinstance(output, Mapping):
+        return output.get("loss")
+    return getattr(output, "loss", None)
+
+
+def _random_projection(output: Any) -> Tensor | None:
+    """Return the floating outputs times fixed random weights, summed.
+
+    A plain sum has no gradient through softmax and LayerNorm, whose outputs sum to a constant. The
+    weights make the gradient with respect to each output tensor about 1 in L2 norm, whatever its
+    size, so that gradient norms mean the same on every model.
+    """
+    generator = torch.Generator().manual_seed(_PROJECTION_SEED)
+    terms = []
+    for tensor in find_tensors(output):
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        if not (_is_real(tensor) and tensor.numel()):
+            continue
+        if tensor.is_nested:
+            tensor = tensor.values()
+        weights = torch.randn(tensor.shape, generator=generator, device="cpu", dtype=torch.float32)
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        weights = (weights / math.sqrt(tensor.numel())).to(tensor.device, dtype)
+        terms.append((tensor.to(dtype) * weights).sum())
+    if not terms:
+        return None
+    device = terms[0].device
+    return torch.stack([term.to(device, torch.float32) for term in terms]).sum()
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and not tensor.is_meta

@@ -1,0 +1,188 @@
+"""One inspected step: forward, loss and backward, watched, on a model that is left as it was."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.engine import Backward, Request
+from pytest_modelhealth.capture.observing.hooks import Hooks, observed
+from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.inputs import Inputs
+from pytest_modelhealth.capture.step.loss import compute_loss
+from pytest_modelhealth.capture.step.state import (
+    State,
+    Versions,
+    gradients_set_aside,
+    graph_leaves,
+    untouched,
+)
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import ensure_match, named_modules
+from pytest_modelhealth.report import Observation
+
+
+def run_step(request: Request, model: nn.Module, notes: list[str]) -> Observation:
+    """Run the request's batch through `model` with hooks on every module.
+
+    Args:
+        request: what is asked.
+        model: the module that stands for ``request.model``.
+        notes: what a reader should know of this model.
+
+    Raises:
+        InspectionError: the request cannot be carried out on this model.
+        Exception: whatever the user's model or loss raises, untouched.
+    """
+    recorder = Recorder(named_modules(model), request.selection)
+    arguments = Inputs.of(request.inputs)
+    batch = (arguments.args, arguments.kwargs, request.target)
+    samples = _samples(batch)
+    state = State(model)
+    writes = Versions(_writable(model, batch))
+    notes = [*notes, *_unregistered(model, state)]
+    with untouched(state, batch), _eager_stance(), observed(recorder) as hooks:
+        output = model(*arguments.args, **arguments.kwargs)
+        loss = compute_loss(output, request.target, request.loss)
+        backward = _wants_backward(loss, request.backward, notes)
+        # buffers and parameters as the forward left them: what the loss was computed with
+        recorder.add_state("buffers", _named(recorder, "_buffers"))
+        recorder.add_state("parameters", _named(recorder, "_parameters"))
+        value = None if loss is None or loss.is_meta else float(loss.detach())
+        del output
+        if backward and loss is not None and loss.requires_grad:
+            _run_backward(loss, request.backward, hooks, state)
+    notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
+    _ensure_all_rules_matched(request, recorder)
+    return Observation(
+        layers=recorder.records(backward=backward),
+        model_type=type(request.model).__name__,
+        loss=value,
+        backward=backward,
+        samples=samples,
+        notes=(*notes, *recorder.notes),
+        errors=tuple(recorder.errors),
+    )
+
+
+def _unregistered(model: nn.Module, state: State) -> list[str]:
+    """Return a note on modules with parameters that torch does not know to be in the model."""
+    registered = set(model.modules())
+    unknown = [m for m in state.modules if m not in registered and list(m.parameters())]
+    if not unknown or isinstance(model, torch.jit.ScriptModule):
+        return []
+    types = ", ".join(sorted({type(module).__name__ for module in unknown}))
+    note = (
+        f"{len(unknown)} modules ({types}) are kept in plain attributes, lists or dictionaries: "
+        "model.parameters() leaves them out, and they were not looked into; nn.ModuleList and "
+        "nn.ModuleDict register them"
+    )
+    return [note]
+
+
+def _writable(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """Return what is not copied beforehand, by the name that a note would give it."""
+    parameters = dict(model.named_parameters())
+    named = {f"the parameter {name!r}": p for name, p in parameters.items()}
+    return named | {f"tensor {i} of the batch": t for i, t in enumerate(find_tensors(batch))}
+
+
+def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -> bool:
+    """Return whether gradients are asked for and can be asked for.
+
+    Raises:
+        InspectionError: they were demanded, and there is no path for them.
+    """
+    if backward is False:
+        return False
+    reason = ""
+    if loss is None:
+        reason = "the output holds no floating-point number to differentiate"
+    elif not torch.is_grad_enabled():
+        reason = "gradients are off here (torch.no_grad() or inference_mode())"
+    if reason or (loss is not None and not loss.requires_grad):
+        if backward is True or callable(backward):
+            raise InspectionError(
+                "no backward pass: "
+                + (reason or "the loss depends on nothing that requires a gradient")
+                + "; leave backward out to inspect the forward pass alone"
+            )
+        if reason:
+            notes.append(f"no backward pass: {reason}")
+    return not reason
+
+
+def _run_backward(loss: Tensor, backward: Backward, hooks: Hooks, state: State) -> None:
+    recorder = hooks.recorder
+    known = {id(leaf) for leaf in state.leaves}
+    unknown = [leaf for leaf in graph_leaves(loss) if id(leaf) not in known]
+    with gradients_set_aside(unknown), hooks.differentiating():
+        if callable(backward):
+            backward(loss)
+        else:
+            loss.backward()
+        gradients = (
+            (layer, name, parameter.grad)
+            for layer, name, parameter in _named(recorder, "_parameters")
+            if parameter.grad is not None
+        )
+        recorder.add_state("parameter_gradients", gradients)
+
+
+def _named(recorder: Recorder, kind: str) -> Iterator[tuple[Layer, str, Tensor]]:
+    """Yield each parameter or buffer once, at the first layer that owns it.
+
+    They are read from the module's own dictionary: a parametrised attribute computes when read.
+    """
+    seen: set[int] = set()
+    for module, layer in recorder.by_module.items():
+        for name, tensor in getattr(module, kind).items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield layer, name, tensor
+
+
+def _samples(batch: Any) -> int:
+    return next((len(t) for t in find_tensors(batch) if t.ndim and not t.is_nested), 0)
+
+
+def _ensure_all_rules_matched(request: Request, recorder: Recorder) -> None:
+    layers = [(layer.name, layer.module) for layer in recorder.layers.values()]
+    ensure_match(request.selection.rules, layers, request.model)
+
+
+_stance_lock = threading.Lock()
+_stance: list[Any] = []
+_stance_holders = 0
+
+
+@contextmanager
+def _eager_stance() -> Iterator[None]:
+    """Run compiled models eagerly: a warm one ignores hooks that were added later.
+
+    The stance is one for the whole process, so the first to enter sets it and the last to leave
+    resets it. Without torch._dynamo, which takes a second to import, nothing is compiled yet.
+    """
+    global _stance_holders
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with _stance_lock:
+        _stance_holders += 1
+        if _stance_holders == 1:
+            _stance.append(torch.compiler.set_stance("force_eager"))
+            _stance[-1].__enter__()
+    try:
+        yield
+    finally:
+        with _stance_lock:
+            _stance_holders -= 1
+            if _stance_holders == 0:
+                _stance.pop().__exit__(None, None, None)

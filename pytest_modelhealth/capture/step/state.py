@@ -1,0 +1,252 @@
+"""Puts a model, its gradients and all random generators back as they were."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from operator import is_
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors, version
+
+
+class State:
+    """All that a model holds: what its modules' attributes lead to, through plain containers.
+
+    Modules outside torch's registry, in a list say, are part of it. Objects of the user's own
+    classes are not opened.
+
+    Args:
+        modules: every module, the model first.
+        leaves: every parameter and every other tensor that collects a gradient.
+        tensors: every tensor that is no parameter: buffers and plain attributes.
+        containers: the attributes of each module and each dictionary, list, set or deque in them.
+        generators: random generators kept in attributes.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules: list[nn.Module] = []
+        self.leaves: list[Tensor] = []
+        self.tensors: list[Tensor] = []
+        self.containers: list[Any] = []
+        self.generators: list[Any] = []
+        self._seen: dict[int, Any] = {}
+        self._visit(model)
+
+    def _visit(self, value: Any) -> None:
+        kind = type(value)
+        if id(value) in self._seen:
+            return
+        if kind in _CONTAINERS:
+            self._seen[id(value)] = value
+            self.containers.append(value)
+            self._visit_all(value.values() if isinstance(value, dict) else value)
+        elif kind is tuple:
+            self._visit_all(value)
+        elif isinstance(value, Tensor):
+            self._seen[id(value)] = value
+            self._add_tensor(value)
+        elif isinstance(value, nn.Module):
+            self._seen[id(value)] = value
+            self._add_module(value)
+        elif isinstance(value, _GENERATORS) or _is_numpy_generator(value):
+            self.generators.append(value)
+
+    def _visit_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if type(value) not in _ATOMS:  # most are; this spares a call
+                self._visit(value)
+
+    def _add_module(self, module: nn.Module) -> None:
+        self.modules.append(module)
+        self._visit(vars(module))
+        if isinstance(module, torch.jit.ScriptModule):  # keeps its own in C++
+            for owned in (module._parameters, module._buffers, module._modules):
+                self._visit_all(owned.values())
+
+    def _add_tensor(self, tensor: Tensor) -> None:
+        if tensor.is_leaf and (isinstance(tensor, nn.Parameter) or tensor.requires_grad):
+            self.leaves.append(tensor)
+        if not (isinstance(tensor, nn.Parameter) or is_lazy(tensor) or not tensor.is_leaf):
+            self.tensors.append(tensor)
+
+
+_CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
+_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), FunctionType, torch.dtype})
+_GENERATORS = (torch.Generator, random.Random)
+
+
+@contextmanager
+def untouched(state: State, batch: Any) -> Iterator[None]:
+    """Leave no trace on the model of what happens inside, however it ends.
+
+    Attributes get their objects and values back, buffers among them, parameters and the batch's
+    leaf tensors their ``.grad``, modules their training mode and hooks, and random generators their
+    state: those of Python, NumPy and torch, and those that the model holds. Hooks that run an
+    optimizer inside backward are set aside meanwhile, since they would train the model. Values of
+    parameters are not copied: nothing here writes to them.
+    """
+    leaves = [*state.leaves, *(t for t in find_tensors(batch) if t.is_leaf and t.requires_grad)]
+    with ExitStack() as stack:
+        stack.callback(_restore_random_state, _random_state())
+        for generator in state.generators:
+            stack.callback(_generator_restorer(generator))
+        stack.callback(_restore_containers, [(c, _contents(c)) for c in state.containers])
+        for tensor in state.tensors:
+            if not tensor.is_meta:
+                stack.callback(_restore_value, tensor, _copy(tensor))
+        stack.enter_context(gradients_set_aside(leaves))
+        yield
+
+
+@contextmanager
+def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
+    """Start from no gradient on `leaves`, and put theirs back: the same objects, untouched."""
+    leaves = list({id(leaf): leaf for leaf in leaves}.values())
+    kept = [(leaf, leaf.grad, leaf.requires_grad) for leaf in leaves]
+    hooks = [(h, h.copy()) for leaf in leaves if (h := leaf._post_accumulate_grad_hooks)]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        for registered, _ in hooks:
+            # in place: autograd holds this dictionary, and runs what is in it even after the
+            # attribute was set to None
+            registered.clear()
+        yield
+    finally:
+        for registered, copies in hooks:
+            registered.update(copies)
+        for leaf, gradient, requires_grad in kept:
+            leaf.requires_grad = requires_grad
+            leaf.grad = gradient
+
+
+def graph_leaves(root: Tensor) -> list[Tensor]:
+    """Return the leaf tensors that a backward pass from `root` gives gradients to."""
+    seen, leaves, stack = {root.grad_fn}, [], [root.grad_fn]
+    while stack:
+        node = stack.pop()
+        variable = getattr(node, "variable", None)  # AccumulateGrad nodes have one
+        if isinstance(variable, Tensor):
+            leaves.append(variable)
+        for following, _ in node.next_functions if node is not None else ():
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return leaves
+
+
+class Versions:
+    """Tells which tensors were written to in place since this was made."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._versions = {name: version(tensor) for name, tensor in tensors.items()}
+
+    def written(self) -> list[str]:
+        """Return the names of the tensors that were written to."""
+        return [
+            name
+            for name, before in self._versions.items()
+            if before is not None and version(self._tensors[name]) != before
+        ]
+
+
+def _is_numpy_generator(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(
+        value, (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    )
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state:
+        torch.mps.set_rng_state(state["mps"])
+
+
+def _generator_restorer(generator: Any) -> Callable[[], Any]:
+    """Return a function that puts a generator back where it stands now."""
+    if isinstance(generator, torch.Generator):
+        return partial(generator.set_state, generator.get_state())
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    generator = getattr(generator, "bit_generator", generator)  # of a numpy.random.Generator
+    if hasattr(generator, "set_state"):  # numpy.random.RandomState
+        return partial(generator.set_state, generator.get_state())
+    return partial(setattr, generator, "state", generator.state)
+
+
+_Contents = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""What a container held: its items, or the keys and the values of a dictionary."""
+
+
+def _contents(container: Any) -> _Contents:
+    if not container:
+        return (), ()
+    return tuple(container), tuple(container.values()) if isinstance(container, dict) else ()
+
+
+def _restore_containers(kept: list[tuple[Any, _Contents]]) -> None:
+    """Put the same objects in again, in the order they had."""
+    for container, (keys, values) in kept:
+        if not (container or keys) or _same((keys, values), _contents(container)):
+            continue
+        container.clear()
+        if isinstance(container, dict):
+            container.update(zip(keys, values, strict=True))
+        elif isinstance(container, set):
+            container.update(keys)
+        else:
+            container.extend(keys)
+
+
+def _same(a: _Contents, b: _Contents) -> bool:
+    return all(
+        len(ours) == len(theirs) and all(map(is_, ours, theirs))
+        for ours, theirs in zip(a, b, strict=True)
+    )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return tensor.detach().clone()
+
+
+def _restore_value(tensor: Tensor, value: Tensor) -> None:
+    """Write the values back without bumping the version that an outer graph may have saved."""
+    with (
+        torch._C.DisableTorchFunction(),
+        torch.inference_mode(tensor.is_inference()),
+        torch.no_grad(),
+        torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor),
+    ):
+        if tensor.is_nested or (tensor.shape, tensor.dtype) == (value.shape, value.dtype):
+            tensor.copy_(value)
+        else:
+            tensor.data = value

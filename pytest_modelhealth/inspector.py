@@ -1,0 +1,206 @@
+"""`Inspector`: the front door. It joins capture and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import nn
+
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.engine import Backward, Loss
+from pytest_modelhealth.checks import default_settings, judge
+from pytest_modelhealth.errors import InspectionError, suggest
+from pytest_modelhealth.layers import Pattern, Rule, Selection
+from pytest_modelhealth.report import ROLES, HealthReport, Observation
+from pytest_modelhealth.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pytest_modelhealth.statistics import TensorStatistics
+
+
+class Inspector:
+    """Looks inside one model.
+
+    Args:
+        model: a `torch.nn.Module`. It is left as it was, bit for bit.
+        settings: the settings to start from; ``None`` takes the defaults.
+        on_report: called with each report made.
+        **overrides: thresholds and other settings by name (`pytest --help` lists them).
+
+    Raises:
+        InspectionError: `model` is nothing that can be inspected.
+        SettingsError: an override has an unknown name, a wrong type or an impossible value.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        settings: Settings | None = None,
+        on_report: Callable[[HealthReport], None] | None = None,
+        **overrides: object,
+    ) -> None:
+        self._engine = find_engine(model)
+        self._model = model
+        base = default_settings() if settings is None else settings
+        self._settings = base.override(overrides, "argument of inspector")
+        self._on_report = on_report
+        self._selection = Selection()
+        self._report: HealthReport | None = None
+
+    def watch(
+        self,
+        pattern: Pattern = "*",
+        what: str | Iterable[str] = ROLES,
+        *,
+        types: type[nn.Module] | Iterable[type[nn.Module]] | None = None,
+    ) -> Self:
+        """Observe only what some call of `watch` names; without any, everything is observed.
+
+        Args:
+            pattern: a shell wildcard on layer names (``"encoder.*"``; ``*`` crosses dots), or a
+                compiled regular expression, searched for.
+            what: one role or several: ``inputs``, ``activations``, ``gradients``, ``parameters``,
+                ``parameter_gradients``, ``buffers``.
+            types: only modules of these types.
+
+        Raises:
+            LayerNotFoundError: no layer matches; the message names the nearest.
+            InspectionError: `what` names no role.
+        """
+        roles = frozenset([what] if isinstance(what, str) else what)
+        for role in roles - set(ROLES):
+            raise InspectionError(
+                f"unknown role {role!r} in what={what!r}{suggest(role, ROLES)} "
+                f"Roles: {', '.join(ROLES)}."
+            )
+        if types is not None:
+            types = (types,) if isinstance(types, type) else tuple(types)
+        self._selection = self._selection.add(
+            Rule(pattern, roles, types), self._engine.module(self._model)
+        )
+        return self
+
+    def run_inspection(
+        self,
+        inputs: Any,
+        target: Any = None,
+        *,
+        loss: Loss | None = None,
+        backward: Backward = None,
+    ) -> HealthReport:
+        """Run one batch forward and backward and report on every layer.
+
+        Args:
+            inputs: a mapping goes in as keywords, a tuple or list as positionals,
+                `Inputs(x, mask=mask)` as both, anything else as the one argument.
+            target: what `loss` compares the output with.
+            loss: ``loss(output, target)`` with a target, else ``loss(output)``; a scalar tensor.
+                ``None`` takes ``output.loss``, a scalar output itself, or a fixed random projection
+                of the floating outputs.
+            backward: ``None`` runs it where gradients have a path, ``True`` demands it, ``False``
+                leaves it out, a function runs it: ``backward(loss)``.
+
+        Raises:
+            InspectionError: the loss is no scalar or has no graph, or the request fits no layer.
+            Exception: whatever the model or the loss raises, untouched.
+        """
+        return self._reported(self._observe(inputs, target, loss, backward))
+
+    def run_batches(
+        self,
+        batches: Iterable[Any],
+        *,
+        loss: Loss | None = None,
+        max_batches: int | None = None,
+        progress: bool = False,
+    ) -> HealthReport:
+        """Run several batches and report on their merged statistics.
+
+        A unit is dead only if it is dead over all of them.
+
+        Args:
+            batches: with a `loss`, pairs of inputs and target, as a DataLoader of a labelled data
+                set gives; without one, inputs.
+            loss: ``loss(output, target)``.
+            max_batches: stop after so many.
+            progress: show on a terminal how far it is.
+
+        Raises:
+            InspectionError: there was no batch, or a batch is no pair although there is a loss.
+        """
+        merged: Observation | None = None
+        for index, batch in enumerate(_shown(islice(batches, max_batches), progress)):
+            inputs, target = _pair(batch, index) if loss is not None else (batch, None)
+            seen = self._observe(inputs, target, loss, None)
+            merged = seen if merged is None else merged.merge(seen)
+        if merged is None:
+            raise InspectionError("there was no batch to run: batches is empty, or max_batches=0")
+        return self._reported(merged)
+
+    @property
+    def report(self) -> HealthReport:
+        """The latest report.
+
+        Raises:
+            InspectionError: nothing was inspected yet.
+        """
+        if self._report is None:
+            raise InspectionError("nothing was inspected yet: call run_inspection(batch) first")
+        return self._report
+
+    def get_statistics(self, layer: str, what: str = "activations") -> TensorStatistics:
+        """Return one layer's statistics from the latest report, merged over its tensors.
+
+        Raises:
+            LayerNotFoundError: no such layer.
+            InspectionError: nothing was seen in this role, with the reason.
+        """
+        record = self.report[layer]
+        statistics = record.statistics(what)
+        if statistics is None:
+            raise InspectionError(record.why_not_seen(what))
+        return statistics
+
+    def plot_histogram(self, layer: str, what: str = "activations") -> Figure:
+        """Return a figure of one layer's histogram from the latest report."""
+        return self.report.plot_histogram(layer, what)
+
+    def plot_gradient_flow(self) -> Figure:
+        """Return a figure of gradient norms through depth from the latest report."""
+        return self.report.plot_gradient_flow()
+
+    def _observe(
+        self, inputs: Any, target: Any, loss: Loss | None, backward: Backward
+    ) -> Observation:
+        request = Request(self._model, inputs, target, loss, backward, self._selection)
+        return self._engine.run(request)
+
+    def _reported(self, observation: Observation) -> HealthReport:
+        self._report = HealthReport(observation, self._settings, judge)
+        if self._on_report is not None:
+            self._on_report(self._report)
+        return self._report
+
+
+def _shown(batches: Iterable[Any], progress: bool) -> Iterable[Any]:
+    if not progress:
+        return batches
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(batches, "Inspecting", console=console, disable=not console.is_terminal)
+
+
+def _pair(batch: Any, index: int) -> tuple[Any, Any]:
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise InspectionError(
+        f"batch {index} is a {type(batch).__name__}, not a pair (inputs, target), but a loss needs "
+        "the target; without a target leave loss out or bind it beforehand"
+    )

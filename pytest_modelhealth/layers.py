@@ -1,0 +1,291 @@
+"""Layers: their names, which of them a pattern selects, what they are and where their units lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_modelhealth.errors import LayerNotFoundError, suggest
+from pytest_modelhealth.report import ROLES
+
+ACTIVATION_MODULES: dict[type[nn.Module], str] = {
+    nn.CELU: "celu",
+    nn.ELU: "elu",
+    nn.GELU: "gelu",
+    nn.GLU: "glu",
+    nn.Hardshrink: "hardshrink",
+    nn.Hardsigmoid: "hardsigmoid",
+    nn.Hardswish: "hardswish",
+    nn.Hardtanh: "hardtanh",
+    nn.LeakyReLU: "leaky_relu",
+    nn.LogSigmoid: "logsigmoid",
+    nn.LogSoftmax: "log_softmax",
+    nn.Mish: "mish",
+    nn.PReLU: "prelu",
+    nn.RReLU: "rrelu",
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.SELU: "selu",
+    nn.SiLU: "silu",
+    nn.Sigmoid: "sigmoid",
+    nn.Softmax: "softmax",
+    nn.Softmax2d: "softmax",
+    nn.Softmin: "softmin",
+    nn.Softplus: "softplus",
+    nn.Softshrink: "softshrink",
+    nn.Softsign: "softsign",
+    nn.Tanh: "tanh",
+    nn.Tanhshrink: "tanhshrink",
+    nn.Threshold: "threshold",
+}
+"""The activation modules of torch and the canonical name of what each computes."""
+
+
+def _functional_layers() -> dict[Callable[..., Any], str]:
+    """Return the functions whose calls are layers, each with its canonical name.
+
+    `torch.nn.functional`, `torch` and `torch.Tensor` spell the same function in several ways, some
+    of them with a trailing underscore for the in-place one.
+    """
+    functions: dict[Callable[..., Any], str] = {}
+    for name in {*ACTIVATION_MODULES.values(), "scaled_dot_product_attention"}:
+        for namespace in (F, torch, torch.Tensor, torch.special):
+            for spelling in (name, f"{name}_"):
+                if (function := getattr(namespace, spelling, None)) is not None:
+                    functions[function] = name
+    return functions
+
+
+FUNCTIONAL_LAYERS = _functional_layers()
+"""Functions that count as layers when a module's forward calls them."""
+
+_UNITS_IN_DIMENSION_1 = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.instancenorm._InstanceNorm,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._LPPoolNd,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._MaxUnpoolNd,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.GroupNorm,
+    nn.LocalResponseNorm,
+    nn.PixelShuffle,
+    nn.PixelUnshuffle,
+    nn.Softmax2d,
+    nn.Upsample,
+)
+_UNITS_IN_LAST_DIMENSION = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+)
+
+
+class UnitDimensions:
+    """Decides in which dimension of an activation the units lie, in execution order.
+
+    A module whose type fixes it decides: dimension 1 after convolution, batch, instance and group
+    normalisation, pooling; the last after linear layers, layer normalisation, embeddings, recurrent
+    layers and attention. Any other layer (an activation, a container, the user's own) takes the
+    dimension of the latest such layer before it whose output had the same shape. With none, it is
+    dimension 1 from four dimensions on and the last otherwise. Tensors with fewer than two
+    dimensions have no units.
+    """
+
+    def __init__(self) -> None:
+        self._by_shape: dict[torch.Size, int] = {}
+
+    def of(self, module: nn.Module | None, tensor: torch.Tensor) -> int | None:
+        """Return the dimension of the units of `tensor`, an output of `module`."""
+        if tensor.is_nested or tensor.ndim < 2:
+            return None
+        shape, last = tensor.shape, tensor.ndim - 1
+        if isinstance(module, _UNITS_IN_DIMENSION_1):
+            self._by_shape[shape] = 1
+        elif isinstance(module, _UNITS_IN_LAST_DIMENSION):
+            self._by_shape[shape] = last
+        return self._by_shape.get(shape, 1 if tensor.ndim >= 4 else last)
+
+
+def activation_of(module: nn.Module) -> str | None:
+    """Return the canonical name of the activation that `module` is, or ``None``."""
+    for type_ in type(module).__mro__:
+        if type_ in ACTIVATION_MODULES:
+            return ACTIVATION_MODULES[type_]
+    return None
+
+
+@dataclass(frozen=True)
+class NamedModule:
+    """A distinct module of a model, its first name and any further ones."""
+
+    name: str
+    module: nn.Module
+    aliases: tuple[str, ...] = ()
+    opaque: str = ""
+    """Why no hook can reach it, if none can."""
+
+
+def type_name(module: nn.Module) -> str:
+    """Return the name of the class that the user wrote, where torch put another around it."""
+    original = getattr(module, "original_name", None) or getattr(module, "_ty", None)
+    if isinstance(original, str) and type(module).__module__.startswith("torch."):
+        return original.rpartition(".")[2]
+    return type(module).__name__
+
+
+def has_forward(module: nn.Module | None) -> bool:
+    """Whether calling this module means anything; a `ModuleList` only holds others."""
+    if module is None or "forward" in vars(module):
+        return True
+    # read from the classes' own dictionaries: a scripted module computes the attribute
+    return next(base for base in type(module).__mro__ if "forward" in vars(base)) is not nn.Module
+
+
+def named_modules(model: nn.Module) -> list[NamedModule]:
+    """Return each distinct module once, in registration order, under its canonical name.
+
+    Wrappers that only forward to one module (`torch.compile`, data parallel, activation
+    checkpointing) are no layers, and leave no trace in the names below them.
+    """
+    names: dict[nn.Module, list[str]] = {}
+    opaque: dict[nn.Module, str] = {}
+    for path, module, above in _walk(model, "", ()):
+        names.setdefault(module, []).append(path)
+        opaque.setdefault(module, _why_opaque(module, above))
+    return [
+        NamedModule(first, module, tuple(rest), opaque[module])
+        for module, (first, *rest) in names.items()
+    ]
+
+
+def _why_opaque(module: nn.Module, above: tuple[nn.Module, ...]) -> str:
+    if any(isinstance(outer, torch.jit.ScriptModule) for outer in above):
+        return "TorchScript runs it, and calls no hooks inside a script"
+    if not has_forward(module) and any(isinstance(outer, torch.fx.GraphModule) for outer in above):
+        return "torch.fx inlined it: what it called is observed, itself is not"
+    return ""
+
+
+def _walk(
+    module: nn.Module, path: str, above: tuple[nn.Module, ...]
+) -> Iterator[tuple[str, nn.Module, tuple[nn.Module, ...]]]:
+    wrapped = _wrapped(module)
+    if wrapped is not None:
+        yield from _walk(wrapped, path, (*above, module))
+        return
+    yield path, module, above
+    for name, child in module._modules.items():
+        if child is not None and child is not module and child not in above:
+            yield from _walk(child, f"{path}.{name}" if path else name, (*above, module))
+
+
+_WRAPPER_ATTRIBUTES = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    attribute = _WRAPPER_ATTRIBUTES.get(type(module).__name__)
+    if attribute is None or not type(module).__module__.startswith("torch."):
+        return None
+    inner = getattr(module, attribute)
+    return inner if isinstance(inner, nn.Module) else None
+
+
+Pattern = str | re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One call of `watch`: which layers, and which roles of them."""
+
+    pattern: Pattern
+    roles: frozenset[str]
+    types: tuple[type[nn.Module], ...] | None = None
+
+    def matches(self, name: str, module: nn.Module | None) -> bool:
+        """Whether a layer is meant; a functional layer has no module and so no type."""
+        if self.types is not None and not isinstance(module, self.types):
+            return False
+        if isinstance(self.pattern, re.Pattern):
+            return self.pattern.search(name) is not None
+        return fnmatchcase(name, self.pattern)
+
+    def __str__(self) -> str:
+        pattern = self.pattern.pattern if isinstance(self.pattern, re.Pattern) else self.pattern
+        if self.types is None:
+            return repr(pattern)
+        return f"{pattern!r} with types={', '.join(type_.__name__ for type_ in self.types)}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which roles of which layers are observed: all of them, unless rules say otherwise."""
+
+    rules: tuple[Rule, ...] = ()
+
+    def roles(self, name: str, module: nn.Module | None) -> frozenset[str]:
+        """Return the roles to observe of a layer."""
+        if not self.rules:
+            return frozenset(ROLES)
+        return frozenset().union(*(r.roles for r in self.rules if r.matches(name, module)))
+
+    def add(self, rule: Rule, model: nn.Module) -> Selection:
+        """Return the selection with one more rule.
+
+        Raises:
+            LayerNotFoundError: the rule matches no module of `model` and could not mean a
+                functional layer, which has no name before the model runs.
+        """
+        if not _may_be_functional(rule):
+            ensure_match([rule], [(n.name, n.module) for n in named_modules(model)], model)
+        return Selection((*self.rules, rule))
+
+
+def ensure_match(
+    rules: Iterable[Rule], layers: Iterable[tuple[str, nn.Module | None]], model: nn.Module
+) -> None:
+    """Do nothing if each rule matches a layer.
+
+    Raises:
+        LayerNotFoundError: one matches none; the message names the nearest layer.
+    """
+    layers = list(layers)
+    for rule in rules:
+        if not any(rule.matches(name, module) for name, module in layers):
+            names = [name for name, _ in layers if name]
+            nearest = suggest(str(rule.pattern), names)
+            raise LayerNotFoundError(
+                f"{rule} matches no layer of {type(model).__name__}{nearest} "
+                f"Layers are named as named_modules() spells them, for example "
+                f"{', '.join(map(repr, names[:3])) or repr('')}."
+            )
+
+
+def _may_be_functional(rule: Rule) -> bool:
+    if rule.types is not None or isinstance(rule.pattern, re.Pattern):
+        return False
+    last = re.sub(r"_\d+$", "", rule.pattern.rpartition(".")[2])
+    return last in FUNCTIONAL_LAYERS.values()

@@ -1,0 +1,504 @@
+"""What the engine says of a run, beyond the promises that hold for every model."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader, TensorDataset
+
+from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.observing import hooks, recorder
+from pytest_modelhealth.layers import Rule, Selection
+from pytest_modelhealth.report import Observation, Status
+from tests.capture.models import (
+    CatchesException,
+    Checkpointed,
+    ForwardCalledDirectly,
+    Lazy,
+    Lists,
+    MutatesInput,
+    PlainList,
+    ReturnsNone,
+    Small,
+    padded,
+    padded_encoder,
+    x,
+)
+from tests.capture.oracle import Recorded, assert_statistics, numbers, projection
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def inspect(model: Any, batch: Any = None, **options: Any) -> Observation:
+    """Run one inspection without an error of ours."""
+    observation = run(model, batch, **options)
+    assert observation.errors == ()
+    return observation
+
+
+def run(model: Any, batch: Any = None, **options: Any) -> Observation:
+    """Run one inspection."""
+    request = Request(model, x() if batch is None else batch, **options)
+    return find_engine(model).run(request)
+
+
+# ---- errors of ours ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(recorder, "reduce"), (hooks, "find_tensors"), (hooks, "version")]
+)
+def test_our_own_errors_never_reach_the_user(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str
+) -> None:
+    """A hook of ours that fails costs observations, not the run, and is said."""
+    model, batch = Small(), x()
+    expected = Recorded(model)
+    inspect(model, batch, loss=expected.loss, backward=expected.backward)
+    calls = []
+
+    def fails(*args: Any) -> Any:
+        calls.append(args)
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(place, name, fails)
+    recorded = Recorded(model)
+    observation = run(model, batch, loss=recorded.loss, backward=recorded.backward)
+    assert calls
+    assert recorded.run == expected.run
+    assert "broken on purpose" in observation.errors[0]
+    for layer in observation.layers.values():
+        assert layer.status is Status.UNSUPPORTED
+        assert "an error in pytest-modelhealth" in layer.reason
+
+
+def test_an_error_in_one_layer_is_told_of_that_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the model is observed all the same."""
+    reduce = recorder.reduce
+
+    def fails_on_five_columns(tensor: Tensor, *args: Any) -> Any:
+        if tensor.ndim == 2 and tensor.shape[1] == 5 and tensor.grad_fn is not None:
+            raise RuntimeError("five columns")
+        return reduce(tensor, *args)
+
+    monkeypatch.setattr(recorder, "reduce", fails_on_five_columns)
+    observation = run(Small())
+    assert observation.layers["0"].status is Status.UNSUPPORTED
+    assert observation.layers[""].status is Status.OBSERVED
+    assert "layer '0'" in observation.errors[0]
+
+
+# ---- statuses and notes ------------------------------------------------------------------------
+
+
+def test_a_container_without_forward_says_so() -> None:
+    """A ModuleList is never called because it cannot be."""
+    assert "no forward" in inspect(Lists()).layers["blocks"].reason
+
+
+def test_a_direct_forward_is_told_from_an_unused_layer() -> None:
+    """Parameters with gradients show that a layer ran although no hook did."""
+    layer = inspect(ForwardCalledDirectly()).layers["lin"]
+    assert layer.status is Status.NOT_CALLED
+    assert ".forward()" in layer.reason
+    assert layer.parameter_gradients.keys() == {"weight", "bias"}
+
+
+def test_a_layer_that_raised_says_so_and_what_follows_is_not_its_own() -> None:
+    """After an exception that the model caught, functions are its caller's again."""
+    layers = inspect(CatchesException()).layers
+    assert "raised ValueError" in layers["fails"].reason
+    assert layers["relu"].status is Status.OBSERVED
+    assert "fails.relu" not in layers
+
+
+def test_a_layer_that_returns_none_while_an_exception_is_handled_did_not_raise() -> None:
+    """An exception from before the call is none of the layer's."""
+    try:
+        raise KeyError("earlier")
+    except KeyError:
+        layers = inspect(ReturnsNone()).layers
+    assert "holds no floating-point tensor" in layers["nothing"].reason
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_backward_that_builds_a_graph_is_not_taken_for_the_loss_and_said() -> None:
+    """Gradients of a pass with create_graph are left out, with the reason."""
+    layers = inspect(Small(), backward=lambda loss: loss.backward(create_graph=True)).layers
+    assert layers["0"].gradients is None
+    assert "create_graph" in layers["0"].reason
+
+
+def test_an_ordinary_model_gets_no_notes() -> None:
+    """Noise is a bug."""
+    assert inspect(Small()).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("build", "batch", "words"),
+    [
+        (lambda: torch.compile(Small(), backend="eager"), None, "the model is compiled"),
+        (Lazy, None, "a copy was inspected"),
+        (PlainList, None, "2 modules (BatchNorm1d, Linear) are kept in plain attributes"),
+        (MutatesInput, None, "the forward wrote to tensor 0 of the batch"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_notes(build: Any, batch: Any, words: str) -> None:
+    """What a reader should know is said once."""
+    (note,) = inspect(build(), batch).notes
+    assert words in note
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_functional_layers_that_cannot_be_looked_at_are_noted() -> None:
+    """Inside a fused encoder the functional mode is off, and that is said."""
+    with torch.no_grad():
+        _, note = inspect(padded_encoder(), padded()).notes
+    assert "functional layers inside 'TransformerEncoder'" in note
+
+
+def test_a_parameter_that_the_forward_writes_to_is_noted() -> None:
+    """Parameters are not copied beforehand, so a write to one stays, and is said."""
+
+    class Normalises(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.div_(self.weight.norm())
+            return super().forward(x)
+
+    (note,) = inspect(Normalises(6, 2)).notes
+    assert "the parameter 'weight'" in note
+
+
+# ---- functional layers -------------------------------------------------------------------------
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.tanh = nn.Linear(6, 6), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.lin(x))
+        x = x.relu() + torch.sigmoid(x)
+        return F.softmax(self.tanh(F.gelu(x)), dim=1)
+
+
+def test_functional_activations_are_layers_named_after_their_caller() -> None:
+    """Each call is one layer; a module's own call of its function is none."""
+    observation = inspect(Functional())
+    functional = {n: r.activation for n, r in observation.layers.items() if r.functional}
+    assert functional == {
+        "relu": "relu",
+        "relu_1": "relu",
+        "sigmoid": "sigmoid",
+        "gelu": "gelu",
+        "softmax": "softmax",
+    }
+    assert list(observation.layers)[:3] == ["", "lin", "relu"]
+
+
+def test_functional_statistics_are_those_of_the_same_computation() -> None:
+    """Activations and gradients of a functional layer, computed again by hand."""
+    model, batch = Functional(), x()
+    layers = inspect(model, batch, loss=projection).layers
+    hidden = model.lin(batch).relu()
+    hidden.retain_grad()
+    middle = hidden.relu() + hidden.sigmoid()
+    squashed = F.gelu(middle)
+    squashed.retain_grad()
+    projection(squashed.tanh().softmax(1)).backward()
+    assert_statistics(layers["relu"].activations, numbers([hidden]), "relu")
+    assert_statistics(layers["relu"].gradients, numbers([hidden.grad]), "gradient of relu")
+    assert_statistics(layers["gelu"].inputs, numbers([middle]), "input of gelu")
+    assert_statistics(layers["gelu"].gradients, numbers([squashed.grad]), "gradient of gelu")
+
+
+def test_functional_names_avoid_modules() -> None:
+    """A functional layer does not take the name of a module."""
+
+    class Clash(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.relu(x))
+
+    layers = inspect(Clash()).layers
+    assert layers["relu"].type_name == "Linear"
+    assert layers["relu_1"].activation == "relu"
+
+
+def test_modes_of_the_user_stay_where_they_were() -> None:
+    """A function mode around the inspection sees the model's calls, and is still on afterwards."""
+    seen = []
+
+    class Sees(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    model, batch = padded_encoder(), padded()
+    with torch.no_grad(), Sees() as mode:
+        inspect(model, batch)
+        assert torch._C._len_torch_function_stack() == 1
+        assert torch._C._get_function_stack_at(0) is mode
+    assert F.linear in seen
+
+
+# ---- gradients of views ------------------------------------------------------------------------
+
+
+def test_a_view_of_a_tensor_that_is_written_to_has_its_gradient() -> None:
+    """Even where the gradient that arrives has no memory of its own, as that of a sum."""
+
+    class WritesToBase(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.view = nn.Linear(6, 6), nn.Unflatten(1, (2, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.lin(x)
+            view = self.view(x)
+            x.add_(1)
+            return view
+
+    layer = inspect(WritesToBase(), loss=torch.sum).layers["view"]
+    assert layer.status is Status.OBSERVED
+    assert (layer.gradients.count, layer.gradients.min, layer.gradients.max) == (24, 1, 1)
+
+
+# ---- each thing once ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_layer_counts_once(reentrant: bool) -> None:
+    """The forward that runs again inside backward is no second call."""
+    layers = inspect(Checkpointed(reentrant=reentrant)).layers
+    for name in ("block", "block.0", "block.1", "block.3"):
+        assert layers[name].calls == 1, name
+        assert layers[name].activations.count == 24, name
+        assert layers[name].gradients.count == 24, name
+
+
+def test_no_tensor_is_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output that is the next layer's input, or its container's output, is looked at once."""
+    reduced = []
+    reduce = recorder.reduce
+    monkeypatch.setattr(recorder, "reduce", lambda t, *a: reduced.append(t) or reduce(t, *a))
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 5), nn.Sigmoid()), nn.Linear(5, 2))
+    inspect(model, backward=False)
+    assert len(reduced) == 4 + 4  # the batch and three outputs, four parameters
+
+
+def test_units_are_kept_of_a_tensor_first_seen_as_an_input() -> None:
+    """A residual sum is first an input, without units, then the output of its block."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            total = self.a(x) + x
+            self.b(total)
+            return total
+
+    assert inspect(Block()).layers[""].activations.units is not None
+
+
+def test_roles_left_out_are_not_observed() -> None:
+    """Only what was asked for is reduced and hooked."""
+    rules = Selection((Rule("0", frozenset({"activations"})),))
+    layers = inspect(Small(), selection=rules).layers
+    assert layers["0"].activations is not None
+    assert (layers["0"].gradients, layers["0"].inputs, layers["3"].activations) == (None,) * 3
+    assert layers["0"].parameters == {}
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+class Alive:
+    """Counts, at each layer's return, how many outputs are alive."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.outputs: list[weakref.ref[Tensor]] = []
+        self.counts: list[int] = []
+        for module in model.modules():
+            module.register_forward_hook(self.see)
+
+    def see(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.outputs.append(weakref.ref(output))
+        self.counts.append(self.now())
+
+    def now(self) -> int:
+        return len(
+            {id(tensor) for tensor in (output() for output in self.outputs) if tensor is not None}
+        )
+
+
+@pytest.fixture
+def without_gc() -> Any:
+    """Turn off the collector of cycles: what is freed is freed at once."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_gc")
+@pytest.mark.parametrize("grad", [True, False])
+def test_no_activation_outlives_the_bare_run(grad: bool) -> None:
+    """At every layer as many outputs are alive as in a bare run, and none after it."""
+
+    def build() -> tuple[nn.Module, Alive]:
+        layers = [m for _ in range(6) for m in (nn.Linear(6, 6), nn.Flatten(), nn.ReLU())]
+        model = nn.Sequential(nn.Sequential(*layers), Functional())
+        return model, Alive(model)
+
+    bare, expected = build()
+    inspected, seen = build()
+    with torch.set_grad_enabled(grad):
+        loss = projection(bare(x()))
+        in_loss = expected.now()
+        if grad:
+            loss.backward()
+        del loss
+        in_inspected_loss = []
+
+        def counted(output: Tensor) -> Tensor:
+            value = projection(output)
+            in_inspected_loss.append(seen.now())
+            return value
+
+        inspect(inspected, loss=counted)
+    assert seen.counts == expected.counts
+    # the loss's own argument is the one tensor more
+    assert in_inspected_loss[0] <= in_loss + 1
+    assert seen.now() == expected.now() == 0
+
+
+def test_the_memory_test_sees_a_tensor_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were a hook to keep what it sees, the counts above would differ."""
+    kept: list[Tensor] = []
+    reduce = recorder.reduce
+    monkeypatch.setattr(recorder, "reduce", lambda t, *a: kept.append(t) or reduce(t, *a))
+    model = Small()
+    seen = Alive(model)
+    inspect(model)
+    assert seen.now() == 4
+
+
+# ---- several batches ---------------------------------------------------------------------------
+
+
+def test_batches_merge_into_the_statistics_of_all_their_tensors() -> None:
+    """Over a DataLoader: statistics of the concatenation, the mean loss, all samples."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    data = TensorDataset(torch.randn(10, 6), torch.randint(0, 3, (10,)))
+    loader = DataLoader(data, batch_size=4)
+    observation = Inspector(model).run_batches(loader, loss=F.cross_entropy).observation
+
+    hidden, losses, gradients = [], [], []
+    for inputs, target in loader:
+        hidden.append(model[1](model[0](inputs)))
+        hidden[-1].retain_grad()
+        loss = F.cross_entropy(model[2](hidden[-1]), target)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(model[0].weight.grad.clone())
+        model.zero_grad()
+    assert (observation.batches, observation.samples) == (3, 10)
+    assert observation.loss == pytest.approx(np.mean(losses))
+    layer = observation.layers["1"]
+    assert (layer.calls, layer.activations.units.observations) == (3, 10)
+    assert_statistics(layer.activations, numbers(hidden), "activations")
+    assert_statistics(layer.gradients, numbers([h.grad for h in hidden]), "gradients")
+    first = observation.layers["0"].parameter_gradients["weight"]
+    assert_statistics(first, numbers(gradients), "parameter gradients")
+    dead = (torch.cat(hidden) == 0).all(0).numpy()
+    np.testing.assert_array_equal(~layer.activations.units.alive, dead)
+
+
+# ---- hooks in copies ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_made_during_a_run_carries_no_hook(duplicate: Any) -> None:
+    """A copy or a pickle made in the loss runs without us, and nothing of it is recorded."""
+    model = Small()
+    copies = []
+
+    def copying(output: Tensor) -> Tensor:
+        copies.append(duplicate(model))
+        copies[0](x())
+        return output.sum()
+
+    observation = inspect(model, loss=copying)
+    assert observation.layers["0"].calls == 1
+    assert copies[0](x()).shape == (4, 2)
+
+
+def test_compiled_models_in_two_threads_leave_the_stance_as_it_was() -> None:
+    """The compiler's stance is one for the process: the last run to end resets it."""
+    models = [torch.compile(Small(), backend="eager") for _ in range(2)]
+    threads = [threading.Thread(target=inspect, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+# ---- what a loss must be -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"loss": lambda out: out.sum().item()}, "the loss returned float, not a tensor"),
+        ({"loss": lambda out: out}, r"the loss has shape \(4, 2\), not a scalar"),
+        ({"loss": lambda out: out.detach().sum()}, "the loss has no graph"),
+        ({"loss": lambda out: out.sum() * 1j}, "the loss is complex"),
+        ({"target": torch.zeros(4)}, "a target was given without a loss"),
+    ],
+)
+def test_a_loss_that_cannot_be_one_is_refused(options: dict[str, Any], words: str) -> None:
+    """The message says what was wrong and what to return."""
+    with pytest.raises(InspectionError, match=words):
+        inspect(Small(), **options)
+
+
+def test_a_backward_that_is_demanded_and_impossible_is_refused() -> None:
+    """Demanding gradients where there are none is an error, with the way out."""
+    with torch.no_grad(), pytest.raises(InspectionError, match="gradients are off here"):
+        inspect(Small(), backward=True)
+    with pytest.raises(InspectionError, match="depends on nothing that requires a gradient"):
+        inspect(nn.Tanh(), backward=True)
+
+
+@pytest.mark.parametrize("model", [Small, "model", None])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    """The message says what it got."""
+    with pytest.raises(InspectionError, match=r"must be a torch\.nn\.Module"):
+        find_engine(model)

@@ -1,0 +1,318 @@
+"""`Inspector`: what a user calls, and what bad input gets."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_modelhealth import (
+    HealthReport,
+    Inputs,
+    InspectionError,
+    Inspector,
+    LayerNotFoundError,
+    TensorStatistics,
+)
+
+
+class Block(nn.Module):
+    """A residual block with a functional activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.norm, self.fc2 = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        """Compute."""
+        return x + self.fc2(F.relu(self.norm(self.fc1(x))))
+
+
+class Net(nn.Module):
+    """Two blocks and a head, with a mask as keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x, scale=1.0, *, mask=None):
+        """Compute."""
+        h = self.blocks(x) * scale
+        return self.head(h if mask is None else h * mask)
+
+
+@pytest.fixture
+def model():
+    """A small model."""
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture
+def x():
+    """A batch for it."""
+    torch.manual_seed(1)
+    return torch.randn(40, 8)
+
+
+def test_layers_stand_in_execution_order_with_functional_ones(model, x):
+    """Modules are named as named_modules() does, function calls after their caller."""
+    report = Inspector(model).run_inspection(x)
+    assert list(report.layers)[:8] == [
+        "",
+        "blocks",
+        "blocks.0",
+        "blocks.0.fc1",
+        "blocks.0.norm",
+        "blocks.0.relu",
+        "blocks.0.fc2",
+        "blocks.1",
+    ]
+    assert set(dict(model.named_modules())) <= set(report.layers)
+
+
+def test_statistics_are_those_of_the_tensors(model, x):
+    """What a report says of a layer equals NumPy's answer on the tensor itself."""
+    kept = {}
+    handle = model.head.register_forward_hook(lambda m, a, out: kept.update(out=out.detach()))
+    report = Inspector(model).run_inspection(x)
+    handle.remove()
+    truth = kept["out"].double().numpy()
+    seen = report["head"].activations
+    assert seen.mean == pytest.approx(truth.mean(), rel=1e-12)
+    assert seen.std == pytest.approx(truth.std(), rel=1e-12)
+    assert seen.count == truth.size
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        lambda x, m: Inputs(x, 2.0, mask=m),
+        lambda x, m: {"x": x, "scale": 2.0, "mask": m},
+        lambda x, m: Inputs(x, scale=2.0, mask=m),
+    ],
+)
+def test_a_batch_goes_in_as_positionals_keywords_or_both(inputs, model, x):
+    """Every spelling of the same call gives the same numbers."""
+    mask = (torch.arange(8) % 2).float()
+    expected = model(x, 2.0, mask=mask)
+    report = Inspector(model).run_inspection(inputs(x, mask))
+    assert report["head"].activations.mean == pytest.approx(expected.double().mean().item())
+
+
+def test_a_tuple_goes_in_as_positionals(model, x):
+    """A tuple or a list is unpacked; a tensor is the one argument."""
+    expected = model(x, 3.0).double().mean().item()
+    for batch in [(x, 3.0), [x, 3.0]]:
+        seen = Inspector(model).run_inspection(batch)["head"].activations.mean
+        assert seen == pytest.approx(expected)
+
+
+def test_loss_is_the_users_with_and_without_a_target(model, x):
+    """`loss(output, target)` with a target, `loss(output)` without."""
+    labels = torch.randint(0, 3, (40,))
+    report = Inspector(model).run_inspection(x, labels, loss=F.cross_entropy)
+    assert report.loss == pytest.approx(F.cross_entropy(model(x), labels).item())
+    report = Inspector(model).run_inspection(x, loss=lambda out: out.square().mean())
+    assert report.loss == pytest.approx(model(x).square().mean().item())
+
+
+def test_without_a_loss_the_projection_is_fixed_and_passes_softmax(model, x):
+    """Two inspections give the same gradients, and a softmax at the end does not hide them."""
+    probabilities = nn.Sequential(model, nn.Softmax(dim=-1))
+    one, two = (Inspector(probabilities).run_inspection(x) for _ in range(2))
+    assert one["0.head"].gradients.norm == two["0.head"].gradients.norm > 1e-3
+    assert one[""].gradients.norm == pytest.approx(1.0, abs=0.3)
+
+
+def test_own_loss_of_a_model_is_taken(x):
+    """An output with a `loss` is differentiated there."""
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 3)
+
+        def forward(self, x):
+            logits = self.fc(x)
+            return {"logits": logits, "loss": logits.square().mean()}
+
+    model = WithLoss()
+    assert Inspector(model).run_inspection(x).loss == pytest.approx(model(x)["loss"].item())
+
+
+def test_watch_restricts_what_is_observed(model, x):
+    """Only the roles and layers that some `watch` names are observed."""
+    inspector = Inspector(model).watch("blocks.0.*", what="activations")
+    report = inspector.watch("head", what=("gradients", "parameters")).run_inspection(x)
+    assert report["blocks.0.fc1"].activations is not None
+    assert report["blocks.0.relu"].activations is not None
+    assert report["blocks.0.fc1"].gradients is None
+    assert report["blocks.1.fc1"].activations is None
+    assert report["head"].activations is None
+    assert report["head"].gradients is not None
+    assert list(report["head"].parameters) == ["weight", "bias"]
+
+
+def test_watch_by_regular_expression_and_type(model, x):
+    """A compiled pattern is searched for; `types` selects modules by class."""
+    report = Inspector(model).watch(re.compile(r"\.fc\d$"), "activations").run_inspection(x)
+    assert [r.name for r in report if r.activations] == [
+        "blocks.0.fc1",
+        "blocks.0.fc2",
+        "blocks.1.fc1",
+        "blocks.1.fc2",
+    ]
+    report = Inspector(model).watch(types=nn.LayerNorm).run_inspection(x)
+    assert [r.name for r in report if r.activations] == ["blocks.0.norm", "blocks.1.norm"]
+
+
+def test_get_statistics_and_the_latest_report(model, x):
+    """`get_statistics` reads the latest report, merged over a role's tensors."""
+    inspector = Inspector(model)
+    report = inspector.run_inspection(x)
+    assert inspector.report is report
+    assert inspector.get_statistics("head") is report["head"].activations
+    merged = inspector.get_statistics("head", what="parameters")
+    assert isinstance(merged, TensorStatistics)
+    assert merged.count == 8 * 3 + 3
+
+
+def test_run_batches_merges(model, x):
+    """Statistics over batches equal those of all samples at once."""
+    report = Inspector(model).run_batches(x.split(10))
+    whole = Inspector(model).run_inspection(x)
+    assert report.observation.batches == 4
+    assert report.observation.samples == 40
+    merged, truth = report["head"].activations, whole["head"].activations
+    assert (merged.count, merged.min, merged.max) == (truth.count, truth.min, truth.max)
+    assert merged.std == pytest.approx(truth.std, rel=1e-6)
+    assert report["head"].parameters["weight"].count == 24
+
+
+def test_run_batches_takes_pairs_with_a_loss_and_stops(model, x):
+    """With a loss, a batch is inputs and target; `max_batches` takes no more than it runs."""
+    taken = []
+
+    def loader():
+        for batch in x.split(10):
+            taken.append(batch)
+            yield batch, torch.zeros(10, 3)
+
+    report = Inspector(model).run_batches(loader(), loss=F.mse_loss, max_batches=2)
+    assert report.observation.batches == len(taken) == 2
+
+
+def test_report_pickles_and_copies(model, x):
+    """A report is data: it survives pickling, with its verdict."""
+    report = Inspector(model).run_inspection(x)
+    for other in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
+        assert isinstance(other, HealthReport)
+        assert other.to_dict() == report.to_dict()
+        assert other.verdict == report.verdict
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (Net, "the class Net.*Pass an instance"),
+        (lambda x: x, "function"),
+        (None, "NoneType"),
+        ({"a": 1}, "dict"),
+    ],
+)
+def test_not_a_module(thing, words):
+    """What is no model is refused at once, saying what it is."""
+    with pytest.raises(InspectionError, match=words):
+        Inspector(thing)
+
+
+def test_pattern_that_matches_nothing(model, x):
+    """`watch` names the nearest layer; a functional layer that never ran shows in the run."""
+    with pytest.raises(LayerNotFoundError, match=r"did you mean 'blocks\.0\.norm'"):
+        Inspector(model).watch("blocks.0.nrm")
+    with pytest.raises(LayerNotFoundError, match=r"'blocks.0.gelu' matches no layer"):
+        Inspector(model).watch("blocks.0.gelu").run_inspection(x)
+    with pytest.raises(InspectionError, match="did you mean 'gradients'"):
+        Inspector(model).watch("head", what="gradient")
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda out: out.square(), r"shape \(40, 3\), not a scalar"),
+        (lambda out: out.sum().item(), "returned float, not a tensor"),
+        (lambda out: out.detach().sum(), "no graph although"),
+        (lambda out: None, "returned NoneType"),
+    ],
+)
+def test_loss_that_is_no_scalar_or_has_no_graph(loss, words, model, x):
+    """A loss that cannot be differentiated is an error of ours that says what to change."""
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InspectionError, match=words):
+        Inspector(model).run_inspection(x, loss=loss)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_target_without_a_loss(model, x):
+    """A target that nothing would look at is an error."""
+    with pytest.raises(InspectionError, match="target was given without a loss"):
+        Inspector(model).run_inspection(x, x)
+
+
+def test_the_models_own_exception_passes_through(model, x):
+    """A batch that does not fit raises what the model raises, and leaves nothing behind."""
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
+        Inspector(model).run_inspection(torch.randn(4, 5))
+    assert type(caught.value) is RuntimeError
+    assert not any(module._forward_hooks for module in model.modules())
+    assert Inspector(model).run_inspection(x).healthy
+
+
+def test_repr_is_no_look(model, x):
+    """A debugger that prints a report does not switch off its check; reading it does."""
+    report = Inspector(model).run_inspection(x)
+    assert "healthy" in repr(report)
+    assert not report.looked_at
+    assert report["head"]
+    assert report.looked_at
+
+
+def test_asking_before_inspecting(model):
+    """There is nothing to read before the first inspection."""
+    with pytest.raises(InspectionError, match="call run_inspection"):
+        Inspector(model).get_statistics("head")
+
+
+def test_asking_for_what_was_not_seen(model, x):
+    """The error says why there is nothing."""
+    inspector = Inspector(model)
+    inspector.run_inspection(x, backward=False)
+    with pytest.raises(LayerNotFoundError, match="did you mean 'head'"):
+        inspector.get_statistics("heads")
+    with pytest.raises(InspectionError, match="no gradients were seen of layer 'head'"):
+        inspector.get_statistics("head", what="gradients")
+
+
+def test_demanding_a_backward_pass_that_cannot_be(model, x):
+    """`backward=True` fails where there is no path; left to itself it is said and passed over."""
+    with torch.no_grad():
+        report = Inspector(model).run_inspection(x)
+        assert "no backward pass" in report.observation.notes[0]
+        with pytest.raises(InspectionError, match=r"torch\.no_grad"):
+            Inspector(model).run_inspection(x, backward=True)
+
+
+def test_no_batches(model):
+    """An empty loader proves nothing and is an error."""
+    with pytest.raises(InspectionError, match="no batch"):
+        Inspector(model).run_batches([])
+    with pytest.raises(InspectionError, match="not a pair"):
+        Inspector(model).run_batches([torch.zeros(2, 8)], loss=F.mse_loss)

@@ -1,0 +1,183 @@
+"""Names of layers, which of them a pattern selects, and where their units lie."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_modelhealth.errors import LayerNotFoundError
+from pytest_modelhealth.layers import (
+    ACTIVATION_MODULES,
+    FUNCTIONAL_LAYERS,
+    Rule,
+    Selection,
+    UnitDimensions,
+    activation_of,
+    has_forward,
+    named_modules,
+    type_name,
+)
+from pytest_modelhealth.report import ROLES
+
+EVERYTHING = frozenset(ROLES)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+
+
+def names(model: nn.Module) -> list[str]:
+    """Return the names of a model's layers."""
+    return [named.name for named in named_modules(model)]
+
+
+def test_names_are_those_of_named_modules() -> None:
+    """Plain models have torch's own names in torch's own order."""
+    assert names(Model()) == [name for name, _ in Model().named_modules()]
+
+
+def test_a_module_under_two_names_is_one_layer() -> None:
+    """The first name is its own; the others are aliases."""
+    model = Model()
+    model.again = model.head
+    model.encoder.append(model.head)
+    found = {named.name: named.aliases for named in named_modules(model)}
+    assert found["encoder.2"] == ("head", "again")
+    assert "head" not in found
+
+
+def test_wrappers_leave_no_trace_in_names() -> None:
+    """A compiled or data-parallel model has the names of the model inside."""
+    expected = names(Model())
+    assert names(torch.compile(Model(), backend="eager")) == expected
+    assert names(nn.DataParallel(Model())) == expected
+    nested = Model()
+    nested.encoder = torch.compile(nested.encoder, backend="eager")
+    assert names(nested) == expected
+
+
+def test_a_module_of_ones_own_called_like_a_wrapper_is_a_layer() -> None:
+    """Only torch's own wrappers are looked through."""
+
+    class DataParallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(2, 2)
+
+    assert names(DataParallel()) == ["", "module"]
+
+
+def test_a_cycle_of_modules_ends() -> None:
+    """A child that holds its parent is no endless path."""
+    model = Model()
+    model.encoder.parent = model
+    assert names(model)[:2] == ["", "encoder"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "types", "expected"),
+    [
+        ("*", None, {"", "encoder", "encoder.0", "encoder.1", "head"}),
+        ("encoder.*", None, {"encoder.0", "encoder.1"}),
+        ("*.?", None, {"encoder.0", "encoder.1"}),
+        (re.compile(r"\.\d$"), None, {"encoder.0", "encoder.1"}),
+        ("*", (nn.Linear,), {"encoder.0", "head"}),
+        ("head", (nn.ReLU, nn.Linear), {"head"}),
+    ],
+)
+def test_patterns(pattern: Any, types: Any, expected: set[str]) -> None:
+    """Shell wildcards cross dots, regular expressions are searched for, types narrow both."""
+    selection = Selection().add(Rule(pattern, EVERYTHING, types), Model())
+    chosen = {n.name for n in named_modules(Model()) if selection.roles(n.name, n.module)}
+    assert chosen == expected
+
+
+def test_rules_add_up() -> None:
+    """A layer is observed in every role that some rule names for it."""
+    selection = Selection().add(Rule("head", frozenset({"gradients"})), Model())
+    selection = selection.add(Rule("*", frozenset({"inputs"})), Model())
+    assert selection.roles("head", None) == {"gradients", "inputs"}
+    assert selection.roles("encoder", None) == {"inputs"}
+
+
+def test_without_rules_everything_is_observed() -> None:
+    """The default is all roles of all layers."""
+    assert Selection().roles("any", None) == EVERYTHING
+
+
+def test_a_pattern_without_match_names_the_nearest_layer() -> None:
+    """The message says what was asked, of which model, and what was probably meant."""
+    with pytest.raises(LayerNotFoundError, match=r"'encoder\.O' .* Model; did you mean 'encoder"):
+        Selection().add(Rule("encoder.O", EVERYTHING), Model())
+
+
+def test_a_pattern_for_a_functional_layer_waits_for_the_run() -> None:
+    """Functional layers have no names before the model runs."""
+    assert Selection().add(Rule("encoder.relu_1", EVERYTHING), Model()).rules
+
+
+@pytest.mark.parametrize("module", ACTIVATION_MODULES, ids=lambda m: m.__name__)
+def test_every_activation_module_has_its_functional_twin(module: type[nn.Module]) -> None:
+    """The function of the same name is a layer, under the same canonical name."""
+    name = ACTIVATION_MODULES[module]
+    assert name in FUNCTIONAL_LAYERS.values()
+    function = getattr(F, name, None) or getattr(torch, name)
+    assert FUNCTIONAL_LAYERS[function] == name
+
+
+def test_subclasses_of_activations_are_activations() -> None:
+    """A user's subclass computes the same."""
+    assert activation_of(type("Mine", (nn.GELU,), {})()) == "gelu"
+    assert activation_of(nn.Linear(2, 2)) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "dimension"),
+    [
+        (nn.Conv2d(3, 4, 3), (2, 4, 5, 5), 1),
+        (nn.Conv1d(3, 4, 3), (2, 4, 5), 1),
+        (nn.BatchNorm1d(4), (2, 4), 1),
+        (nn.Linear(3, 4), (2, 5, 4), 2),
+        (nn.LayerNorm(4), (2, 5, 5, 4), 3),
+        (nn.Linear(3, 4), (4,), None),
+        (nn.ReLU(), (2, 4, 5, 5), 1),
+        (nn.ReLU(), (2, 5, 4), 2),
+    ],
+)
+def test_units_by_type(module: nn.Module, shape: tuple[int, ...], dimension: int | None) -> None:
+    """Channels come second after convolutions, features last after linear layers."""
+    assert UnitDimensions().of(module, torch.empty(shape)) == dimension
+
+
+def test_an_activation_takes_the_units_of_what_came_before() -> None:
+    """An activation's units lie where those of the latest layer of the same shape lay."""
+    units, shape = UnitDimensions(), torch.empty(2, 5, 7)
+    assert units.of(nn.ReLU(), shape) == 2
+    units.of(nn.Conv1d(3, 5, 3), shape)
+    assert units.of(nn.ReLU(), shape) == 1
+    units.of(nn.Linear(3, 7), shape)
+    assert units.of(None, shape) == 2
+
+
+def test_modules_that_only_hold_others_have_no_forward() -> None:
+    """A forward set on the instance counts."""
+    holder = nn.Module()
+    assert not has_forward(nn.ModuleList())
+    assert not has_forward(holder)
+    holder.forward = lambda x: x
+    assert has_forward(holder)
+    assert has_forward(nn.Linear(2, 2))
+
+
+def test_scripted_modules_have_the_name_of_their_class() -> None:
+    """TorchScript puts a class of its own around the user's."""
+    assert type_name(torch.jit.script(nn.Linear(2, 2))) == "Linear"
+    assert type_name(nn.Linear(2, 2)) == "Linear"
