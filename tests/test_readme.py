@@ -1,0 +1,63 @@
+"""The code in the README and in the first guide runs, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RUN_PAGES = ("README.md", "docs/how-to/first-test.md")
+
+
+def code_blocks(page: str, language: str) -> list[str]:
+    """Return the fenced blocks of `page` in `language`."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", RUN_PAGES)
+def test_python_blocks_run(page, pytester):
+    """Each Python block is a test file that passes, under the settings that the page shows."""
+    blocks = code_blocks(page, "python")
+    assert blocks
+    pytester.makepyprojecttoml("\n".join(code_blocks(page, "toml")))
+    pytester.makepyfile(**{f"test_block_{i}": block for i, block in enumerate(blocks)})
+    pytester.runpytest("--snapshot-update", "-p", "no:xdist")
+    result = pytester.runpytest("-W", "error", "-p", "no:xdist")
+    tests = sum(len(re.findall(r"^def test_", block, re.MULTILINE)) for block in blocks)
+    result.assert_outcomes(passed=tests)
+    assert result.ret == pytest.ExitCode.OK
+
+
+def relative_links(page: Path) -> list[str]:
+    """Return the targets of Markdown links on `page` that are neither addresses nor anchors."""
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    return [target for target in targets if "://" not in target]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/how-to/first-test.md"])
+def test_links_lead_somewhere(page):
+    """Each relative link leads to a file or folder of the repository."""
+    links = relative_links(ROOT / page)
+    assert links
+    missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+    assert not missing
+
+
+def test_index_lists_every_page():
+    """`docs/index.md` links to each page under `docs/` but itself, or to the folder it is in."""
+    docs = ROOT / "docs"
+    linked = {(docs / link).resolve() for link in relative_links(docs / "index.md")}
+    pages = set(docs.rglob("*.md")) - {docs / "index.md"}
+    assert not {page for page in pages if page not in linked and page.parent not in linked}
+
+
+def test_commands_exist():
+    """Each command of the repository that the README names is there and can be executed."""
+    commands = re.findall(
+        r"^(scripts/\w+)", "\n".join(code_blocks("README.md", "console")), re.MULTILINE
+    )
+    assert commands
+    assert all((ROOT / command).stat().st_mode & 0o111 for command in commands)
