@@ -42,8 +42,8 @@ _HOMES = {
 
 __all__ = [
     "HealthReport",
-    "InspectionError",
     "Inputs",
+    "InspectionError",
     "Inspector",
     "LayerNotFoundError",
     "LayerRecord",

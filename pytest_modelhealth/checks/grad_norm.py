@@ -52,8 +52,8 @@ class GradNorm(Check):
             default=1e-7,
             minimum=0.0,
             maximum=1.0,
-            help="smallest gradient of the first layers relative to their weights, as a part of the "
-            "largest such ratio in a later layer (float32 resolves 1e-7, so nothing is learnt)",
+            help="smallest gradient of the first layers relative to their weights, as a part of "
+            "the largest such ratio in a later layer (float32 resolves 1e-7: nothing is learnt)",
         ),
         Setting(
             "exploding_ratio",

@@ -44,6 +44,8 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
     pytester.makepyfile(model=MODEL)
     monkeypatch.setattr("sys.dont_write_bytecode", True)  # tests are rewritten within a second
     monkeypatch.delenv("CI", raising=False)
+    # syrupy leaves its report to the controller where this is set: ours may be a worker
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
     return Project(pytester, monkeypatch)
 
