@@ -50,7 +50,8 @@ class ExportedEngine(Engine):
 
     def run(self, request: Request) -> Observation:
         """Run the batch through the unflattened program."""
-        return run_step(request, self.module(request.model), notes=[])
+        notes = ["functional layers are not seen: an exported program calls them in another form"]
+        return run_step(request, self.module(request.model), notes)
 
 
 def _is_program(model: object) -> bool:

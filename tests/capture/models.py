@@ -718,7 +718,6 @@ def compiled_in_place() -> nn.Module:
     return warm(model)
 
 
-# Each compiled model has a class of its own: dynamo counts recompilations by the code of forward.
 case("compiled, cold", reference=Small)(lambda: torch.compile(Small(), backend="eager"))
 case("compiled, warm", reference=Small)(lambda: warm(torch.compile(Small(), backend="aot_eager")))
 case("compiled in place", reference=Small)(compiled_in_place)
@@ -928,6 +927,7 @@ class ChangingBuffers(Wrapped):
         self.register_buffer("mean", torch.zeros(6), persistent=False)
         self.register_buffer("old", torch.ones(2))
         self.register_buffer("later", None)
+        self.register_buffer("grown", torch.ones(2))
 
     def between(self, x: Tensor) -> Tensor:
         self.step = self.step + 1
@@ -935,6 +935,7 @@ class ChangingBuffers(Wrapped):
         if "old" in self._buffers:
             del self.old
         self.later = x.detach().clone()
+        self.grown.resize_(4).fill_(2)
         self.register_buffer("fresh", torch.ones(3), persistent=False)
         return x + self.mean
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -335,6 +336,36 @@ def test_roles_left_out_are_not_observed() -> None:
     assert layers["0"].parameters == {}
 
 
+# ---- what lies around the model ----------------------------------------------------------------
+
+
+def test_a_graph_from_before_can_still_be_differentiated() -> None:
+    """Buffers that an outer graph saved are put back without a trace in their version."""
+
+    class Scales(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 2)
+            self.register_buffer("scale", torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    model = Scales()
+    outer = model(x()).sum()
+    inspect(model)
+    outer.backward()
+    assert model.weight.grad is not None
+
+
+def test_leaves_outside_the_model_get_no_gradient() -> None:
+    """A parameter that only the loss knows keeps its own gradient."""
+    temperature = nn.Parameter(torch.ones(2))
+    temperature.grad = earlier = torch.full((2,), 5.0)
+    inspect(Small(), loss=lambda output: (output * temperature).sum())
+    assert temperature.grad is earlier
+    assert torch.equal(earlier, torch.full((2,), 5.0))
+
+
 # ---- memory ------------------------------------------------------------------------------------
 
 
@@ -457,6 +488,17 @@ def test_a_copy_made_during_a_run_carries_no_hook(duplicate: Any) -> None:
     observation = inspect(model, loss=copying)
     assert observation.layers["0"].calls == 1
     assert copies[0](x()).shape == (4, 2)
+
+
+def test_a_compiled_model_is_not_compiled_again() -> None:
+    """Neither the inspection nor the next bare run compiles anything."""
+    counter = torch._dynamo.testing.CompileCounter()
+    model, batch = torch.compile(Small(), backend=counter), x()
+    model(batch)
+    assert counter.frame_count == 1
+    inspect(model, batch)
+    model(batch)
+    assert counter.frame_count == 1
 
 
 def test_compiled_models_in_two_threads_leave_the_stance_as_it_was() -> None:

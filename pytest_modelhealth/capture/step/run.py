@@ -63,7 +63,7 @@ def run_step(request: Request, model: nn.Module, notes: list[str]) -> Observatio
     _ensure_all_rules_matched(request, recorder)
     return Observation(
         layers=recorder.records(backward=backward),
-        model_type=type(request.model).__name__,
+        model_type=recorder.layers[""].type_name,
         loss=value,
         backward=backward,
         samples=samples,
@@ -74,9 +74,9 @@ def run_step(request: Request, model: nn.Module, notes: list[str]) -> Observatio
 
 def _unregistered(model: nn.Module, state: State) -> list[str]:
     """Return a note on modules with parameters that torch does not know to be in the model."""
-    registered = set(model.modules())
-    unknown = [m for m in state.modules if m not in registered and list(m.parameters())]
-    if not unknown or isinstance(model, torch.jit.ScriptModule):
+    registered = {None, *model.parameters()}
+    unknown = [m for m in state.modules if not registered.issuperset(m._parameters.values())]
+    if not unknown:
         return []
     types = ", ".join(sorted({type(module).__name__ for module in unknown}))
     note = (

@@ -25,7 +25,7 @@ class State:
     Modules outside torch's registry, in a list say, are part of it. Objects of the user's own
     classes are not opened.
 
-    Args:
+    Attributes:
         modules: every module, the model first.
         leaves: every parameter and every other tensor that collects a gradient.
         tensors: every tensor that is no parameter: buffers and plain attributes.
@@ -93,17 +93,19 @@ def untouched(state: State, batch: Any) -> Iterator[None]:
     leaf tensors their ``.grad``, modules their training mode and hooks, and random generators their
     state: those of Python, NumPy and torch, and those that the model holds. Hooks that run an
     optimizer inside backward are set aside meanwhile, since they would train the model. Values of
-    parameters are not copied: nothing here writes to them.
+    parameters are not copied, which would double the model's memory; `Versions` tells of a forward
+    that writes to one.
     """
     leaves = [*state.leaves, *(t for t in find_tensors(batch) if t.is_leaf and t.requires_grad)]
     with ExitStack() as stack:
         stack.callback(_restore_random_state, _random_state())
         for generator in state.generators:
             stack.callback(_generator_restorer(generator))
-        stack.callback(_restore_containers, [(c, _contents(c)) for c in state.containers])
+        kept = [(c, _contents(c) if c else _NOTHING) for c in state.containers]
+        stack.callback(_restore_containers, kept)
         for tensor in state.tensors:
             if not tensor.is_meta:
-                stack.callback(_restore_value, tensor, _copy(tensor))
+                stack.callback(_restorer(tensor))
         stack.enter_context(gradients_set_aside(leaves))
         yield
 
@@ -205,10 +207,10 @@ def _generator_restorer(generator: Any) -> Callable[[], Any]:
 _Contents = tuple[tuple[Any, ...], tuple[Any, ...]]
 """What a container held: its items, or the keys and the values of a dictionary."""
 
+_NOTHING: _Contents = ((), ())
+
 
 def _contents(container: Any) -> _Contents:
-    if not container:
-        return (), ()
     return tuple(container), tuple(container.values()) if isinstance(container, dict) else ()
 
 
@@ -233,20 +235,30 @@ def _same(a: _Contents, b: _Contents) -> bool:
     )
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _restorer(tensor: Tensor) -> Callable[[], None]:
+    """Return a function that gives a tensor its values back, and its memory if it has another."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        return tensor.detach().clone()
+        alias = tensor.detach()
+        value = alias.clone()
+    movable = tensor.layout is torch.strided and not tensor.is_nested
+    size = alias.untyped_storage().nbytes() if movable else 0
 
-
-def _restore_value(tensor: Tensor, value: Tensor) -> None:
-    """Write the values back without bumping the version that an outer graph may have saved."""
-    with (
-        torch._C.DisableTorchFunction(),
-        torch.inference_mode(tensor.is_inference()),
-        torch.no_grad(),
-        torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor),
-    ):
-        if tensor.is_nested or (tensor.shape, tensor.dtype) == (value.shape, value.dtype):
+    def restore() -> None:
+        with (
+            torch._C.DisableTorchFunction(),
+            torch.inference_mode(tensor.is_inference()),
+            torch.no_grad(),
+            # an outer graph may have saved this version
+            torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor),
+        ):
+            if movable and _place(tensor) != _place(alias):
+                tensor.data = alias
+            if movable and alias.untyped_storage().nbytes() != size:
+                alias.untyped_storage().resize_(size)
             tensor.copy_(value)
-        else:
-            tensor.data = value
+
+    return restore
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
