@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called, completed, trainable
-from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
@@ -65,12 +65,14 @@ class GradNorm(Check):
         ),
     )
 
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield layers whose gradient norm is out of bounds."""
         records = [record for record in called(observation) if _gradients(record)]
         yield from _absolute(records, observation.batches, settings)
         yield from _exploding(records, settings["exploding_ratio"])
-        yield from _vanishing(records, settings["vanishing_ratio"])
+        fresh = _fresh_normalization(observation)
+        for violation in _vanishing(records, settings["vanishing_ratio"]):
+            yield violation if fresh is None else _inconclusive(violation, fresh)
 
 
 def _gradients(record: LayerRecord) -> list[TensorStatistics]:
@@ -107,9 +109,13 @@ def _exploding_cause(record: LayerRecord) -> str:
 
 
 def _exploding(records: list[LayerRecord], limit: Limit) -> Iterator[Violation]:
-    """Compare each layer's gradient with its own weights."""
+    """Compare each layer's gradient with its own weights.
+
+    A gradient that explodes does so in most layers. In a single one it is what a normalisation
+    makes of weights that start near zero: tokens of a vision transformer, embeddings of RWKV.
+    """
     worst = [(ratio, r) for r in records if (ratio := _relative_gradient(r)) > limit.value]
-    if not worst:
+    if 2 * len(worst) < max(len(records), 1):
         return
     ratio, record = max(worst, key=lambda pair: pair[0])
     message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
@@ -138,6 +144,23 @@ def _vanishing(records: list[LayerRecord], limit: Limit) -> Iterator[Violation]:
         message = f"its gradient is {ratio:.2g} of that in the layers after it: it vanished"
         others = [other.name for _, other in weak[1:]]
         yield _violation(record, ratio, limit, message, _VANISHING_CAUSE, others)
+
+
+def _fresh_normalization(observation: Observation) -> LayerRecord | None:
+    """Return a batch normalisation that normalises nothing, since it has seen no batch yet."""
+    for record in called(observation):
+        batches = record.buffers.get("num_batches_tracked")
+        if batches is not None and batches.max == 0.0:
+            return record
+    return None
+
+
+def _inconclusive(violation: Violation, fresh: LayerRecord) -> Inconclusive:
+    reason = (
+        f"{violation.message}, but {fresh.label!r} has seen no batch and normalises nothing in "
+        "evaluation mode; train for a step first, or inspect in training mode"
+    )
+    return Inconclusive(violation.check, violation.layer, reason)
 
 
 def _relative_gradient(record: LayerRecord) -> float:

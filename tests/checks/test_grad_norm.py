@@ -109,3 +109,35 @@ def test_scale_of_the_loss_is_no_fault(mlp, batch, inspect):
     for scale in (1e-6, 1.0, 1e3):
         report = inspect(mlp, batch, loss=lambda out, s=scale: s * out.square().mean())
         assert report.healthy, report.violations
+
+
+def test_single_layer_of_near_zero_weights_before_a_norm_does_not_explode(batch, inspect):
+    """A token that starts at zero gets a huge gradient through LayerNorm; nothing is wrong."""
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(1, 16))
+            self.norm, self.fc, self.head = nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 2)
+
+        def forward(self, x):
+            return self.head(self.fc(self.norm(1e-8 * x + self.token)))
+
+    report = inspect(Tokens(), batch, loss=lambda out: out.square().sum())
+    token = report[""].parameter_gradients["token"]
+    assert token.rms > 1e4 * 0.01
+    assert report.healthy
+
+
+def test_batch_norm_that_has_seen_no_batch_leaves_depth_inconclusive(inspect):
+    """In evaluation mode a fresh batch norm normalises nothing: no verdict on depth."""
+    blocks = []
+    for _ in range(12):
+        linear = nn.Linear(16, 16)
+        nn.init.normal_(linear.weight, std=0.01)
+        blocks += [linear, nn.BatchNorm1d(16)]
+    model, samples = nn.Sequential(*blocks), torch.randn(64, 16)
+    assert inspect(model, samples).healthy
+    report = inspect(model.eval(), samples)
+    assert report.verdict == "inconclusive"
+    assert "has seen no batch" in report.judgement.inconclusive[0].reason
