@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.engine import Backward, Loss
+from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.checks import default_settings, judge
 from pytest_modelhealth.errors import InspectionError, suggest
 from pytest_modelhealth.layers import Pattern, Rule, Selection
@@ -18,6 +18,7 @@ from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch.amp import GradScaler
 
     from pytest_modelhealth.statistics import TensorStatistics
 
@@ -27,6 +28,9 @@ class Inspector:
 
     Args:
         model: a `torch.nn.Module`. It is left as it was, bit for bit.
+        compiled: what to do with a compiled model. ``"eager"`` runs it uncompiled; ``"observe"``
+            compiles a copy anew, on the same parameters, and observes the compiled code, which is
+            slower.
         settings: the settings to start from; ``None`` takes the defaults.
         on_report: called with each report made.
         **overrides: thresholds and other settings by name (`pytest --help` lists them).
@@ -40,11 +44,12 @@ class Inspector:
         self,
         model: nn.Module,
         *,
+        compiled: Compiled = "eager",
         settings: Settings | None = None,
         on_report: Callable[[HealthReport], None] | None = None,
         **overrides: object,
     ) -> None:
-        self._engine = find_engine(model)
+        self._engine = find_engine(model, compiled=compiled)
         self._model = model
         base = default_settings() if settings is None else settings
         self._settings = base.override(overrides, "argument of inspector")
@@ -92,6 +97,7 @@ class Inspector:
         *,
         loss: Loss | None = None,
         backward: Backward = None,
+        scaler: GradScaler | None = None,
     ) -> HealthReport:
         """Run one batch forward and backward and report on every layer.
 
@@ -104,18 +110,22 @@ class Inspector:
                 of the floating outputs.
             backward: ``None`` runs it where gradients have a path, ``True`` demands it, ``False``
                 leaves it out, a function runs it: ``backward(loss)``.
+            scaler: the `torch.amp.GradScaler` of mixed-precision training. The backward pass runs
+                on the scaled loss, `backward` gets that one, and gradients are reported unscaled,
+                as ``scaler.unscale_`` would leave them. The scaler's own state does not change.
 
         Raises:
             InspectionError: the loss is no scalar or has no graph, or the request fits no layer.
             Exception: whatever the model or the loss raises, untouched.
         """
-        return self._reported(self._observe(inputs, target, loss, backward))
+        return self._reported(self._observe(inputs, target, loss, backward, scaler))
 
     def run_batches(
         self,
         batches: Iterable[Any],
         *,
         loss: Loss | None = None,
+        scaler: GradScaler | None = None,
         max_batches: int | None = None,
         progress: bool = False,
     ) -> HealthReport:
@@ -127,6 +137,7 @@ class Inspector:
             batches: with a `loss`, pairs of inputs and target, as a DataLoader of a labelled data
                 set gives; without one, inputs.
             loss: ``loss(output, target)``.
+            scaler: as in `run_inspection`.
             max_batches: stop after so many.
             progress: show on a terminal how far it is.
 
@@ -134,9 +145,9 @@ class Inspector:
             InspectionError: there was no batch, or a batch is no pair although there is a loss.
         """
         merged: Observation | None = None
-        for index, batch in enumerate(_shown(islice(batches, max_batches), progress)):
+        for index, batch in enumerate(_taken(batches, max_batches, progress)):
             inputs, target = _pair(batch, index) if loss is not None else (batch, None)
-            seen = self._observe(inputs, target, loss, None)
+            seen = self._observe(inputs, target, loss, None, scaler)
             merged = seen if merged is None else merged.merge(seen)
         if merged is None:
             raise InspectionError("there was no batch to run: batches is empty, or max_batches=0")
@@ -175,9 +186,14 @@ class Inspector:
         return self.report.plot_gradient_flow()
 
     def _observe(
-        self, inputs: Any, target: Any, loss: Loss | None, backward: Backward
+        self,
+        inputs: Any,
+        target: Any,
+        loss: Loss | None,
+        backward: Backward,
+        scaler: GradScaler | None,
     ) -> Observation:
-        request = Request(self._model, inputs, target, loss, backward, self._selection)
+        request = Request(self._model, inputs, target, loss, backward, scaler, self._selection)
         return self._engine.run(request)
 
     def _reported(self, observation: Observation) -> HealthReport:
@@ -187,14 +203,29 @@ class Inspector:
         return self._report
 
 
-def _shown(batches: Iterable[Any], progress: bool) -> Iterable[Any]:
+def _taken(batches: Iterable[Any], most: int | None, progress: bool) -> Iterable[Any]:
+    taken = islice(batches, most)
     if not progress:
-        return batches
+        return taken
     from rich.console import Console
     from rich.progress import track
 
+    lengths = [n for n in (_length(batches), most) if n is not None]
     console = Console(stderr=True)
-    return track(batches, "Inspecting", console=console, disable=not console.is_terminal)
+    return track(
+        taken,
+        "Inspecting",
+        total=min(lengths, default=None),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _length(batches: Iterable[Any]) -> int | None:
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:  # an iterator, or a DataLoader over an iterable data set
+        return None
 
 
 def _pair(batch: Any, index: int) -> tuple[Any, Any]:

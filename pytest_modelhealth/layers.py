@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -52,7 +53,8 @@ def _functional_layers() -> dict[Callable[..., Any], str]:
     """Return the functions whose calls are layers, each with its canonical name.
 
     `torch.nn.functional`, `torch` and `torch.Tensor` spell the same function in several ways, some
-    of them with a trailing underscore for the in-place one.
+    of them with a trailing underscore for the in-place one. Exported programs call the operators
+    of `torch.ops.aten`.
     """
     functions: dict[Callable[..., Any], str] = {}
     for name in {*ACTIVATION_MODULES.values(), "scaled_dot_product_attention"}:
@@ -60,7 +62,15 @@ def _functional_layers() -> dict[Callable[..., Any], str]:
             for spelling in (name, f"{name}_"):
                 if (function := getattr(namespace, spelling, None)) is not None:
                     functions[function] = name
+        for spelling in (name, f"{name}_", f"_{name}"):
+            for operator in _overloads(spelling):
+                functions[operator] = name
     return functions
+
+
+def _overloads(operator: str) -> list[Callable[..., Any]]:
+    packet = getattr(torch.ops.aten, operator, None)
+    return [] if packet is None else [packet, *(getattr(packet, o) for o in packet.overloads())]
 
 
 FUNCTIONAL_LAYERS = _functional_layers()
@@ -118,16 +128,17 @@ class UnitDimensions:
         if tensor.is_nested or tensor.ndim < 2:
             return None
         shape, last = tensor.shape, tensor.ndim - 1
-        if isinstance(module, _UNITS_IN_DIMENSION_1):
+        kind = type(None) if module is None else original_class(module)
+        if issubclass(kind, _UNITS_IN_DIMENSION_1):
             self._by_shape[shape] = 1
-        elif isinstance(module, _UNITS_IN_LAST_DIMENSION):
+        elif issubclass(kind, _UNITS_IN_LAST_DIMENSION):
             self._by_shape[shape] = last
         return self._by_shape.get(shape, 1 if tensor.ndim >= 4 else last)
 
 
 def activation_of(module: nn.Module) -> str | None:
     """Return the canonical name of the activation that `module` is, or ``None``."""
-    for type_ in type(module).__mro__:
+    for type_ in original_class(module).__mro__:
         if type_ in ACTIVATION_MODULES:
             return ACTIVATION_MODULES[type_]
     return None
@@ -146,18 +157,43 @@ class NamedModule:
 
 def type_name(module: nn.Module) -> str:
     """Return the name of the class that the user wrote, where torch put another around it."""
-    original = getattr(module, "original_name", None) or getattr(module, "_ty", None)
-    if isinstance(original, str) and type(module).__module__.startswith("torch."):
-        return original.rpartition(".")[2]
-    return type(module).__name__
+    return _original_name(module).rpartition(".")[2]
+
+
+def original_class(module: nn.Module) -> type:
+    """Return the class that the user wrote, where torch put another around it and it is loaded."""
+    kind = type(module)
+    if not kind.__module__.startswith(_STAND_INS):
+        return kind
+    home, _, name = _original_name(module).rpartition(".")
+    original = getattr(sys.modules.get(home), name, kind)
+    is_module = isinstance(original, type) and issubclass(original, nn.Module)
+    return original if is_module else kind
+
+
+_STAND_INS = ("torch.jit.", "torch.export.")
+_MANGLED = re.compile(r"^__torch__\.|___torch_mangle_\d+\.")
+
+
+def _original_name(module: nn.Module) -> str:
+    """Return the qualified name of the class that the user wrote."""
+    kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule) and kind.__module__.startswith("torch.jit."):
+        return _MANGLED.sub("", module._c._type().qualified_name())
+    if kind.__module__.startswith(_STAND_INS) and isinstance(getattr(module, "_ty", None), str):
+        return module._ty  # type: ignore[return-value]
+    return f"{kind.__module__}.{kind.__name__}"
 
 
 def has_forward(module: nn.Module | None) -> bool:
     """Whether calling this module means anything; a `ModuleList` only holds others."""
     if module is None or "forward" in vars(module):
         return True
-    # read from the classes' own dictionaries: a scripted module computes the attribute
-    return next(base for base in type(module).__mro__ if "forward" in vars(base)) is not nn.Module
+    kind = original_class(module)
+    if issubclass(kind, torch.jit.ScriptModule):  # its own class is not loaded
+        script: Any = module._c
+        return bool(script._has_method("forward"))
+    return next(base for base in kind.__mro__ if "forward" in vars(base)) is not nn.Module
 
 
 def named_modules(model: nn.Module) -> list[NamedModule]:
@@ -179,7 +215,7 @@ def named_modules(model: nn.Module) -> list[NamedModule]:
 
 def _why_opaque(module: nn.Module, above: tuple[nn.Module, ...]) -> str:
     if any(isinstance(outer, torch.jit.ScriptModule) for outer in above):
-        return "TorchScript runs it, and calls no hooks inside a script"
+        return "TorchScript calls no hooks inside; inspected by itself, the script shows its layers"
     if not has_forward(module) and any(isinstance(outer, torch.fx.GraphModule) for outer in above):
         return "torch.fx inlined it: what it called is observed, itself is not"
     return ""
@@ -217,6 +253,12 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
 Pattern = str | re.Pattern[str]
 
 
+def _is_of(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bool:
+    return module is not None and (
+        isinstance(module, types) or issubclass(original_class(module), types)
+    )
+
+
 @dataclass(frozen=True)
 class Rule:
     """One call of `watch`: which layers, and which roles of them."""
@@ -227,7 +269,7 @@ class Rule:
 
     def matches(self, name: str, module: nn.Module | None) -> bool:
         """Whether a layer is meant; a functional layer has no module and so no type."""
-        if self.types is not None and not isinstance(module, self.types):
+        if self.types is not None and not _is_of(module, self.types):
             return False
         if isinstance(self.pattern, re.Pattern):
             return self.pattern.search(name) is not None

@@ -74,6 +74,7 @@ class LayerRecord:
             a tied weight stands only at the first layer that owns it.
         frozen: names of the parameters that do not require gradients.
         watched: the roles that were to be observed.
+        source: ``path:line`` of the code that calls it, where a traced graph knows it, else ``""``.
     """
 
     name: str
@@ -94,6 +95,7 @@ class LayerRecord:
     buffers: Mapping[str, TensorStatistics] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     watched: frozenset[str] = frozenset(ROLES)
+    source: str = ""
 
     @property
     def label(self) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import re
+import signal
+import sys
 
 import pytest
 import torch
@@ -316,3 +319,121 @@ def test_no_batches(model):
         Inspector(model).run_batches([])
     with pytest.raises(InspectionError, match="not a pair"):
         Inspector(model).run_batches([torch.zeros(2, 8)], loss=F.mse_loss)
+
+
+# ---- run_batches over loaders ------------------------------------------------------------------
+
+
+class Labelled(torch.utils.data.Dataset):
+    """40 samples, each a dictionary of a tensor, its mask and its label."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.x = torch.randn(40, 8, generator=generator)
+        self.mask = (torch.rand(40, 8, generator=generator) > 0.3).float()
+        self.label = torch.randint(0, 3, (40,), generator=generator)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "mask": self.mask[index]}
+
+
+class LabelledPairs(Labelled):
+    def __getitem__(self, index):
+        return super().__getitem__(index), self.label[index]
+
+
+def test_run_batches_over_a_loader_of_dictionaries(model):
+    """A DataLoader's dictionaries go in as keywords; statistics are those of all samples."""
+    data = Labelled()
+    report = Inspector(model).run_batches(torch.utils.data.DataLoader(data, batch_size=12))
+    assert (report.observation.batches, report.observation.samples) == (4, 40)
+    with torch.no_grad():
+        truth = model(data.x, mask=data.mask).double().numpy()
+    seen = report["head"].activations
+    assert (seen.count, seen.min, seen.max) == (truth.size, truth.min(), truth.max())
+    assert (seen.mean, seen.std) == pytest.approx((truth.mean(), truth.std()), rel=1e-6)
+
+
+def test_run_batches_over_a_loader_of_pairs(model):
+    """With a loss, parameter gradients and the loss are those of plain steps on each batch."""
+    data = LabelledPairs()
+    loader = torch.utils.data.DataLoader(data, batch_size=10)
+    report = Inspector(model).run_batches(loader, loss=F.cross_entropy)
+    losses, gradients = [], []
+    for inputs, label in loader:
+        model.zero_grad()
+        loss = F.cross_entropy(model(**inputs), label)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(model.head.weight.grad.double())
+    truth = torch.stack(gradients).numpy()
+    seen = report["head"].parameter_gradients["weight"]
+    assert report.loss == pytest.approx(sum(losses) / 4)
+    assert seen.count == truth.size
+    assert (seen.mean, seen.std) == pytest.approx((truth.mean(), truth.std()), rel=1e-6)
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_progress_shows_on_a_terminal_only(model, x, monkeypatch):
+    """A bar with the share that is done on a terminal; not a byte anywhere else."""
+    monkeypatch.setenv("TERM", "xterm")
+    for stream, words in [(Terminal(), ["Inspecting", "100%"]), (io.StringIO(), [])]:
+        monkeypatch.setattr(sys, "stderr", stream)
+        Inspector(model).run_batches(x.split(10), progress=True)
+        assert all(word in stream.getvalue() for word in words)
+        assert bool(stream.getvalue()) == bool(words)
+
+
+class Loader:
+    """Says how many of its iterations are still open."""
+
+    def __init__(self, batches):
+        self.batches, self.open = batches, 0
+
+    def __iter__(self):
+        self.open += 1
+        try:
+            yield from self.batches
+        finally:
+            self.open -= 1
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_ctrl_c_ends_run_batches_cleanly(model, x, monkeypatch, progress):
+    """KeyboardInterrupt passes; the loader is closed, the bar ended, the model as it was."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    before = copy.deepcopy(model.state_dict())
+    loader, calls = Loader([(batch, None) for batch in x.split(10)]), []
+
+    def loss(output):
+        calls.append(output.shape)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return output.sum()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Inspector(model).run_batches(loader, loss=loss, progress=progress)
+    assert caught.tb  # it keeps the frames of the run alive, as a debugger or a notebook does
+    assert len(calls) == 2
+    assert loader.open == 0
+    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_max_batches_takes_no_more_from_an_iterator_that_goes_on(model, x):
+    """What is left of an iterator of the user's can be taken afterwards."""
+    batches = iter(x.split(10))
+    Inspector(model).run_batches(batches, max_batches=3)
+    assert len(list(batches)) == 1

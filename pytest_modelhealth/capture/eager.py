@@ -22,8 +22,11 @@ class EagerEngine(Engine):
     def run(self, request: Request) -> Observation:
         """Run the batch with hooks on every module that can have them."""
         notes = []
-        if _is_compiled(request.model):
-            notes.append("the model is compiled: these are the values it has when run eagerly")
+        if any(map(is_compiled, request.model.modules())):
+            notes.append(
+                "the model is compiled: these are the values it has when run eagerly; "
+                'Inspector(model, compiled="observe") looks at the compiled code'
+            )
         model = request.model
         if _is_lazy(model):
             notes.append("the model is lazy: a copy was inspected, the model is not initialised")
@@ -31,11 +34,11 @@ class EagerEngine(Engine):
         return run_step(request, model, notes)
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    return any(
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` made this module, or `module.compile()` was called."""
+    return (
         type(module).__name__ == "OptimizedModule"
         or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -22,6 +22,7 @@ from pytest_modelhealth.report import Observation
 
 Loss = Callable[..., Any]
 Backward = bool | Callable[[Tensor], Any] | None
+Compiled = Literal["eager", "observe"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Request:
         loss: ``None`` takes the model's own loss, a scalar output, or a fixed random projection.
         backward: ``None`` runs it where a gradient path exists, ``True`` demands it, ``False``
             leaves it out, a function runs it in the user's way: ``backward(loss)``.
+        scaler: a `torch.amp.GradScaler`: the backward pass runs on the loss it scales, and
+            gradients are reported without the scale.
         selection: which roles of which layers to observe.
     """
 
@@ -44,6 +47,7 @@ class Request:
     target: Any = None
     loss: Loss | None = None
     backward: Backward = None
+    scaler: Any = None
     selection: Selection = field(default_factory=Selection)
 
 
@@ -52,6 +56,9 @@ class Engine(ABC):
 
     precedence: ClassVar[int] = 0
     """Engines of a higher precedence are asked first: special kinds before plain modules."""
+
+    compiled: ClassVar[bool] = False
+    """Whether this engine observes compiled code as it runs compiled."""
 
     @abstractmethod
     def supports(self, model: object) -> bool:
@@ -83,15 +90,27 @@ def _engines() -> tuple[Engine, ...]:
     return tuple(sorted(engines, key=lambda engine: -engine.precedence))
 
 
-def find_engine(model: object) -> Engine:
+def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
     """Return the engine for this kind of model.
+
+    Args:
+        model: the model.
+        compiled: ``"eager"`` runs compiled modules uncompiled, ``"observe"`` as compiled code.
 
     Raises:
         InspectionError: none fits; the message says what a model must be.
     """
+    if compiled not in get_args(Compiled):
+        raise InspectionError(f"compiled={compiled!r} is neither 'eager' nor 'observe'")
+    observed = compiled == "observe"
     for engine in _engines():
-        if engine.supports(model):
+        if engine.compiled is observed and engine.supports(model):
             return engine
+    if observed:
+        raise InspectionError(
+            f"compiled='observe' needs a compiled model, and nothing in {_describe(model)} is: "
+            "pass torch.compile(model)"
+        )
     hint = " Pass an instance: Model(), not Model." if isinstance(model, type) else ""
     raise InspectionError(
         f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module or "

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from pytest_modelhealth.capture.engine import Compiled
     from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import HealthReport
     from pytest_modelhealth.settings import Settings
@@ -47,7 +48,9 @@ class InspectorFixture:
         self._inspections: list[Inspection] = []
         self._checked: int | None = None
 
-    def __call__(self, model: nn.Module, **settings: object) -> Inspector:
+    def __call__(
+        self, model: nn.Module, *, compiled: Compiled = "eager", **settings: object
+    ) -> Inspector:
         """Return an inspector of `model`; `settings` override those of the test.
 
         Raises:
@@ -56,7 +59,9 @@ class InspectorFixture:
         """
         from pytest_modelhealth.inspector import Inspector  # brings torch
 
-        return Inspector(model, settings=self._settings, on_report=self._keep, **settings)
+        return Inspector(
+            model, compiled=compiled, settings=self._settings, on_report=self._keep, **settings
+        )
 
     @property
     def reports(self) -> list[HealthReport]:

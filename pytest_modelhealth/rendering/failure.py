@@ -42,6 +42,7 @@ def render(report: HealthReport) -> str:
             *_consequences(report, worst),
             "",
             f"likely cause: {printable(worst.cause)}",
+            *_source(report, worst),
             *_next_moves(report, worst),
             *_remarks(report),
         ]
@@ -73,6 +74,13 @@ def _consequences(report: HealthReport, worst: Violation) -> Iterator[str]:
         show = "shows" if worst.consequences == 1 else "show"
         others = plural(worst.consequences, "other layer")
         yield f"  {others} only {show} what began in {label(report, worst.layer)}"
+
+
+def _source(report: HealthReport, worst: Violation) -> Iterator[str]:
+    """Yield the line of code that a traced graph knows the layer to come from."""
+    record = report.observation.layers.get(worst.layer)
+    if record is not None and record.source:
+        yield f"source:       {printable(record.source)}"
 
 
 def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:

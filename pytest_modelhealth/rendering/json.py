@@ -68,6 +68,7 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
         "calls": record.calls,
         "aliases": list(record.aliases),
         "frozen": sorted(record.frozen),
+        "source": record.source,
     }
     for role in ROLES:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}

@@ -732,18 +732,14 @@ class Nested(nn.Module):
         return self.block(torch.tanh(self.stem(x)))
 
 
-INSIDE_SCRIPT = {f"block{part}": Status.OPAQUE for part in ("", ".0", ".1", ".2", ".3")}
-INSIDE_SCRIPT["stem"] = Status.OPAQUE
-
-
-@case("fx", reference=Nested, statuses={"block": Status.OPAQUE})
+@case("fx", reference=Nested)
 def traced() -> nn.Module:
     """A graph in which containers are inlined."""
     return torch.fx.symbolic_trace(Nested())
 
 
-case("script", statuses=INSIDE_SCRIPT)(lambda: torch.jit.script(Nested()))
-case("jit trace", statuses=INSIDE_SCRIPT)(
+case("script", reference=Nested)(lambda: torch.jit.script(Nested()))
+case("jit trace", reference=lambda: Nested().eval())(
     lambda: torch.jit.trace(Nested().eval(), torch.ones(4, 6))
 )
 
@@ -885,7 +881,7 @@ class Meta(nn.Module):
     "exotic dtypes",
     gradients_by_eps=False,
     statuses={
-        "quantized": UNSUPPORTED,
+        "quantized": NO_PATH,
         "meta": UNSUPPORTED,
         "sparse": NO_PATH,
         "sparse.relu": NO_PATH,

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from pytest_modelhealth.capture import Inputs
+from pytest_modelhealth.capture import Inputs, Request, find_engine
+from pytest_modelhealth.report import Observation, Status
 from pytest_modelhealth.statistics import TensorStatistics
 from tests.capture.models import Case, make, seeded
 
@@ -48,6 +50,8 @@ def numbers(tensors: Iterable[Tensor]) -> np.ndarray:
         tensor = tensor.detach()
         if tensor.is_sparse:
             tensor = tensor.to_dense()
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
         if tensor.is_nested:
             tensor = torch.cat([row.reshape(-1) for row in tensor.unbind()])
         if tensor.is_complex():
@@ -156,6 +160,14 @@ def bare_run(case: Case, model: nn.Module, batch: Any) -> Run:
         if loss.requires_grad:
             recorded.backward(loss)
     return recorded.run
+
+
+def inspect(case: Case, model: nn.Module, batch: Any, **options: Any) -> Observation:
+    """Run one inspection on the seed that every run here starts from."""
+    seeded(RUN_SEED)
+    with case.context():
+        request = Request(model, batch, **{"loss": projection} | options)
+        return find_engine(model).run(request)
 
 
 # ---- the state of a model ----------------------------------------------------------------------
@@ -321,3 +333,74 @@ def _hook_all(model: nn.Module, look: Callable[[str], Callable[..., Any]]) -> No
 def _is_wrapped(output: Any) -> bool:
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return isinstance(output, Tensor) and is_wrapped(output)
+
+
+# ---- an observation against these truths -------------------------------------------------------
+
+
+def compare_activations(case: Case, observation: Observation) -> int:
+    """Hold every layer's activations against clones; return how many layers were compared."""
+    expected = activations(case)
+    compared = 0
+    for name, record in observation.layers.items():
+        if record.functional or record.status is Status.OPAQUE:
+            assert record.functional or record.activations is None
+            continue
+        if name not in expected:
+            assert record.activations is None, name
+            continue
+        assert_statistics(record.activations, expected[name], f"activations of {name!r}")
+        compared += 1
+    return compared
+
+
+def compare_gradients(case: Case, observation: Observation) -> int:
+    """Hold gradients of activations against brute force; return how many layers were compared."""
+    expected = gradients_by_eps(case)
+    for layer, values in expected.items():
+        record = observation.layers[layer]
+        if record.status in (Status.ALIAS_OF_INPUT, Status.OPAQUE):
+            assert record.gradients is None
+        elif values is None:
+            assert record.gradients is None, layer
+        elif not len(values):
+            assert record.gradients.count == 0
+        else:
+            assert record.gradients is not None, f"{layer}: {record.status}, {record.reason}"
+            shared = record.gradients.count != len(values)
+            assert not shared, f"{layer}: {record.gradients.count} of {len(values)}"
+            _assert_close(record.gradients, values, layer)
+    return len(expected)
+
+
+def _assert_close(statistics: TensorStatistics, values: np.ndarray, what: str) -> None:
+    """Do nothing if the statistics are those of the values up to the rounding of one addition."""
+    seen = [statistics.mean, statistics.std, statistics.abs_max]
+    expected = [values.mean(), values.std(), abs(values).max()]
+    tolerance = 2e-2 if "bfloat16" in statistics.dtype else 1e-5
+    scale = float(abs(values).max()) or 1.0
+    assert seen == pytest.approx(expected, abs=tolerance * scale), what
+
+
+def compare_parameter_gradients(case: Case, observation: Observation) -> int:
+    """Hold each parameter's gradient against a bare backward's; return how many there are."""
+    seen = {
+        f"{name}.{own}".lstrip("."): statistics
+        for name, record in observation.layers.items()
+        for own, statistics in record.parameter_gradients.items()
+    }
+    bare, batch = reference_model(case)
+    parameters = dict(bare.named_parameters())  # the forward may put others in their place
+    for parameter in parameters.values():
+        if parameter._post_accumulate_grad_hooks:
+            parameter._post_accumulate_grad_hooks.clear()
+    bare_run(case, bare, batch)
+    expected = {
+        name.replace("_orig_mod.", ""): numbers([parameter.grad])
+        for name, parameter in parameters.items()
+        if parameter.grad is not None
+    }
+    assert seen.keys() == expected.keys()
+    for name, values in expected.items():
+        assert_statistics(seen[name], values, name)
+    return len(expected)

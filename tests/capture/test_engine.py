@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import random
+import signal
 import threading
 import weakref
 from typing import Any
@@ -33,11 +35,19 @@ from tests.capture.models import (
     PlainList,
     ReturnsNone,
     Small,
+    Wrapped,
     padded,
     padded_encoder,
     x,
 )
-from tests.capture.oracle import Recorded, assert_statistics, numbers, projection
+from tests.capture.oracle import (
+    Recorded,
+    assert_statistics,
+    changes,
+    fingerprint,
+    numbers,
+    projection,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +120,47 @@ def test_an_error_in_one_layer_is_told_of_that_layer(monkeypatch: pytest.MonkeyP
 def test_a_container_without_forward_says_so() -> None:
     """A ModuleList is never called because it cannot be."""
     assert "no forward" in inspect(Lists()).layers["blocks"].reason
+
+
+class SharedByName(nn.Module):
+    """An embedding kept for its weight alone, as T5 and BART do, and one that is read directly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.embed, self.read = (nn.Embedding(11, 4) for _ in range(3))
+        self.embed.weight = self.shared.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embed(x) @ self.read.weight.T
+
+
+class Codebook(nn.Module):
+    """A module without forward that is no container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randn(3, 6))
+
+    def encode(self, x: Tensor) -> Tensor:
+        return x @ self.codes.T
+
+
+class Encodes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.codebook, self.head = Codebook(), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.codebook.encode(x))
+
+
+def test_reasons_tell_apart_why_a_layer_was_not_called() -> None:
+    """A tied weight is no direct `.forward()`; a module with other methods is no container."""
+    layers = inspect(SharedByName(), torch.randint(0, 11, (3, 5))).layers
+    assert layers["shared"].status is layers["read"].status is Status.NOT_CALLED
+    assert "'embed', tied to its parameters" in layers["shared"].reason
+    assert "read directly" in layers["read"].reason
+    assert "other methods" in inspect(Encodes()).layers["codebook"].reason
 
 
 def test_a_direct_forward_is_told_from_an_unused_layer() -> None:
@@ -544,3 +595,41 @@ def test_what_is_no_model_is_refused(model: Any) -> None:
     """The message says what it got."""
     with pytest.raises(InspectionError, match=r"must be a torch\.nn\.Module"):
         find_engine(model)
+
+
+# ---- Ctrl-C while the model is put back --------------------------------------------------------
+
+
+class Impatient(random.Random):
+    """A generator during whose restoration the user presses Ctrl-C again."""
+
+    def setstate(self, state: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        super().setstate(state)
+
+
+class DrawsImpatiently(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.fails = Impatient(0), False
+
+    def between(self, x: Tensor) -> Tensor:
+        self.drawn = self.generator.random()
+        if self.fails:
+            raise ValueError("of the model")
+        return x * self.drawn
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ctrl_c_waits_until_the_model_is_put_back(fails: bool) -> None:
+    """A Ctrl-C that falls into the restoration is raised after it, not in the middle of it."""
+    model = DrawsImpatiently()
+    model.fails = fails
+    batch, handler = x(), signal.getsignal(signal.SIGINT)
+    state, before = model.generator.getstate(), fingerprint(model, batch)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run(model, batch)
+    assert changes(before, fingerprint(model, batch)) == []
+    assert model.generator.getstate() == state
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert isinstance(raised.value.__context__, ValueError) == fails

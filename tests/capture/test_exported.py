@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import Status
-from tests.capture.models import Nested, Small, x
+from tests.capture.models import Nested, x
 from tests.capture.oracle import projection
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -34,11 +38,9 @@ def test_layers_of_a_program_are_those_of_its_model(model: nn.Module, program) -
     eager = Inspector(model).run_inspection(batch, loss=projection).observation
     assert exported.errors == ()
     assert exported.model_type == eager.model_type == "Nested"
-    (note,) = exported.notes
-    assert "functional layers are not seen" in note
+    assert exported.notes == ()
+    assert exported.layers.keys() == eager.layers.keys()
     for name, expected in eager.layers.items():
-        if expected.functional:
-            continue
         layer = exported.layers[name]
         assert layer.status is Status.OBSERVED, name
         for role in ("activations", "gradients"):
@@ -81,12 +83,49 @@ def test_several_batches_unflatten_once(program, monkeypatch: pytest.MonkeyPatch
     assert len(calls) == 1
 
 
-def test_scripted_and_exported_kinds_are_told_apart() -> None:
-    """A script's inner layers are opaque, with the reason; its parameters are not."""
-    report = Inspector(torch.jit.script(Small())).run_inspection(x())
-    assert report[""].status is Status.OBSERVED
-    assert report[""].gradients is not None
-    assert report["0"].status is Status.OPAQUE
-    assert "TorchScript" in report["0"].reason
-    assert report["0"].type_name == "Linear"
-    assert report["0"].parameter_gradients.keys() == {"weight", "bias"}
+def test_a_program_from_a_file_shows_the_same(model: nn.Module, program, tmp_path: Path) -> None:
+    """Layers, names, types and numbers survive `torch.export.save` and `load`."""
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2")
+    assert_same_layers(loaded, model)
+
+
+def test_activations_and_units_of_a_program_are_told_by_the_original_classes() -> None:
+    """Units lie in dimension 1 behind a convolution, and an activation module is one layer."""
+    model = nn.Sequential(nn.Conv1d(3, 5, 2), nn.Hardswish(), nn.Softmax(dim=1), Functions())
+    program = torch.export.export(model.eval(), (torch.randn(4, 3, 8),))
+    report = assert_same_layers(program, model, torch.randn(4, 3, 8))
+    assert len(report["0"].activations.units.alive) == 5
+    assert (report["1"].activation, report["2"].activation) == ("hardswish", "softmax")
+    assert [layer.name for layer in report if layer.functional] == ["3.gelu", "3.softmax"]
+    seen = (
+        Inspector(program)
+        .watch(types=nn.Conv1d, what="activations")
+        .run_inspection(torch.randn(4, 3, 8))
+    )
+    assert seen["0"].activations is not None
+    assert seen["1"].activations is None
+
+
+class Functions(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softmax(F.gelu(x), dim=-1)
+
+
+def assert_same_layers(candidate: Any, model: nn.Module, batch: Tensor | None = None) -> Any:
+    """Inspect both and do nothing if they show the same layers and numbers; return the first."""
+    batch = x() if batch is None else batch
+    report = Inspector(candidate).run_inspection(batch, loss=projection)
+    expected = Inspector(model).run_inspection(batch, loss=projection)
+    assert report.observation.errors == ()
+    assert list(report.layers) == list(expected.layers)
+    for layer in expected:
+        seen = report[layer.name]
+        assert (seen.type_name, seen.activation) == (layer.type_name, layer.activation)
+        assert (seen.status, seen.calls) == (layer.status, layer.calls), layer.name
+        for role in ("inputs", "activations", "gradients"):
+            ours, theirs = seen.statistics(role), layer.statistics(role)
+            assert (ours.count, ours.shape) == (theirs.count, theirs.shape)
+            numbers = [theirs.mean, theirs.std, theirs.abs_max]
+            assert [ours.mean, ours.std, ours.abs_max] == pytest.approx(numbers, abs=1e-6)
+    return report

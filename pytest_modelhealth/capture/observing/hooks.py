@@ -18,7 +18,12 @@ from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.observing.functional import Call, FunctionalLayers
 from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
-from pytest_modelhealth.capture.observing.tensors import find_tensors, version, version_probe
+from pytest_modelhealth.capture.observing.tensors import (
+    find_tensors,
+    holds_numbers,
+    version,
+    version_probe,
+)
 
 _P = ParamSpec("_P")
 
@@ -98,6 +103,16 @@ class Hooks:
                 # user's forward catches it
                 nn.Module.register_forward_hook(module, after, always_call=True),
             ]
+
+    def enter_layer(self, layer: Layer, arguments: tuple[Any, ...]) -> None:
+        """Begin a call of a layer that no module hook reaches."""
+        if not _is_traced():
+            self._enter(layer, arguments, {})
+
+    def complete_layer(self, layer: Layer, output: Any) -> None:
+        """End a call of a layer that no module hook reaches."""
+        if not _is_traced():
+            self._complete(layer, (), output)
 
     def end_calls(self) -> None:
         """End the calls that an exception left open."""
@@ -184,7 +199,7 @@ class Hooks:
 
     def _see_output(self, frame: Frame, output: Any) -> None:
         layer, recomputation = frame.layer, _is_recomputation()
-        tensors = [t for t in find_tensors(output) if t.is_floating_point() or t.is_complex()]
+        tensors = [t for t in find_tensors(output) if holds_numbers(t)]
         if not recomputation:
             self.recorder.complete(layer, tensors)
         for tensor in tensors:

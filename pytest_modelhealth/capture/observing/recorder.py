@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.tensors import version
+from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
+from pytest_modelhealth.capture.observing.tensors import holds_numbers, version
 from pytest_modelhealth.layers import (
     NamedModule,
     Selection,
@@ -46,8 +47,10 @@ class Layer:
     requires_grad: bool = False
     passed_with_graph: bool = False
     raised: str = ""
+    not_called: str = ""
     unsupported: str = ""
     opaque: str = ""
+    source: str = ""
 
     @property
     def label(self) -> str:
@@ -58,12 +61,18 @@ class Layer:
 class Recorder:
     """The layers of one run. Tensors come in, are reduced at once, and are not kept."""
 
-    def __init__(self, modules: Iterable[NamedModule], selection: Selection) -> None:
+    def __init__(
+        self,
+        modules: Iterable[NamedModule],
+        selection: Selection,
+        scale: LossScale = NO_SCALE,
+    ) -> None:
         self.layers: dict[str, Layer] = {}
         self.errors: list[str] = []
         self.notes: list[str] = []
         self.by_module: dict[nn.Module, Layer] = {}
         self._selection = selection
+        self._scale = scale
         self._unit_dimensions = UnitDimensions()
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, TensorStatistics]] = {}
         self._events = 0
@@ -109,6 +118,10 @@ class Recorder:
         if note not in self.notes:
             self.notes.append(note)
 
+    def forget(self) -> None:
+        """Look at every tensor anew: compiled code writes to memory without a new version."""
+        self._seen.clear()
+
     def enter(self, layer: Layer) -> None:
         """Note that a call of `layer` begins."""
         layer.calls += 1
@@ -119,7 +132,7 @@ class Recorder:
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> None:
         """Take what `layer` was called with; integers only where there is nothing else."""
         if "inputs" in layer.roles:
-            numbers = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+            numbers = [t for t in tensors if holds_numbers(t)]
             for tensor in numbers or tensors:
                 statistics = self._reduce(layer, tensor, None)
                 if statistics is not None:
@@ -137,7 +150,8 @@ class Recorder:
 
     def add_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
         """Reduce the gradient of the loss with respect to one output tensor of a layer."""
-        layer.gradients = _merged(layer.gradients, reduce(gradient, unit_dimension))
+        statistics = self._reduce_gradient(gradient, unit_dimension)
+        layer.gradients = _merged(layer.gradients, statistics)
 
     def unit_dimension(self, layer: Layer, tensor: Tensor) -> int | None:
         """Return where the units of an output of `layer` lie."""
@@ -145,14 +159,23 @@ class Recorder:
 
     def add_state(self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]) -> None:
         """Reduce parameters, their gradients or buffers."""
+        look = self._reduce_gradient if role == "parameter_gradients" else reduce
         for layer, name, tensor in tensors:
             if role in layer.roles:
                 try:
-                    getattr(layer, role)[name] = reduce(tensor)
+                    getattr(layer, role)[name] = look(tensor)
                 except UnsupportedTensorError as error:
                     layer.unsupported = f"{name}: {error}"
                 except Exception as error:  # noqa: BLE001 - ours, as in a hook
                     self.fail(layer, error)
+
+    def _reduce_gradient(
+        self, gradient: Tensor, unit_dimension: int | None = None
+    ) -> TensorStatistics:
+        if self._scale.factor == 1.0:
+            return reduce(gradient, unit_dimension)
+        statistics = reduce(self._scale.unscale(gradient), unit_dimension)
+        return replace(statistics, dtype=str(gradient.dtype).removeprefix("torch."))
 
     def _reduce(
         self, layer: Layer, tensor: Tensor, unit_dimension: int | None
@@ -185,6 +208,9 @@ class Recorder:
         ordered = sorted(
             self.layers.values(), key=lambda lyr: never if lyr.entered is None else lyr.entered
         )
+        for layer in ordered:
+            if not layer.calls:
+                layer.not_called = _why_not_called(layer, self.layers.values())
         return {layer.name: _record(layer, backward=backward) for layer in ordered}
 
 
@@ -216,6 +242,7 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         buffers=layer.buffers,
         frozen=_frozen(layer.module),
         watched=layer.roles,
+        source=layer.source,
     )
 
 
@@ -223,7 +250,7 @@ def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:
     if layer.opaque:
         return Status.OPAQUE, layer.opaque
     if not layer.calls:
-        return Status.NOT_CALLED, _why_not_called(layer)
+        return Status.NOT_CALLED, layer.not_called
     if layer.unsupported:
         return Status.UNSUPPORTED, layer.unsupported
     if not (layer.returned_own or layer.returned_input):
@@ -241,12 +268,25 @@ def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:
     return Status.OBSERVED, ""
 
 
-def _why_not_called(layer: Layer) -> str:
-    if not has_forward(layer.module):
+def _why_not_called(layer: Layer, layers: Iterable[Layer]) -> str:
+    if isinstance(layer.module, nn.ModuleList | nn.ModuleDict) and not has_forward(layer.module):
         return "it has no forward: it only holds other layers"
+    if not has_forward(layer.module):
+        return "it has no forward: it holds others, or other methods of it are used, unseen"
+    own = _parameters(layer)
+    tied = next((other for other in layers if other.calls and own & _parameters(other)), None)
+    if tied is not None:
+        return f"it was never called; {tied.label!r}, tied to its parameters, was"
     if layer.parameter_gradients:
-        return "its parameters were used, but it was never called: .forward() runs no hooks"
+        return "it was never called, yet its parameters were used: by .forward(), or read directly"
     return "it was never called in this batch"
+
+
+def _parameters(layer: Layer) -> set[int]:
+    """Return the ids of the layer's own parameters."""
+    if layer.module is None:
+        return set()
+    return {id(p) for p in layer.module._parameters.values() if p is not None}
 
 
 def _frozen(module: nn.Module | None) -> frozenset[str]:

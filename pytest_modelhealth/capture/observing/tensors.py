@@ -56,6 +56,11 @@ def _slots(value: Any) -> list[str]:
     return [name for names in slots for name in ((names,) if isinstance(names, str) else names)]
 
 
+def holds_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor holds real or complex numbers, quantised ones among them, not integers."""
+    return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
+
+
 def version(tensor: Tensor) -> int | None:
     """Return the tensor's version counter, or ``None`` where it has none.
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.engine import Backward, Request
+from pytest_modelhealth.capture.observing.graphs import containers_shown
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
 from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
+from pytest_modelhealth.capture.observing.scaling import LossScale
+from pytest_modelhealth.capture.observing.sources import note_sources
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.inputs import Inputs
+from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.capture.step.state import (
     State,
@@ -29,26 +33,40 @@ from pytest_modelhealth.layers import ensure_match, named_modules
 from pytest_modelhealth.report import Observation
 
 
-def run_step(request: Request, model: nn.Module, notes: list[str]) -> Observation:
-    """Run the request's batch through `model` with hooks on every module.
+@contextmanager
+def _observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
+    with _eager_stance(), observed(recorder) as hooks, containers_shown(hooks):
+        yield hooks
+
+
+def run_step(
+    request: Request,
+    model: nn.Module,
+    notes: list[str],
+    watch: Callable[[Recorder], AbstractContextManager[Hooks]] = _observed_eagerly,
+) -> Observation:
+    """Run the request's batch through `model`, watched.
 
     Args:
         request: what is asked.
         model: the module that stands for ``request.model``.
         notes: what a reader should know of this model.
+        watch: lets a recorder see the layers; hooks on every module, unless a kind has another way.
 
     Raises:
         InspectionError: the request cannot be carried out on this model.
         Exception: whatever the user's model or loss raises, untouched.
     """
-    recorder = Recorder(named_modules(model), request.selection)
+    scale = LossScale.of(request.scaler)
+    recorder = Recorder(named_modules(model), request.selection, scale)
+    note_sources(recorder)
     arguments = Inputs.of(request.inputs)
     batch = (arguments.args, arguments.kwargs, request.target)
     samples = _samples(batch)
     state = State(model)
-    writes = Versions(_writable(model, batch))
+    writes = Versions(_writable(recorder, batch))
     notes = [*notes, *_unregistered(model, state)]
-    with untouched(state, batch), _eager_stance(), observed(recorder) as hooks:
+    with exited_whole(untouched(state, batch), watch(recorder)) as hooks:
         output = model(*arguments.args, **arguments.kwargs)
         loss = compute_loss(output, request.target, request.loss)
         backward = _wants_backward(loss, request.backward, notes)
@@ -58,8 +76,9 @@ def run_step(request: Request, model: nn.Module, notes: list[str]) -> Observatio
         value = None if loss is None or loss.is_meta else float(loss.detach())
         del output
         if backward and loss is not None and loss.requires_grad:
-            _run_backward(loss, request.backward, hooks, state)
+            _run_backward(scale.apply(loss), request.backward, hooks, state)
     notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
+    notes += _overflow(recorder, scale)
     _ensure_all_rules_matched(request, recorder)
     return Observation(
         layers=recorder.records(backward=backward),
@@ -70,6 +89,20 @@ def run_step(request: Request, model: nn.Module, notes: list[str]) -> Observatio
         notes=(*notes, *recorder.notes),
         errors=tuple(recorder.errors),
     )
+
+
+def _overflow(recorder: Recorder, scale: LossScale) -> list[str]:
+    """Return what to say of parameter gradients that are not finite under a loss scale."""
+    gradients = [g for lyr in recorder.layers.values() for g in lyr.parameter_gradients.values()]
+    overflowed = sum(statistics.nonfinite_count > 0 for statistics in gradients)
+    if scale.factor == 1.0 or not overflowed:
+        return []
+    note = (
+        f"under the loss scale of {scale.factor:g} the gradients of {overflowed} of "
+        f"{len(gradients)} parameters are not finite: GradScaler would skip this step and lower "
+        "the scale"
+    )
+    return [note]
 
 
 def _unregistered(model: nn.Module, state: State) -> list[str]:
@@ -87,10 +120,12 @@ def _unregistered(model: nn.Module, state: State) -> list[str]:
     return [note]
 
 
-def _writable(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+def _writable(recorder: Recorder, batch: Any) -> dict[str, Tensor]:
     """Return what is not copied beforehand, by the name that a note would give it."""
-    parameters = dict(model.named_parameters())
-    named = {f"the parameter {name!r}": p for name, p in parameters.items()}
+    named = {
+        f"the parameter {f'{layer.name}.{name}'.lstrip('.')!r}": parameter
+        for layer, name, parameter in _named(recorder, "_parameters")
+    }
     return named | {f"tensor {i} of the batch": t for i, t in enumerate(find_tensors(batch))}
 
 

@@ -63,7 +63,12 @@ class State:
 
     def _visit_all(self, values: Iterable[Any]) -> None:
         for value in values:
-            if type(value) not in _ATOMS:  # most are; this spares a call
+            kind = type(value)
+            if kind in _ATOMS:  # most are: this spares a call
+                continue
+            if kind in _CONTAINERS and not value:  # a module has a dozen, for hooks
+                self.containers.append(value)
+            else:
                 self._visit(value)
 
     def _add_module(self, module: nn.Module) -> None:

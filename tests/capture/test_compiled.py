@@ -1,0 +1,216 @@
+"""Compiled code observed as it runs compiled, and the model's own compiled code left alone."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+
+from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth.report import HealthReport, Status
+from tests.capture.models import Nested, Small, x
+from tests.capture.oracle import changes, fingerprint, projection
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Compile = Callable[[nn.Module, Any], nn.Module]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def wrapped(model: nn.Module, backend: Any) -> nn.Module:
+    """Compile into an `OptimizedModule`."""
+    return torch.compile(model, backend=backend)
+
+
+def in_place(model: nn.Module, backend: Any) -> nn.Module:
+    """Compile with `module.compile()`."""
+    model.compile(backend=backend)
+    return model
+
+
+def block_only(model: nn.Module, backend: Any) -> nn.Module:
+    """Compile a part of an eager model."""
+    model.block = torch.compile(model.block, backend=backend)
+    return model
+
+
+def both(model: nn.Module, backend: Any) -> nn.Module:
+    """Compile a part, and then the whole."""
+    return wrapped(block_only(model, backend), backend)
+
+
+KINDS = [wrapped, in_place, block_only, both]
+
+
+def inspect(model: nn.Module, batch: Tensor, **options: Any) -> HealthReport:
+    """Inspect without an error of ours."""
+    report = Inspector(model, **options).run_inspection(batch, loss=projection)
+    assert report.observation.errors == ()
+    return report
+
+
+def assert_shows(report: HealthReport, expected: HealthReport, tolerance: float) -> None:
+    """Do nothing if the modules and their numbers are the same."""
+    modules = [layer for layer in expected if not layer.functional]
+    assert list(report.layers) == [layer.name for layer in modules]
+    for layer in modules:
+        seen = report[layer.name]
+        assert (seen.status, seen.calls) == (layer.status, layer.calls), layer.name
+        for role in ("inputs", "activations", "gradients"):
+            ours, theirs = seen.statistics(role), layer.statistics(role)
+            assert ours.count == theirs.count
+            numbers = [theirs.mean, theirs.std, theirs.abs_max]
+            assert [ours.mean, ours.std, ours.abs_max] == pytest.approx(numbers, abs=tolerance)
+        assert seen.parameter_gradients.keys() == layer.parameter_gradients.keys()
+    order = sorted(report, key=lambda layer: layer.completed)
+    assert [layer.name for layer in order] == [
+        layer.name for layer in sorted(modules, key=lambda layer: layer.completed)
+    ]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("compile_", KINDS)
+def test_by_default_a_compiled_model_runs_eagerly_and_is_not_compiled(
+    compile_: Compile, warm: bool
+) -> None:
+    """The report is that of the plain model, with a note; and nothing is compiled again."""
+    batch, backend = x(), CompileCounterWithBackend("aot_eager")
+    plain = Nested()
+    model = compile_(Nested(), backend)
+    model.load_state_dict(dict(zip(model.state_dict(), plain.state_dict().values(), strict=True)))
+    if warm:
+        model(batch)
+    compiled = backend.frame_count
+    report = inspect(model, batch)
+    assert backend.frame_count == compiled
+    (note,) = report.observation.notes
+    assert "values it has when run eagerly" in note
+    expected = inspect(plain.train(), batch)
+    if (
+        not warm
+    ):  # a warm run moves the batch normalisation's buffers, which no layer's output shows
+        assert report.loss == expected.loss
+    assert list(report.layers) == list(expected.layers)
+    for layer in expected:
+        assert report[layer.name].activations.mean == layer.activations.mean, layer.name
+        assert report[layer.name].gradients.mean == layer.gradients.mean, layer.name
+    model(batch)
+    model(batch)
+    assert backend.frame_count == max(compiled, 1)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("compile_", KINDS)
+def test_compiled_code_shows_every_layer(compile_: Compile, warm: bool) -> None:
+    """Values, gradients, order, names: those of the eager model, seen from within compiled code."""
+    batch, backend = x(), CompileCounterWithBackend("aot_eager")
+    model = compile_(Nested(), backend)
+    if warm:
+        model(batch)
+    before = backend.frame_count
+    report = inspect(model, batch, compiled="observe")
+    assert backend.frame_count == before + 1  # the copy, in one graph
+    (note,) = report.observation.notes
+    assert "values of compiled code" in note
+    assert_shows(report, inspect(model, batch), 1e-6)
+
+
+@pytest.mark.parametrize("compile_", KINDS)
+def test_observing_leaves_the_model_and_its_compiled_code_alone(compile_: Compile) -> None:
+    """Fingerprint, cached code and gradients are what they were; a later run compiles nothing."""
+    batch = x()
+    model = compile_(Nested(), "aot_eager")
+    model(batch)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    code = [Nested.forward.__code__, Small.forward.__code__]
+    entries = [_debug_get_cache_entry_list(c) for c in code]
+    before = fingerprint(model, batch)
+    inspect(model, batch, compiled="observe")
+    assert changes(before, fingerprint(model, batch)) == []
+    gc.collect()
+    assert [len(_debug_get_cache_entry_list(c)) for c in code] == [len(e) for e in entries]
+    compiled = counters["stats"]["unique_graphs"]
+    model(batch)
+    assert counters["stats"]["unique_graphs"] == compiled > 1
+
+
+def test_graph_breaks_are_observed_around() -> None:
+    """What runs between two graphs is no obstacle, and both sides are seen."""
+
+    class Breaks(Nested):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            torch._dynamo.graph_break()
+            return self.block(x)
+
+    batch = x()
+    model = torch.compile(Breaks(), backend="aot_eager")
+    expected = model(batch)
+    report = inspect(model, batch, compiled="observe")
+    assert_shows(report, inspect(model, batch), 1e-6)
+    assert torch.equal(model.eval()(batch), model(batch))
+    assert expected.shape == (4, 2)
+
+
+def test_an_output_that_nothing_uses_is_not_observed() -> None:
+    """The compiler drops it; the layer says so instead of showing what was never computed."""
+
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(6, 2), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.unused(x)
+            return self.used(x)
+
+    report = inspect(torch.compile(Unused(), backend="aot_eager"), x(), compiled="observe")
+    assert report["used"].status is Status.OBSERVED
+    assert report["unused"].status is Status.UNSUPPORTED
+    assert "nothing uses it" in report["unused"].reason
+
+
+def test_batches_are_observed_compiled() -> None:
+    """`run_batches` merges what compiled code showed."""
+    model = torch.compile(Small(), backend="aot_eager")
+    batches = [x(), x()]
+    report = Inspector(model, compiled="observe").run_batches(batches)
+    assert (report["0"].calls, report["0"].activations.count) == (2, 40)
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+def test_inductor_shows_every_layer() -> None:
+    """The default backend: the eager values up to the rounding of generated code."""
+    batch = x()
+    model = torch.compile(Nested())
+    assert_shows(inspect(model, batch, compiled="observe"), inspect(model, batch), 1e-4)
+
+
+def test_what_is_not_compiled_cannot_be_observed_compiled() -> None:
+    """The message says what to pass."""
+    with pytest.raises(InspectionError, match=r"pass torch\.compile\(model\)"):
+        Inspector(Small(), compiled="observe")
+    with pytest.raises(InspectionError, match="neither 'eager' nor 'observe'"):
+        Inspector(Small(), compiled="yes")
+
+
+def test_a_model_that_cannot_be_copied_says_so() -> None:
+    """A model that keeps an activation cannot be copied; the message has the way out."""
+    model = Small()
+    model.kept = model(x())
+    with pytest.raises(InspectionError, match="cannot copy the model to compile it anew"):
+        inspect(torch.compile(model, backend="eager"), x(), compiled="observe")

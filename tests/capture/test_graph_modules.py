@@ -1,0 +1,180 @@
+"""torch.fx: the containers that a graph module inlined."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from pytest_modelhealth import Inspector, ModelHealthError
+from pytest_modelhealth.report import HealthReport, Status
+from tests.capture.models import x
+from tests.capture.oracle import changes, fingerprint, projection
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.scale = nn.Linear(6, 6), nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
+        return F.gelu(self.lin(x) * self.scale) * gain, x + 1
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lin(x)
+        F.relu_(x)
+        return x
+
+
+class Net(nn.Module):
+    """Containers that nest, repeat, return tuples and write in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.body = Block(), nn.Sequential(nn.Linear(6, 6), InPlace())
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x, gain=2.0):  # torch.fx cannot pickle annotations that are strings
+        y, z = self.block(x)
+        y, u = self.block(y, gain=gain)
+        return self.head(torch.tanh(self.body(y) + z + u))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def inspect(model: nn.Module, batch: Tensor, **options: Any) -> HealthReport:
+    """Inspect without an error of ours."""
+    report = Inspector(model).run_inspection(batch, **{"loss": projection} | options)
+    assert report.observation.errors == ()
+    return report
+
+
+def test_a_graph_module_shows_what_its_model_shows() -> None:
+    """Every layer, inlined or not, functional or not, with the same numbers in the same order."""
+    model, batch = Net(), x()
+    report, expected = inspect(fx.symbolic_trace(model), batch), inspect(model, batch)
+    assert list(report.layers) == list(expected.layers)
+    assert report.loss == expected.loss
+    for layer in expected:
+        seen = report[layer.name]
+        assert (seen.type_name, seen.status, seen.calls) == (
+            *(layer.type_name, layer.status, layer.calls),
+        )
+        for role in ("inputs", "activations", "gradients"):
+            ours, theirs = seen.statistics(role), layer.statistics(role)
+            assert (ours.count, ours.mean, ours.std) == (theirs.count, theirs.mean, theirs.std)
+        assert seen.parameter_gradients.keys() == layer.parameter_gradients.keys()
+
+
+def test_a_graph_module_inside_a_model_shows_its_containers() -> None:
+    """Names go on below the place where the graph module stands."""
+    report = inspect(nn.Sequential(fx.symbolic_trace(Net()), nn.Tanh()), x())
+    assert report["0.body.1"].status is Status.OBSERVED
+    assert report["0.body.1"].type_name == "InPlace"
+
+
+def test_a_graph_module_is_left_as_it_was() -> None:
+    """Its code, graph and attributes too; after an exception as well."""
+    model, batch = fx.symbolic_trace(Net()), x()
+    code, before, forward = model.code, fingerprint(model, batch), type(model).forward
+    inspect(model, batch)
+    with pytest.raises(ZeroDivisionError):
+        inspect(model, batch, loss=lambda output: 1 / 0)
+    assert type(model).forward is forward
+    assert changes(before, fingerprint(model, batch)) == []
+    assert (model.code, str(model.graph)) == (code, str(copy.deepcopy(model.graph)))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_made_meanwhile_know_nothing_of_us(duplicate: Any) -> None:
+    """A copy made in the loss runs the graph's own code."""
+    model, batch = fx.symbolic_trace(Net()), x()
+    copies = []
+
+    def copying(output: Tensor) -> Tensor:
+        copies.append(duplicate(model))
+        copies[0](batch)
+        return projection(output)
+
+    report = inspect(model, batch, loss=copying)
+    assert report["block"].calls == 2
+    assert "enter_layer" not in copies[0].code
+
+
+def test_a_graph_that_was_rearranged_is_opaque() -> None:
+    """Where a container's nodes no longer stand together, its call cannot be told."""
+    model = fx.symbolic_trace(Net())
+    nodes = list(model.graph.nodes)
+    tanh = next(node for node in nodes if node.target is torch.tanh)
+    block = [node for node in nodes if "block" in (node.meta.get("nn_module_stack") or {})]
+    with model.graph.inserting_after(block[0]):
+        model.graph.call_function(torch.neg, (block[0],))
+    model.recompile()
+    report = inspect(model, x())
+    assert tanh in model.graph.nodes
+    assert report["body"].status is Status.OBSERVED
+    assert report["block"].calls in (0, 1)  # the second call still stands together
+
+
+def test_a_graph_without_a_memory_of_its_modules_is_opaque() -> None:
+    """Without the stack of modules its containers are not guessed."""
+    model = fx.symbolic_trace(Net())
+    for node in model.graph.nodes:
+        node.meta.clear()
+    report = inspect(model, x())
+    assert report["block"].status is Status.OPAQUE
+    assert "torch.fx inlined it" in report["block"].reason
+    assert report["block"].activations is None
+
+
+class Sourced(nn.Module):
+    """A layer whose calls stand in this file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.fc(x))  # the line that is sought
+
+
+LINE = 1 + next(
+    place
+    for place, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines())
+    if text.endswith("# the line that is sought")
+)
+
+
+def test_each_layer_has_the_line_it_comes_from_where_the_graph_knows_it() -> None:
+    """Exported programs keep source lines, and fx does where asked to; the failure says it."""
+    model = nn.Sequential(Sourced(), nn.Linear(6, 2))
+    tracer = fx.Tracer()
+    tracer.record_stack_traces = True
+    traced = fx.GraphModule(model, tracer.trace(model))
+    exported = torch.export.export(model, (torch.randn(40, 6),))
+    for candidate in (traced, exported):
+        report = Inspector(candidate).run_inspection(torch.randn(40, 6))
+        assert report["0.fc"].source == f"{__file__}:{LINE}"
+    silent = Inspector(fx.symbolic_trace(model)).run_inspection(torch.randn(40, 6))
+    assert silent["0.fc"].source == ""
+    judged = Inspector(exported, max_grad_norm=0.0, layers="0.fc")
+    report = judged.run_inspection(torch.randn(40, 6))
+    with pytest.raises(ModelHealthError, match=f"source: .*:{LINE}"):
+        report.assert_healthy()
