@@ -110,6 +110,7 @@ def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
     if panels:
         lines += [*_histograms(panels, BLOCKS if blocks else "#"), "", *_numbers(panels)]
     lines += [line for panel in panels for line in _range_of_dtype(panel)]
+    lines += [f"{p.title}: bins counted on a sample" for p in panels if p.seen.histogram_sampled]
     if found.statistics(found.culprit) is None:
         lines.append(printable(found.culprit.why_not_seen(found.role)))
     return "\n".join(lines)

@@ -166,6 +166,7 @@ def _caption(seen: TensorStatistics) -> str:
         "L2 norm": number(norm(seen)),
         "zeros": percent(seen.zero_fraction),
         "dead units": percent(seen.dead_fraction),
+        "bins": "of a sample" if seen.histogram_sampled else "-",
     }
     return "     ".join(f"{name} {text}" for name, text in parts.items() if text != "-")
 

@@ -82,6 +82,7 @@ def _statistics(seen: TensorStatistics) -> dict[str, Any]:
         "dtype": seen.dtype,
         "device": seen.device,
         **{name: getattr(seen, name) for name in STATISTICS},
+        "histogram_sampled": seen.histogram_sampled,
         "exponents": {"lowest": seen.exponents.lowest, "counts": seen.exponents.counts.tolist()},
         "units": None if seen.units is None else _units(seen.units),
     }

@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_modelhealth.statistics.dense import DenseValues, dense_values
 from pytest_modelhealth.statistics.exponents import ExponentCounts
-from pytest_modelhealth.statistics.kernels import plain
+from pytest_modelhealth.statistics.kernels import fused
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.statistics.kernels.fused import Extremes
     from pytest_modelhealth.statistics.kernels.kernel import KernelResult
 
 
@@ -36,28 +37,74 @@ def reduce(tensor: Tensor, unit_dim: int | None = None) -> TensorStatistics:
         UnsupportedTensorError: the tensor has no values, or none that are real numbers.
         IndexError: the tensor has no dimension `unit_dim`.
     """
-    with torch._C.DisableTorchFunction(), torch.no_grad(), _without_dispatch_modes():
-        dense = dense_values(tensor)
-        found = plain.summarize(dense.values)
-        statistics = TensorStatistics(
-            count=dense.values.numel(),
-            nan_count=found.nan_count,
-            positive_inf_count=found.positive_inf_count,
-            negative_inf_count=found.negative_inf_count,
-            zero_count=found.zero_count,
-            mean=found.moments.mean,
-            std=found.moments.std,
-            min=found.min,
-            max=found.max,
-            exponents=found.exponents,
-            units=_units(dense, unit_dim, found),
-            shape=dense.shape,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            device=str(tensor.device),
-        )
+    with torch._C.DisableTorchFunction():
+        statistics = _reduce_compiled(tensor, unit_dim)
+        if statistics is not None:
+            return statistics
+        with torch.no_grad(), _without_dispatch_modes():
+            return _reduce(tensor, unit_dim)
+
+
+def _reduce_compiled(tensor: Tensor, unit_dim: int | None) -> TensorStatistics | None:
+    """Return the statistics of a plain dense tensor, without one call that torch could see."""
+    if not _is_plain(tensor):
+        return None
+    dim = None if unit_dim is None else range(tensor.ndim)[unit_dim]
+    found = fused.summarize_compiled(tensor, dim)
+    if found is None:
+        return None
+    return _statistics(tensor, DenseValues(tensor, tuple(tensor.shape)), dim, *found)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has nothing about it that `dense_values` would have to look at."""
+    return (
+        type(tensor) in _PLAIN_TYPES
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_neg()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and tensor.untyped_storage().nbytes() > 0
+    )
+
+
+_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
+
+
+def _reduce(tensor: Tensor, unit_dim: int | None) -> TensorStatistics:
+    dense = dense_values(tensor)
+    dim = _unit_dimension(dense, unit_dim)
+    found = fused.summarize_units(dense.values, dim)
+    statistics = _statistics(tensor, dense, dim, *found)
     if dense.implicit_zeros:
         return statistics.merge(_zeros(dense.implicit_zeros, like=statistics))
     return statistics
+
+
+def _statistics(
+    tensor: Tensor,
+    dense: DenseValues,
+    dim: int | None,
+    found: KernelResult,
+    extremes: Extremes | None,
+) -> TensorStatistics:
+    return TensorStatistics(
+        count=dense.values.numel(),
+        nan_count=found.nan_count,
+        positive_inf_count=found.positive_inf_count,
+        negative_inf_count=found.negative_inf_count,
+        zero_count=found.zero_count,
+        mean=found.moments.mean,
+        std=found.moments.std,
+        min=found.min,
+        max=found.max,
+        exponents=found.exponents,
+        units=_units(dense, dim, found, extremes),
+        shape=dense.shape,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        device=str(tensor.device),
+        histogram_sampled=found.histogram_sampled,
+    )
 
 
 def _without_dispatch_modes() -> AbstractContextManager[object]:
@@ -66,17 +113,21 @@ def _without_dispatch_modes() -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _units(dense: DenseValues, unit_dim: int | None, found: KernelResult) -> UnitStatistics | None:
+def _unit_dimension(dense: DenseValues, unit_dim: int | None) -> int | None:
     if unit_dim is None or not dense.keeps_dimensions:
         return None
     # by the shape, because complex values have one dimension more
-    dim = range(len(dense.shape))[unit_dim]
-    if not dense.values.numel():
+    return range(len(dense.shape))[unit_dim]
+
+
+def _units(
+    dense: DenseValues, dim: int | None, found: KernelResult, extremes: Extremes | None
+) -> UnitStatistics | None:
+    if dim is None or extremes is None:
         return None
-    minimum, maximum = plain.unit_extremes(dense.values, dim)
     observations = math.prod(dense.shape[:dim])
     abs_max = max(abs(found.min), abs(found.max))
-    return UnitStatistics.of_extremes(minimum, maximum, observations, abs_max)
+    return UnitStatistics.of_extremes(*extremes, observations, abs_max)
 
 
 def _zeros(count: int, *, like: TensorStatistics) -> TensorStatistics:

@@ -38,6 +38,8 @@ class TensorStatistics:
         shape: shape of the first tensor seen; of a nested tensor, that of its rows together.
         dtype: dtype of the first tensor seen, for example ``"bfloat16"``.
         device: its device, for example ``"cpu"``.
+        histogram_sampled: whether `exponents` come from a sample, scaled to the exact number of
+            non-zero values (large tensors only). All else is exact.
     """
 
     count: int
@@ -54,6 +56,7 @@ class TensorStatistics:
     shape: tuple[int, ...]
     dtype: str
     device: str
+    histogram_sampled: bool = False
 
     @property
     def inf_count(self) -> int:
@@ -123,6 +126,7 @@ class TensorStatistics:
             max=float(np.fmax(self.max, other.max)),
             exponents=self.exponents.add(other.exponents),
             units=self.units.merge(other.units) if self.units is not None else None,
+            histogram_sampled=self.histogram_sampled or other.histogram_sampled,
         )
 
     @property

@@ -29,3 +29,4 @@ class KernelResult:
     min: float = math.nan
     max: float = math.nan
     exponents: ExponentCounts = field(default_factory=ExponentCounts)
+    histogram_sampled: bool = False
