@@ -1,141 +1,79 @@
 """What an inspection costs, as a ratio to the bare training step.
 
-Usage: ``python -m benchmarks.speed [--threads 2] [--rounds 15] [NAME ...]``
+Usage: ``python -m benchmarks.speed [--threads 2] [--rounds 15] [STEP ...]``
 
-Every contender runs once a round, in one process, so that a slow moment of the machine hits all of
-them; a ratio is the median over rounds of contender / bare, its spread the quartiles.
+Every contender runs in turns with the bare step, in one process; a ratio is the median over rounds
+of contender / bare, its spread the quartiles. Contenders are in `benchmarks.contenders`.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
-import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 
 import torch
-from torch import Tensor
 
-from benchmarks.steps import STEPS, Step
-from pytest_modelhealth import Inspector, __version__
+from benchmarks.contenders import CONTENDERS
+from benchmarks.steps import STEPS
+from benchmarks.timing import Timing, digits, header, load, machine, row, time_in_turns
 
-Contender = Callable[[Step], None]
-
-
-def bare(step: Step) -> None:
-    """Run the step as a training loop does."""
-    step.run()
-
-
-def _with_hooks(step: Step, see: Callable[[Tensor], object]) -> None:
-    """Run the step with `see` on each leaf module's output, its gradient and every parameter's."""
-
-    def on_gradient(gradient: Tensor) -> None:
-        see(gradient)
-
-    def after(module: object, arguments: object, output: object) -> None:
-        if isinstance(output, Tensor) and output.is_floating_point():
-            see(output.detach())
-            if output.requires_grad:
-                output.register_hook(on_gradient)
-
-    with ExitStack() as stack:
-        for module in step.model.modules():
-            if not list(module.children()):
-                stack.callback(module.register_forward_hook(after).remove)
-        step.run()
-    for parameter in step.model.parameters():
-        see(parameter.detach())
-        if parameter.grad is not None:
-            see(parameter.grad)
-
-
-def hooks_only(step: Step) -> None:
-    """See every tensor and do nothing with it."""
-    _with_hooks(step, lambda tensor: None)
-
-
-def read_once(step: Step) -> None:
-    """Sum every tensor: what reading each byte once costs, the bound for any monitor."""
-    _with_hooks(step, torch.sum)
-
-
-def eight_passes(step: Step) -> None:
-    """Do what a plain monitor does: one torch call a statistic."""
-
-    def see(t: Tensor) -> None:
-        _ = t.isnan().any().item(), t.isinf().any().item(), t.mean().item(), t.std().item()
-        _ = t.min().item(), t.max().item(), t.norm().item(), (t == 0).sum().item()
-
-    _with_hooks(step, see)
-
-
-def modelhealth(step: Step) -> None:
-    """Inspect everything with complete statistics, histograms and unit liveliness."""
-    Inspector(step.model).run_inspection(step.inputs, step.target, loss=_loss(step))
-
-
-def _loss(step: Step) -> Callable[..., Tensor] | None:
-    if step.loss is None or step.target is not None:
-        return step.loss
-    loss = step.loss
-    return lambda output: loss(output, None)
-
-
-CONTENDERS: dict[str, Contender] = {
-    "bare": bare,
-    "hooks only": hooks_only,
-    "read once": read_once,
-    "modelhealth": modelhealth,
-    "eight passes": eight_passes,
+GOALS = {
+    "BERT-like": 1.08,
+    "GPT-2-like": 1.08,
+    "ResNet-50": 1.15,
+    "wide linears": 1.10,
+    "500 tiny layers": 2.5,
 }
+"""The greatest ratio that modelhealth should have."""
 
 
-def measure(step: Step, rounds: int) -> dict[str, list[float]]:
-    """Return each contender's seconds, one a round."""
-    for contender in CONTENDERS.values():
-        contender(step)
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for _ in range(rounds):
-        for name, contender in CONTENDERS.items():
-            start = time.perf_counter()
-            contender(step)
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+def measure(name: str, contenders: list[str], rounds: int) -> dict[str, Timing]:
+    """Return the timings of each contender on the step of this name."""
+    torch.manual_seed(0)
+    step = STEPS[name]()
+    runs = {contender: partial(CONTENDERS[contender].run, step) for contender in contenders}
+    return time_in_turns(step.run, runs, rounds)
 
 
-def ratio(seconds: list[float], base: list[float]) -> str:
-    """Return the median ratio and its quartiles."""
-    low, middle, high = statistics.quantiles(
-        [a / b for a, b in zip(seconds, base, strict=True)], n=4
-    )
-    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+def bare_milliseconds(timings: dict[str, Timing]) -> str:
+    """Return the median time of the bare step."""
+    runs = max((timing.runs for timing in timings.values()), key=len)
+    return digits(statistics.median(base.wall for _, base in runs) * 1e3)
 
 
-def main() -> None:
-    """Print the table."""
+def main(arguments: list[str] | None = None) -> None:
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[*STEPS, []], help="steps; default: all")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    print(
-        f"pytest-modelhealth {__version__}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}, {platform.processor() or platform.machine()}, "
-        f"{options.threads} threads, {options.rounds} rounds\n"
+    parser.add_argument(
+        "steps", nargs="*", metavar="STEP", help=f"any of: {', '.join(STEPS)}; default: all"
     )
-    others = [name for name in CONTENDERS if name != "bare"]
-    print("| step | bare ms | " + " | ".join(others) + " |")
-    print("| --- | --- |" + " --- |" * len(others))
-    for name in options.names or STEPS:
-        torch.manual_seed(0)
-        seconds = measure(STEPS[name](), options.rounds)
-        ratios = [ratio(seconds[other], seconds["bare"]) for other in others]
-        median = statistics.median(seconds["bare"]) * 1e3
-        print(f"| {name} | {median:.1f} | " + " | ".join(ratios) + " |", flush=True)
+    parser.add_argument("--threads", type=int, default=2, help="of torch; default: 2")
+    parser.add_argument("--rounds", type=int, default=15, help="default: 15")
+    options = parser.parse_args(arguments)
+    for unknown in set(options.steps) - set(STEPS):
+        parser.error(f"unknown step {unknown!r}; there are: {', '.join(STEPS)}")
+    torch.set_num_threads(options.threads)
+    print(f"{machine()}; {options.threads} threads, {options.rounds} rounds, {load()}\n")
+    names = [name for name, contender in CONTENDERS.items() if contender.is_installed]
+    for name, contender in CONTENDERS.items():
+        there = "" if contender.is_installed else " (not installed, left out)"
+        print(f"- {name}{there}: {contender.sees}")
+
+    print("\nTime on the clock, as a ratio to the bare step: median (quartiles)\n")
+    print(header(["step", "bare ms", "goal for modelhealth", *names]))
+    cpu_rows = []
+    for step in options.steps or STEPS:
+        timings = measure(step, names, options.rounds)
+        goal = f"{GOALS[step]:.2f}" if step in GOALS else ""
+        ratios = [timing.ratio() for timing in timings.values()]
+        print(row([step, bare_milliseconds(timings), goal, *ratios]), flush=True)
+        cpu_rows.append(row([step, *(timing.ratio("cpu") for timing in timings.values())]))
+
+    print("\nTime of all cores, which other processes disturb less\n")
+    print(header(["step", *names]))
+    print("\n".join(cpu_rows))
+    print(f"\nafterwards: {load().partition(':')[0]}, this run included")
 
 
 if __name__ == "__main__":

@@ -26,10 +26,17 @@ class Step:
     def run(self) -> None:
         """Run forward and backward as a training loop does."""
         self.model.zero_grad(set_to_none=True)
-        is_mapping = isinstance(self.inputs, dict)
-        output = self.model(**self.inputs) if is_mapping else self.model(self.inputs)
-        loss = output.loss if self.loss is None else self.loss(output, self.target)
-        loss.backward()
+        output = self.model(**self.inputs) if self.takes_keywords else self.model(self.inputs)
+        self.loss_of(output).backward()
+
+    @property
+    def takes_keywords(self) -> bool:
+        """Whether the inputs go in by name."""
+        return isinstance(self.inputs, dict)
+
+    def loss_of(self, output: Any) -> Tensor:
+        """Return the loss of an output; the model has computed its own where there is none."""
+        return output.loss if self.loss is None else self.loss(output, self.target)
 
 
 def _mean_square(output: Tensor, target: Any) -> Tensor:
