@@ -32,6 +32,9 @@ ROLES = (
 """
 
 
+Option = float | int | bool | str | None
+
+
 class Status(StrEnum):
     """What became of a layer. Every layer ends with one."""
 
@@ -75,6 +78,10 @@ class LayerRecord:
         frozen: names of the parameters that do not require gradients.
         watched: the roles that were to be observed.
         source: ``path:line`` of the code that calls it, where a traced graph knows it, else ``""``.
+        options: how the module or the call is set up, where a check reads it: ``dim`` of a softmax,
+            ``training`` of a module, ``num_embeddings`` and ``padding_idx`` of an embedding.
+        equal_samples: whether its activations were the same for every sample of the batch; ``None``
+            where that was not seen, or there is only one sample.
     """
 
     name: str
@@ -96,6 +103,8 @@ class LayerRecord:
     frozen: frozenset[str] = frozenset()
     watched: frozenset[str] = frozenset(ROLES)
     source: str = ""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    equal_samples: bool | None = None
 
     @property
     def label(self) -> str:
@@ -148,6 +157,7 @@ class LayerRecord:
             calls=self.calls + other.calls,
             parameters={**self.parameters, **other.parameters},
             buffers={**self.buffers, **other.buffers},
+            equal_samples=_all_equal(self.equal_samples, other.equal_samples),
             **roles,
         )
 
@@ -162,6 +172,12 @@ _FULLNESS = (
     Status.OPAQUE,
     Status.NOT_CALLED,
 )
+
+
+def _all_equal(a: bool | None, b: bool | None) -> bool | None:
+    if a is None or b is None:
+        return a if b is None else b
+    return a and b
 
 
 def _merged_role(a: Any, b: Any) -> Any:

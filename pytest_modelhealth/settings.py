@@ -185,6 +185,10 @@ class Settings(Mapping[str, Limit]):
         changed = {n: limit for n, limit in self._limits.items() if limit.origin != "default"}
         return f"Settings({changed}, waivers={self.waivers})"
 
+    def limit(self, name: str, layer: str) -> Limit:
+        """Return the value of setting `name` in force for `layer`."""
+        return self[name]
+
     @property
     def declarations(self) -> tuple[Setting, ...]:
         """Every setting there is, in the order of the checks that declare them."""
