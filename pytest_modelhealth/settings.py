@@ -29,6 +29,8 @@ class Setting:
         help: one sentence for ``--help`` and the reference; it names the source of the default.
         minimum: the least value allowed, inclusive.
         maximum: the greatest value allowed, inclusive.
+        per_layer: whether its value may differ from layer to layer: its check asks for it with
+            `Settings.limit`, by layer.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Setting:
     help: str
     minimum: float | None = None
     maximum: float | None = None
+    per_layer: bool = True
 
     def validate(self, value: object, origin: str) -> SettingValue:
         """Return `value` as this setting's type.
@@ -140,6 +143,7 @@ LAYERS = Setting(
     default="*",
     help="shell wildcard on layer names: only these layers are judged; all are still observed, so "
     "that a fault is traced to where it begins",
+    per_layer=False,
 )
 
 

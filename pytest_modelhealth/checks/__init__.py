@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
+from inspect import isabstract
+from types import ModuleType
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest
@@ -18,10 +20,17 @@ __all__ = ["Check", "Finding", "all_checks", "default_settings", "judge", "valid
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Return one of each check in this folder, the gravest first."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-    return tuple(sorted((check() for check in Check.__subclasses__()), key=lambda c: c.gravity))
+    """Return one of each check that a file of this folder defines, the gravest first."""
+    names = [f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)]
+    checks = [check() for name in names for check in _defined_in(importlib.import_module(name))]
+    return tuple(sorted(checks, key=lambda check: check.gravity))
+
+
+def _defined_in(module: ModuleType) -> Iterator[type[Check]]:
+    for defined in vars(module).values():
+        is_check = isinstance(defined, type) and issubclass(defined, Check)
+        if is_check and defined.__module__ == module.__name__ and not isabstract(defined):
+            yield defined
 
 
 @cache

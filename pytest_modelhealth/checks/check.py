@@ -27,6 +27,15 @@ class Check(ABC):
     gravity: ClassVar[int]
     """Its place in the verdict: findings of a lower number come first, and explain later ones."""
 
+    definition: ClassVar[str] = ""
+    """What is measured, and what is compared with which limit, in one to three sentences."""
+
+    source: ClassVar[str] = ""
+    """Where the definition and the default limits come from: a paper, a tool, a measurement."""
+
+    minimum_evidence: ClassVar[str] = "one batch"
+    """What it must see to judge; with less it says ``inconclusive``, or nothing."""
+
     settings: ClassVar[tuple[Setting, ...]] = ()
     """The thresholds it declares, each under the name it has everywhere."""
 

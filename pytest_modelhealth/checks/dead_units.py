@@ -28,6 +28,16 @@ class DeadUnits(Check):
     name = "dead_units"
     summary = "Behind each activation that can die, enough units are active for some sample."
     gravity = 20
+    definition = (
+        "A unit (a channel, or a feature of a sequence) is dead if it never exceeds 2^-20 of the "
+        "largest magnitude of its layer in any sample. The dead part of the units behind an "
+        "activation function that has a flat side is at most max_dead_fraction."
+    )
+    source = (
+        "SageMaker Debugger (over 50 % inactive) and AutoTrainer (70 % zero gradients); the limit "
+        "is measured: half of the units of a healthy deep ReLU network are dead when initialised"
+    )
+    minimum_evidence = "min_samples samples, or tokens where units are features of a sequence"
     settings = (
         Setting(
             "max_dead_fraction",
@@ -50,10 +60,11 @@ class DeadUnits(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield activations with too many dead units."""
-        limit, needed = settings["max_dead_fraction"], settings["min_samples"]
         for record in called(observation):
             if record.activation not in DYING_ACTIVATIONS or record.activations is None:
                 continue
+            limit = settings.limit("max_dead_fraction", record.name)
+            needed = settings.limit("min_samples", record.name)
             dead, units = _dead_fraction(record), record.activations.units
             if dead is None or units is None or dead <= limit.value:
                 continue

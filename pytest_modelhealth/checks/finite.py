@@ -28,6 +28,13 @@ class Finite(Check):
     name = "finite"
     summary = "No NaN and no infinity in inputs, parameters, buffers, activations or gradients."
     gravity = 10
+    definition = (
+        "No NaN and no infinity anywhere. The culprit is the innermost layer that made them from "
+        "finite inputs; -inf alone, which masks are made of, counts only where the loss or a "
+        "gradient is not finite in the end."
+    )
+    source = "IEEE 754: a NaN in the loss makes every parameter NaN in the next step"
+    minimum_evidence = "one batch; gradients are judged where a backward pass ran"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield one violation for each layer where non-finite values begin."""

@@ -29,6 +29,13 @@ class MissingGradients(Check):
     name = "missing_gradients"
     summary = "No trainable layer that feeds the output is cut off from the loss."
     gravity = 30
+    definition = (
+        "Every trainable layer whose output is used gets a gradient, and not one that is exactly "
+        "zero without a closed gate or a silent activation after it. The culprit is the last layer "
+        "before the cut."
+    )
+    source = "PyTorch's autograd: .grad is None where no path of the graph leads to the loss"
+    minimum_evidence = "one batch with a backward pass"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield where the graph is cut, or where the gradient becomes exactly zero."""

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector, LayerNotFoundError, ModelHealthError, SettingsError
-from pytest_modelhealth.checks import all_checks, default_settings
+from pytest_modelhealth.checks import Check, all_checks, default_settings
 from pytest_modelhealth.settings import Waiver
 
 
@@ -22,12 +22,19 @@ def waiver(layers, check=None):
     return Waiver(layers, check, "a reason", "here")
 
 
-def test_every_check_has_a_name_a_summary_and_a_gravity_of_its_own():
-    """The shelf is complete and in a definite order."""
+def test_only_the_shelf_is_the_shelf():
+    """A check that a project or another test defines is not run by others unasked."""
+
+    class Own(Check):
+        name, summary, gravity = "own", "Mine.", 1
+
+        def run(self, observation, settings):
+            return []
+
+    all_checks.cache_clear()
     names = [check.name for check in all_checks()]
     assert {"finite", "dead_units", "missing_gradients", "grad_norm"} <= set(names)
-    assert len({check.gravity for check in all_checks()}) == len(names)
-    assert all(check.summary.endswith(".") for check in all_checks())
+    assert Own.name not in names
 
 
 def test_setting_layers_restricts_what_is_judged(dead, batch):

@@ -1,0 +1,65 @@
+"""What every check on the shelf promises."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_modelhealth.checks import Check, all_checks
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "checks.md"
+
+every_check = pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.name)
+
+
+@every_check
+def test_a_check_says_what_it_is(check: Check) -> None:
+    """Name, summary, definition, source and minimum of evidence are there and read as such."""
+    assert re.fullmatch(r"[a-z]+(_[a-z]+)*", check.name)
+    assert check.summary.endswith(".")
+    assert check.definition.endswith(".")
+    assert check.source
+    assert not check.source.endswith(".")
+    assert check.minimum_evidence
+    assert not check.minimum_evidence.endswith(".")
+
+
+def test_names_and_gravities_are_unique() -> None:
+    """Violations have a definite order, and a name means one check."""
+    assert len({check.name for check in all_checks()}) == len(all_checks())
+    assert len({check.gravity for check in all_checks()}) == len(all_checks())
+
+
+def test_a_setting_belongs_to_one_check() -> None:
+    """Two checks that declare one name would share its value unawares."""
+    names = [setting.name for check in all_checks() for setting in check.settings]
+    assert len(set(names)) == len(names)
+
+
+@every_check
+def test_a_check_is_in_the_reference_with_its_settings(check: Check) -> None:
+    """docs/reference/checks.md has a section of the check's name that tells of each setting."""
+    sections = re.split(r"^## ", REFERENCE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = [text for text in sections if text.partition("\n")[0] == check.name]
+    assert len(texts) == 1, f"write a section '## {check.name}'"
+    assert [s.name for s in check.settings if f"`{s.name}`" not in texts[0]] == []
+
+
+@every_check
+def test_a_check_asks_for_its_settings_as_it_declares_them(check: Check) -> None:
+    """Values that may differ by layer are read by layer: a pattern that nobody reads is a lie."""
+    tree = ast.parse(inspect.getsource(inspect.getmodule(check)))
+    whole = {
+        node.slice.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "settings"
+        and isinstance(node.slice, ast.Constant)
+    }
+    per_layer = {setting.name for setting in check.settings if setting.per_layer}
+    assert not whole & per_layer, "use settings.limit(name, layer), or declare per_layer=False"
