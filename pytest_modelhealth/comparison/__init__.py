@@ -1,0 +1,1 @@
+"""Two models on one batch: which layers are the same, where they first differ, and why."""
