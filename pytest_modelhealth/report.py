@@ -82,6 +82,8 @@ class LayerRecord:
             ``training`` of a module, ``num_embeddings`` and ``padding_idx`` of an embedding.
         equal_samples: whether its activations were the same for every sample of the batch; ``None``
             where that was not seen, or there is only one sample.
+        equal_input_samples: whether its inputs were; looked at only where `equal_samples` is true,
+            and for the model itself.
     """
 
     name: str
@@ -105,6 +107,7 @@ class LayerRecord:
     source: str = ""
     options: Mapping[str, Option] = field(default_factory=dict)
     equal_samples: bool | None = None
+    equal_input_samples: bool | None = None
 
     @property
     def label(self) -> str:
@@ -158,6 +161,7 @@ class LayerRecord:
             parameters={**self.parameters, **other.parameters},
             buffers={**self.buffers, **other.buffers},
             equal_samples=_all_equal(self.equal_samples, other.equal_samples),
+            equal_input_samples=_all_equal(self.equal_input_samples, other.equal_input_samples),
             **roles,
         )
 

@@ -69,6 +69,9 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
         "aliases": list(record.aliases),
         "frozen": sorted(record.frozen),
         "source": record.source,
+        "options": dict(record.options),
+        "equal_samples": record.equal_samples,
+        "equal_input_samples": record.equal_input_samples,
     }
     for role in ROLES:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}

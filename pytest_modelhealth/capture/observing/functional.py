@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pytest_modelhealth.capture.observing.options import FUNCTIONAL_DROPOUT
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 
 Call = Callable[..., Any]
@@ -17,11 +18,13 @@ Call = Callable[..., Any]
 class FunctionalLayers(TorchFunctionMode):
     """Hands each call of a functional layer to ``observe(name, call, args, kwargs)``.
 
+    A functional dropout, which is a setting rather than a layer, has no name.
+
     The observer makes the call and returns its output. The mode is off meanwhile, so that a
     function built from others shows once.
     """
 
-    def __init__(self, observe: Callable[[str, Call, tuple[Any, ...], dict[str, Any]], Any]):
+    def __init__(self, observe: Callable[[str | None, Call, tuple[Any, ...], dict[str, Any]], Any]):
         super().__init__()
         self._observe = observe
 
@@ -34,7 +37,7 @@ class FunctionalLayers(TorchFunctionMode):
     ) -> Any:
         """Call `func`, observed if it is a layer."""
         name = FUNCTIONAL_LAYERS.get(func)
-        if name is None:
+        if name is None and func not in FUNCTIONAL_DROPOUT:
             return func(*args, **(kwargs or {}))
         return self._observe(name, func, args, kwargs or {})
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.observing.functional import Call, FunctionalLayers
+from pytest_modelhealth.capture.observing.options import call_options, dropout_options
 from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
 from pytest_modelhealth.capture.observing.tensors import (
     find_tensors,
@@ -176,14 +177,20 @@ class Hooks:
                 return
 
     def _function(
-        self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, name: str | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Make one functional call, as a layer of the module that is running."""
+        """Make one functional call, as a layer of the module that is running, if it is one."""
         if not self._stack or self._stack[-1].layer.activation is not None or _is_traced():
             return call(*args, **kwargs)
         caller = self._stack[-1]
+        if name is None:
+            if isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
+                return call(*args, **kwargs)
+            caller.layer.options = {**caller.layer.options, **dropout_options(call, args, kwargs)}
+            return call(*args, **kwargs)
         index = caller.functions[name] = caller.functions.get(name, -1) + 1
         frame = Frame(self.recorder.functional_layer(caller.layer, name, index))
+        frame.layer.options = call_options(name, args, kwargs)
         self._enter_function(frame.layer, frame, (args, kwargs))
         output = call(*args, **kwargs)
         self._complete_function(frame.layer, frame, output)
@@ -202,6 +209,7 @@ class Hooks:
         tensors = [t for t in find_tensors(output) if holds_numbers(t)]
         if not recomputation:
             self.recorder.complete(layer, tensors)
+            self.recorder.compare_samples(layer, frame.inputs, tensors)
         for tensor in tensors:
             if any(tensor is given and version(tensor) == seen for given, seen in frame.inputs):
                 layer.returned_input = True

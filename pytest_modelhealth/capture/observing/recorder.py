@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.options import module_options
+from pytest_modelhealth.capture.observing.samples import equal_samples
 from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
 from pytest_modelhealth.capture.observing.tensors import holds_numbers, version
 from pytest_modelhealth.layers import (
@@ -19,7 +21,7 @@ from pytest_modelhealth.layers import (
     has_forward,
     type_name,
 )
-from pytest_modelhealth.report import LayerRecord, Status
+from pytest_modelhealth.report import LayerRecord, Option, Status
 from pytest_modelhealth.statistics import TensorStatistics, UnsupportedTensorError, reduce
 
 
@@ -51,6 +53,9 @@ class Layer:
     unsupported: str = ""
     opaque: str = ""
     source: str = ""
+    options: dict[str, Option] = field(default_factory=dict)
+    equal_samples: bool | None = None
+    equal_input_samples: bool | None = None
 
     @property
     def label(self) -> str:
@@ -66,6 +71,7 @@ class Recorder:
         modules: Iterable[NamedModule],
         selection: Selection,
         scale: LossScale = NO_SCALE,
+        samples: int = 0,
     ) -> None:
         self.layers: dict[str, Layer] = {}
         self.errors: list[str] = []
@@ -73,6 +79,7 @@ class Recorder:
         self.by_module: dict[nn.Module, Layer] = {}
         self._selection = selection
         self._scale = scale
+        self._samples = samples
         self._unit_dimensions = UnitDimensions()
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, TensorStatistics]] = {}
         self._events = 0
@@ -147,6 +154,32 @@ class Recorder:
                 statistics = self._reduce(layer, tensor, self.unit_dimension(layer, tensor))
                 if statistics is not None:
                     layer.activations = _merged(layer.activations, statistics)
+
+    def compare_samples(
+        self, layer: Layer, given: Iterable[tuple[Tensor, int | None]], returned: list[Tensor]
+    ) -> None:
+        """Note whether a call of `layer` returned the same for every sample, and was given it.
+
+        Args:
+            layer: the layer.
+            given: the tensors it was called with, each with its version then.
+            returned: the tensors it returned.
+        """
+        if layer.equal_samples is False or "activations" not in layer.roles:
+            return
+        equal = equal_samples(returned, self._samples)
+        if equal is not None:
+            layer.equal_samples = equal
+        if (equal or not layer.name) and layer.equal_input_samples is not False:
+            unchanged = [tensor for tensor, seen in given if version(tensor) == seen]
+            equal = equal_samples(unchanged, self._samples)
+            if equal is not None:
+                layer.equal_input_samples = equal
+
+    def note_options(self) -> None:
+        """Take down how every module is set up."""
+        for module, layer in self.by_module.items():
+            layer.options = module_options(module) | layer.options
 
     def add_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
         """Reduce the gradient of the loss with respect to one output tensor of a layer."""
@@ -243,6 +276,9 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         frozen=_frozen(layer.module),
         watched=layer.roles,
         source=layer.source,
+        options=layer.options,
+        equal_samples=layer.equal_samples,
+        equal_input_samples=layer.equal_input_samples,
     )
 
 

@@ -58,11 +58,11 @@ def run_step(
         Exception: whatever the user's model or loss raises, untouched.
     """
     scale = LossScale.of(request.scaler)
-    recorder = Recorder(named_modules(model), request.selection, scale)
-    note_sources(recorder)
     arguments = Inputs.of(request.inputs)
     batch = (arguments.args, arguments.kwargs, request.target)
     samples = _samples(batch)
+    recorder = Recorder(named_modules(model), request.selection, scale, samples)
+    note_sources(recorder)
     state = State(model)
     writes = Versions(_writable(recorder, batch))
     notes = [*notes, *_unregistered(model, state)]
@@ -71,6 +71,7 @@ def run_step(
         loss = compute_loss(output, request.target, request.loss)
         backward = _wants_backward(loss, request.backward, notes)
         # buffers and parameters as the forward left them: what the loss was computed with
+        recorder.note_options()
         recorder.add_state("buffers", _named(recorder, "_buffers"))
         recorder.add_state("parameters", _named(recorder, "_parameters"))
         value = None if loss is None or loss.is_meta else float(loss.detach())

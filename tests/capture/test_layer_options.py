@@ -1,0 +1,81 @@
+"""How modules and calls are set up, as the capture records it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import Inspector
+from pytest_modelhealth.report import LayerRecord
+
+
+def records(model: nn.Module, inputs: object = None) -> dict[str, LayerRecord]:
+    """Return the layers of one inspection; none of our hooks may have failed."""
+    inputs = torch.randn(4, 6) if inputs is None else inputs
+    observation = Inspector(model).run_inspection(inputs).observation
+    assert observation.errors == ()
+    return dict(observation.layers)
+
+
+def test_modules_tell_how_they_are_set_up() -> None:
+    """Plain attributes of modules are recorded; tensors, tuples and private ones are not."""
+    model = nn.Sequential(nn.BatchNorm1d(6, eps=1e-3), nn.Dropout(0.25), nn.Softmax(dim=0)).eval()
+    seen = records(model)
+    assert seen["0"].options == {
+        "training": False,
+        "num_features": 6,
+        "eps": 1e-3,
+        "momentum": 0.1,
+        "affine": True,
+        "track_running_stats": True,
+    }
+    assert seen["1"].options == {"training": False, "p": 0.25, "inplace": False}
+    assert seen["2"].options == {"training": False, "dim": 0}
+    assert seen[""].options == {"training": False}
+
+
+def test_embedding_tells_its_rows_and_padding() -> None:
+    """The number of rows and the padding index of an embedding are recorded."""
+    seen = records(
+        nn.Sequential(nn.Embedding(10, 4, padding_idx=0)), torch.tensor([[1, 2], [3, 0]])
+    )
+    assert seen["0"].options["num_embeddings"] == 10
+    assert seen["0"].options["padding_idx"] == 0
+
+
+class Calls(nn.Module):
+    """Functional calls with arguments by position and by name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.leaky_relu(x, 0.3)
+        x = F.softmax(x, dim=-1) + torch.softmax(x, 0) + x.softmax(dim=1)
+        return F.dropout(x, 0.1)
+
+
+def test_functional_calls_tell_their_arguments() -> None:
+    """A functional layer's options are its call's plain arguments; dropout is its caller's."""
+    seen = records(Calls().eval())
+    assert seen["leaky_relu"].options == {"negative_slope": 0.3, "inplace": False}
+    assert [seen[f"softmax{i}"].options for i in ("", "_1", "_2")] == [
+        {"dim": -1},
+        {"dim": 0},
+        {"dim": 1},
+    ]
+    assert seen[""].options == {"training": False, "dropout_p": 0.1, "dropout_training": True}
+
+
+def test_training_is_that_of_the_forward() -> None:
+    """A forward that switches a layer's mode is recorded as it ran, and undone."""
+
+    class Switches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop.train()(x)
+
+    model = Switches().eval()
+    assert records(model)["drop"].options["training"] is True
+    assert not model.drop.training
