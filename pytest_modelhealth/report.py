@@ -240,8 +240,17 @@ def _mean_loss(a: Observation, b: Observation) -> float | None:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """Statistics in a report: a layer, a role, and the tensor's own name where it has several."""
+
+    layer: str
+    role: str
+    tensor: str = ""
+
+
+@dataclass(frozen=True)
 class Violation:
-    """One broken invariant.
+    """One broken invariant, and what follows from it.
 
     Args:
         check: name of the check.
@@ -255,6 +264,11 @@ class Violation:
         tensor: own name of the tensor (``"weight"``), where the role has several.
         affected: names of the layers that only show what this one began; they are counted for the
             reader, and keep the violation where only they are judged (the setting ``layers``).
+        independent: whether no fault elsewhere can bring this about (a graph that is cut, a
+            parameter that is not registered); other violations can be consequences.
+        evidence: the statistics that were read, the culprit's first, then those of what comes
+            before it; the diagnosis fills it in where the check leaves it empty.
+        folded: violations that are consequences of this one, in causal order.
     """
 
     check: str
@@ -267,11 +281,20 @@ class Violation:
     cause: str
     tensor: str = ""
     affected: tuple[str, ...] = ()
+    independent: bool = False
+    evidence: tuple[Reference, ...] = ()
+    folded: tuple[Violation, ...] = ()
 
     @property
     def consequences(self) -> int:
         """How many other layers only show what this one began."""
-        return len(self.affected)
+        return len(self.layers) - 1
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The culprit, then the other layers that show what it began, each once."""
+        shown = [name for violation in self.folded for name in violation.layers]
+        return tuple(dict.fromkeys((self.layer, *self.affected, *shown)))
 
 
 @dataclass(frozen=True)
@@ -288,7 +311,8 @@ class Judgement:
     """What all checks found in one report under one set of limits.
 
     Args:
-        violations: the gravest first: by check, then in execution order.
+        violations: the gravest first: by check, then in execution order; each with its
+            consequences folded under it.
         inconclusive: what could not be judged.
         waived: violations that a waiver accepted, each with its waiver.
         unused_waivers: waivers that accepted nothing.

@@ -11,6 +11,7 @@ from inspect import isabstract
 from types import ModuleType
 
 from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.diagnosis import diagnose
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest
 from pytest_modelhealth.report import Inconclusive, Judgement, Observation, Violation
 from pytest_modelhealth.settings import LAYERS, Settings, Waiver
@@ -47,11 +48,11 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
         SettingsError: a waiver names no existing check.
     """
     judged = _judged_layers(observation, settings)
+    found = [finding for check in all_checks() for finding in check.run(observation, settings)]
     findings = [
         finding
-        for check in all_checks()
-        for finding in check.run(observation, settings)
-        if not judged.isdisjoint((finding.layer, *_affected(finding)))
+        for finding in diagnose(observation, found)
+        if not judged.isdisjoint(_layers(finding))
     ]
     return _apply_waivers(findings, settings.waivers)
 
@@ -68,9 +69,9 @@ def _judged_layers(observation: Observation, settings: Settings) -> set[str]:
     return matched
 
 
-def _affected(finding: Finding) -> tuple[str, ...]:
-    """Return the layers that show a fault which begins elsewhere."""
-    return finding.affected if isinstance(finding, Violation) else ()
+def _layers(finding: Finding) -> tuple[str, ...]:
+    """Return the layers that a finding is about: for a fault, all that show it."""
+    return finding.layers if isinstance(finding, Violation) else (finding.layer,)
 
 
 def _apply_waivers(findings: Iterable[Finding], waivers: tuple[Waiver, ...]) -> Judgement:

@@ -56,7 +56,7 @@ def producer(observation: Observation, record: LayerRecord) -> LayerRecord | Non
     earlier = [
         other
         for other in called(observation)
-        if completed(other) < entered and _same(other.activations, record.inputs)
+        if completed(other) < entered and same_values(other.activations, record.inputs)
     ]
     return innermost(earlier)[-1] if earlier else None
 
@@ -66,11 +66,13 @@ def consumers(observation: Observation, record: LayerRecord) -> list[LayerRecord
     return [
         other
         for other in called(observation)
-        if (other.entered or 0) > completed(record) and _same(record.activations, other.inputs)
+        if (other.entered or 0) > completed(record)
+        and same_values(record.activations, other.inputs)
     ]
 
 
-def _same(a: TensorStatistics | None, b: TensorStatistics | None) -> bool:
+def same_values(a: TensorStatistics | None, b: TensorStatistics | None) -> bool:
+    """Whether two tensors hold the same numbers, as far as their statistics tell."""
     if a is None or b is None or a.count != b.count or a.finite_count != b.finite_count:
         return False
     if a.finite_count == 0:

@@ -44,9 +44,10 @@ class Evidence:
     Args:
         violation: the worst violation.
         culprit: its layer.
-        predecessor: the layer without children that computed the same role just before; gradients
-            are computed from the last layer to the first, so for them it is the next layer.
-            ``None`` where no such layer was observed.
+        predecessor: the layer before it that the violation names as evidence, else the layer
+            without children that computed the same role just before; gradients are computed from
+            the last layer to the first, so for them it is the next layer. ``None`` where no such
+            layer was observed.
     """
 
     violation: Violation
@@ -74,6 +75,10 @@ def culprit_and_predecessor(report: HealthReport) -> Evidence | None:
         return None
     worst = report.violations[0]
     culprit, role = report.layers[worst.layer], _role(worst)
+    for reference in worst.evidence:
+        named = report.layers.get(reference.layer)
+        if named is not None and named is not culprit and named.tensors(role):
+            return Evidence(worst, culprit, named)
     before = [
         record
         for record in leaves(report.observation)
@@ -108,7 +113,8 @@ def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
     blocks = _can_print_blocks() if ascii_only is None else not ascii_only
     lines = [_title(found), ""]
     if panels:
-        lines += [*_histograms(panels, BLOCKS if blocks else "#"), "", *_numbers(panels)]
+        rest = list(_further(report, found.violation))
+        lines += [*_histograms(panels, BLOCKS if blocks else "#"), "", *_numbers([*panels, *rest])]
     lines += [line for panel in panels for line in _range_of_dtype(panel)]
     lines += [f"{p.title}: bins counted on a sample" for p in panels if p.seen.histogram_sampled]
     if found.statistics(found.culprit) is None:
@@ -130,11 +136,22 @@ class Panel:
 
     record: LayerRecord
     seen: TensorStatistics
+    what: str = ""
 
     @property
     def title(self) -> str:
-        """Its layer's name, short enough to stand over its bars."""
-        return abbreviate(printable(self.record.label), BAR)
+        """Its layer's name, short enough to stand over its bars, and the role if it is another."""
+        return f"{abbreviate(printable(self.record.label), BAR)}{self.what}"
+
+
+def _further(report: HealthReport, violation: Violation) -> Iterator[Panel]:
+    """Yield what else the violation is read from: other roles than the one in the histograms."""
+    for reference in violation.evidence:
+        record = report.layers.get(reference.layer)
+        tensors = {} if record is None else record.tensors(reference.role)
+        seen = tensors.get(reference.tensor, tensors.get(""))
+        if record is not None and seen is not None and reference.role != _role(violation):
+            yield Panel(record, seen, f" {reference.tensor or reference.role}")
 
 
 def _histograms(panels: Sequence[Panel], ink: str) -> list[str]:

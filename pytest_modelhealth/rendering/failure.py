@@ -17,6 +17,7 @@ from pytest_modelhealth.rendering.notation import (
     table,
 )
 from pytest_modelhealth.rendering.summary import (
+    consequences,
     headline,
     in_execution_order,
     label,
@@ -54,7 +55,10 @@ def _violations(report: HealthReport) -> Iterator[str]:
     gravest = in_execution_order(report, report.violations[:MAX_ROWS])
     rows: list[tuple[str, ...]] = [("layer", "check", "tensor", "value", "limit", "set by")]
     rows += [_row(report, violation) for violation in gravest]
-    yield from (f"  {line}" for line in table(rows, left=(0, 1, 2, 5)))
+    if any(violation.folded for violation in report.violations[1:]):
+        explained = ["explains", *(f"{len(violation.folded):,} more" for violation in gravest)]
+        rows = [(*row, cell) for row, cell in zip(rows, explained, strict=True)]
+    yield from (f"  {line}" for line in table(rows, left=(0, 1, 2, 5, 6)))
     if len(report.violations) > MAX_ROWS:
         yield f"  ... and {len(report.violations) - MAX_ROWS:,} more (print the report to see all)"
 
@@ -70,10 +74,8 @@ def _row(report: HealthReport, violation: Violation) -> tuple[str, ...]:
 
 
 def _consequences(report: HealthReport, worst: Violation) -> Iterator[str]:
-    if worst.consequences:
-        show = "shows" if worst.consequences == 1 else "show"
-        others = plural(worst.consequences, "other layer")
-        yield f"  {others} only {show} what began in {label(report, worst.layer)}"
+    if following := consequences(report, worst):
+        yield f"  {following}"
 
 
 def _source(report: HealthReport, worst: Violation) -> Iterator[str]:

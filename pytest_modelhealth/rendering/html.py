@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from pytest_modelhealth.rendering.summary import (
     columns,
+    consequences,
     headline,
     remarks,
     run,
@@ -51,7 +52,10 @@ def _rows(report: HealthReport) -> list[dict[str, Any]]:
             "cells": [column.cell(record) for column in shelf],
             "reason": record.reason,
             "observed": record.status is Status.OBSERVED,
-            "violations": found.get(record.name, ()),
+            "violations": [
+                (violation, consequences(report, violation))
+                for violation in found.get(record.name, ())
+            ],
         }
         for record in report
     ]

@@ -66,7 +66,25 @@ def counts(report: HealthReport) -> str:
     """Return how much was found in how many layers: ``"1 violation, 12 layers"``."""
     layers = plural(len(report), "layer")
     found = len(report.violations)
-    return f"{plural(found, 'violation')}, {layers}" if found else layers
+    folded = sum(len(violation.folded) for violation in report.violations)
+    along = f" with {plural(folded, 'consequence')}" if folded else ""
+    return f"{plural(found, 'violation')}{along}, {layers}" if found else layers
+
+
+def consequences(report: HealthReport, violation: Violation, most: int = 3) -> str:
+    """Return what follows from a violation, in one line, or ``""``; at most `most` are named."""
+    others = violation.consequences
+    if not violation.folded:
+        show = "shows" if others == 1 else "show"
+        began = label(report, violation.layer)
+        layers = plural(others, "other layer")
+        return f"{layers} only {show} what began in {began}" if others else ""
+    named = [f"{label(report, v.layer)} ({v.check})" for v in violation.folded[:most]]
+    rest = len(violation.folded) - len(named)
+    more = f" and {rest:,} more" if rest else ""
+    found = plural(len(violation.folded), "consequence")
+    shown = f"; {plural(others, 'other layer')} in all" if others > len(violation.folded) else ""
+    return f"and {found}: {', '.join(named)}{more}{shown}"
 
 
 def run(report: HealthReport) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pytest_modelhealth.rendering.notation import abbreviate, plural, printable, shorten, table
 from pytest_modelhealth.rendering.summary import (
     columns,
+    consequences,
     headline,
     remarks,
     run,
     violations_by_layer,
 )
-from pytest_modelhealth.report import HealthReport
+from pytest_modelhealth.report import HealthReport, Violation
 
 LAYER, TYPE = 1, 2
 NARROWEST = ((TYPE, 12), (LAYER, 28), (TYPE, 8), (LAYER, 16))
@@ -21,6 +22,8 @@ NARROWEST = ((TYPE, 12), (LAYER, 28), (TYPE, 8), (LAYER, 16))
 
 def render(report: HealthReport, *, max_rows: int | None = None, width: int = 100) -> str:
     """Return the verdict and a line a layer in execution order, each violation below its layer.
+
+    ``!`` marks a layer with a violation, ``~`` one with a consequence of another's.
 
     Args:
         report: the report.
@@ -36,13 +39,15 @@ def render(report: HealthReport, *, max_rows: int | None = None, width: int = 10
     body = [titles]
     for name, row in zip(shown, rows, strict=True):
         body.append(row)
-        body += [
-            f"    {violation.check}: {printable(violation.message)}"
-            for violation in found.get(name, ())
-        ]
+        body += [_line(report, violation) for violation in found.get(name, ())]
     if len(shown) < len(report):
         body.append(f"  ... and {plural(len(report) - len(shown), 'more layer')}")
     return "\n".join([*head, "", *body])
+
+
+def _line(report: HealthReport, violation: Violation) -> str:
+    text = f"    {violation.check}: {printable(violation.message)}"
+    return f"{text} ({consequences(report, violation)})" if violation.folded else text
 
 
 def _shown(report: HealthReport, max_rows: int | None) -> list[str]:
@@ -56,11 +61,13 @@ def _shown(report: HealthReport, max_rows: int | None) -> list[str]:
 
 def _table(report: HealthReport, shown: Sequence[str], width: int) -> list[str]:
     found = violations_by_layer(report)
+    following = {consequence.layer for v in report.violations for consequence in v.folded}
     shelf = columns(report)
     rows = [["", *(column.title for column in shelf)]]
     for name in shown:
         record = report.layers[name]
-        rows.append(["!" if name in found else "", *(column.cell(record) for column in shelf)])
+        mark = "!" if name in found else "~" if name in following else ""
+        rows.append([mark, *(column.cell(record) for column in shelf)])
     return table(_fitted(rows, width), left=(0, LAYER, TYPE))
 
 
