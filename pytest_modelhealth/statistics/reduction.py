@@ -47,7 +47,7 @@ def reduce(tensor: Tensor, unit_dim: int | None = None) -> TensorStatistics:
 
 def _reduce_compiled(tensor: Tensor, unit_dim: int | None) -> TensorStatistics | None:
     """Return the statistics of a plain dense tensor, without one call that torch could see."""
-    if not _is_plain(tensor):
+    if not is_plain(tensor):
         return None
     dim = None if unit_dim is None else range(tensor.ndim)[unit_dim]
     found = fused.summarize_compiled(tensor, dim)
@@ -56,7 +56,7 @@ def _reduce_compiled(tensor: Tensor, unit_dim: int | None) -> TensorStatistics |
     return _statistics(tensor, DenseValues(tensor, tuple(tensor.shape)), dim, *found)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor has nothing about it that `dense_values` would have to look at."""
     return (
         type(tensor) in _PLAIN_TYPES

@@ -22,9 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.observing import hooks, recorder
+from pytest_modelhealth.capture.observing import hooks
 from pytest_modelhealth.layers import Rule, Selection
 from pytest_modelhealth.report import Observation, Status
+from pytest_modelhealth.statistics import Ledger
 from tests.capture.models import (
     CatchesException,
     Checkpointed,
@@ -72,7 +73,7 @@ def run(model: Any, batch: Any = None, **options: Any) -> Observation:
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(recorder, "reduce"), (hooks, "find_tensors"), (hooks, "version")]
+    ("place", "name"), [(Ledger, "add"), (hooks, "find_tensors"), (hooks, "version")]
 )
 def test_our_own_errors_never_reach_the_user(
     monkeypatch: pytest.MonkeyPatch, place: Any, name: str
@@ -100,14 +101,14 @@ def test_our_own_errors_never_reach_the_user(
 
 def test_an_error_in_one_layer_is_told_of_that_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the model is observed all the same."""
-    reduce = recorder.reduce
+    add = Ledger.add
 
-    def fails_on_five_columns(tensor: Tensor, *args: Any) -> Any:
+    def fails_on_five_columns(ledger: Ledger, tensor: Tensor, *args: Any) -> Any:
         if tensor.ndim == 2 and tensor.shape[1] == 5 and tensor.grad_fn is not None:
             raise RuntimeError("five columns")
-        return reduce(tensor, *args)
+        return add(ledger, tensor, *args)
 
-    monkeypatch.setattr(recorder, "reduce", fails_on_five_columns)
+    monkeypatch.setattr(Ledger, "add", fails_on_five_columns)
     observation = run(Small())
     assert observation.layers["0"].status is Status.UNSUPPORTED
     assert observation.layers[""].status is Status.OBSERVED
@@ -352,11 +353,17 @@ def test_a_checkpointed_layer_counts_once(reentrant: bool) -> None:
         assert layers[name].gradients.count == 24, name
 
 
+def tensors_added(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Return the list in which every tensor will be that is added to a ledger."""
+    added: list[Tensor] = []
+    add = Ledger.add
+    monkeypatch.setattr(Ledger, "add", lambda self, t, *a: added.append(t) or add(self, t, *a))
+    return added
+
+
 def test_no_tensor_is_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """An output that is the next layer's input, or its container's output, is looked at once."""
-    reduced = []
-    reduce = recorder.reduce
-    monkeypatch.setattr(recorder, "reduce", lambda t, *a: reduced.append(t) or reduce(t, *a))
+    reduced = tensors_added(monkeypatch)
     model = nn.Sequential(nn.Sequential(nn.Linear(6, 5), nn.Sigmoid()), nn.Linear(5, 2))
     inspect(model, backward=False)
     assert len(reduced) == 4 + 4  # the batch and three outputs, four parameters
@@ -482,9 +489,7 @@ def test_no_activation_outlives_the_bare_run(grad: bool) -> None:
 
 def test_the_memory_test_sees_a_tensor_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were a hook to keep what it sees, the counts above would differ."""
-    kept: list[Tensor] = []
-    reduce = recorder.reduce
-    monkeypatch.setattr(recorder, "reduce", lambda t, *a: kept.append(t) or reduce(t, *a))
+    _ = tensors_added(monkeypatch)
     model = Small()
     seen = Alive(model)
     inspect(model)

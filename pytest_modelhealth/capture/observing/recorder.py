@@ -22,7 +22,13 @@ from pytest_modelhealth.layers import (
     type_name,
 )
 from pytest_modelhealth.report import LayerRecord, Option, Status
-from pytest_modelhealth.statistics import TensorStatistics, UnsupportedTensorError, reduce
+from pytest_modelhealth.statistics import (
+    Entry,
+    Ledger,
+    TensorStatistics,
+    UnsupportedTensorError,
+    reduce,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,12 +44,12 @@ class Layer:
     entered: int | None = None
     completed: int | None = None
     calls: int = 0
-    inputs: TensorStatistics | None = None
-    activations: TensorStatistics | None = None
-    gradients: TensorStatistics | None = None
-    parameters: dict[str, TensorStatistics] = field(default_factory=dict)
-    parameter_gradients: dict[str, TensorStatistics] = field(default_factory=dict)
-    buffers: dict[str, TensorStatistics] = field(default_factory=dict)
+    inputs: list[Entry] = field(default_factory=list)
+    activations: list[Entry] = field(default_factory=list)
+    gradients: list[Entry] = field(default_factory=list)
+    parameters: dict[str, Entry] = field(default_factory=dict)
+    parameter_gradients: dict[str, Entry] = field(default_factory=dict)
+    buffers: dict[str, Entry] = field(default_factory=dict)
     returned_own: bool = False
     returned_input: bool = False
     requires_grad: bool = False
@@ -64,7 +70,7 @@ class Layer:
 
 
 class Recorder:
-    """The layers of one run. Tensors come in, are reduced at once, and are not kept."""
+    """The layers of one run. Tensors come in, are read at once, and are not kept."""
 
     def __init__(
         self,
@@ -81,7 +87,8 @@ class Recorder:
         self._scale = scale
         self._samples = samples
         self._unit_dimensions = UnitDimensions()
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int, TensorStatistics]] = {}
+        self._ledger = Ledger()
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Entry]] = {}
         self._events = 0
         for named in modules:
             module = named.module
@@ -141,9 +148,9 @@ class Recorder:
         if "inputs" in layer.roles:
             numbers = [t for t in tensors if holds_numbers(t)]
             for tensor in numbers or tensors:
-                statistics = self._reduce(layer, tensor, None)
-                if statistics is not None:
-                    layer.inputs = _merged(layer.inputs, statistics)
+                entry = self._read(layer, tensor, None)
+                if entry is not None:
+                    _add(layer.inputs, entry)
 
     def complete(self, layer: Layer, tensors: list[Tensor]) -> None:
         """Take what a call of `layer` returned."""
@@ -151,9 +158,9 @@ class Recorder:
         layer.completed = self._events
         if "activations" in layer.roles:
             for tensor in tensors:
-                statistics = self._reduce(layer, tensor, self.unit_dimension(layer, tensor))
-                if statistics is not None:
-                    layer.activations = _merged(layer.activations, statistics)
+                entry = self._read(layer, tensor, self.unit_dimension(layer, tensor))
+                if entry is not None:
+                    _add(layer.activations, entry)
 
     def compare_samples(
         self, layer: Layer, given: Iterable[tuple[Tensor, int | None]], returned: list[Tensor]
@@ -182,38 +189,35 @@ class Recorder:
             layer.options = module_options(module) | layer.options
 
     def add_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
-        """Reduce the gradient of the loss with respect to one output tensor of a layer."""
-        statistics = self._reduce_gradient(gradient, unit_dimension)
-        layer.gradients = _merged(layer.gradients, statistics)
+        """Read the gradient of the loss with respect to one output tensor of a layer."""
+        _add(layer.gradients, self._read_gradient(gradient, unit_dimension))
 
     def unit_dimension(self, layer: Layer, tensor: Tensor) -> int | None:
         """Return where the units of an output of `layer` lie."""
         return self._unit_dimensions.of(layer.module, tensor)
 
     def add_state(self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]) -> None:
-        """Reduce parameters, their gradients or buffers."""
-        look = self._reduce_gradient if role == "parameter_gradients" else reduce
-        for layer, name, tensor in tensors:
-            if role in layer.roles:
-                try:
-                    getattr(layer, role)[name] = look(tensor)
-                except UnsupportedTensorError as error:
-                    layer.unsupported = f"{name}: {error}"
-                except Exception as error:  # noqa: BLE001 - ours, as in a hook
-                    self.fail(layer, error)
+        """Read parameters, their gradients or buffers."""
+        read = self._read_gradient if role == "parameter_gradients" else self._ledger.add
+        # what we ask of a tensor is no call of the user's: a function mode would see each
+        with torch._C.DisableTorchFunction():
+            for layer, name, tensor in tensors:
+                if role in layer.roles:
+                    try:
+                        getattr(layer, role)[name] = read(tensor)
+                    except UnsupportedTensorError as error:
+                        layer.unsupported = f"{name}: {error}"
+                    except Exception as error:  # noqa: BLE001 - ours, as in a hook
+                        self.fail(layer, error)
 
-    def _reduce_gradient(
-        self, gradient: Tensor, unit_dimension: int | None = None
-    ) -> TensorStatistics:
+    def _read_gradient(self, gradient: Tensor, unit_dimension: int | None = None) -> Entry:
         if self._scale.factor == 1.0:
-            return reduce(gradient, unit_dimension)
+            return self._ledger.add(gradient, unit_dimension)
         statistics = reduce(self._scale.unscale(gradient), unit_dimension)
-        return replace(statistics, dtype=str(gradient.dtype).removeprefix("torch."))
+        return Entry.of(replace(statistics, dtype=str(gradient.dtype).removeprefix("torch.")))
 
-    def _reduce(
-        self, layer: Layer, tensor: Tensor, unit_dimension: int | None
-    ) -> TensorStatistics | None:
-        """Return the statistics, taken over from an earlier look at the same unchanged tensor.
+    def _read(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
+        """Return the entry, taken over from an earlier look at the same unchanged tensor.
 
         The output of a layer is usually the input of the next and the output of its container.
         """
@@ -223,17 +227,17 @@ class Recorder:
             seen is not None
             and seen[0]() is tensor
             and seen[1] == seen_version
-            and (unit_dimension is None or seen[2].units is not None)
+            and (unit_dimension is None or seen[2].has_units)
         ):
             return seen[2]
         try:
-            statistics = reduce(tensor, unit_dimension)
+            entry = self._ledger.add(tensor, unit_dimension)
         except UnsupportedTensorError as error:
             layer.unsupported = str(error)
             return None
         if seen_version is not None:
-            self._seen[id(tensor)] = (weakref.ref(tensor), seen_version, statistics)
-        return statistics
+            self._seen[id(tensor)] = (weakref.ref(tensor), seen_version, entry)
+        return entry
 
     def records(self, *, backward: bool) -> dict[str, LayerRecord]:
         """Return every layer's record in execution order, those never called last."""
@@ -250,8 +254,25 @@ class Recorder:
 _ATTENTION = "scaled_dot_product_attention"
 
 
-def _merged(before: TensorStatistics | None, new: TensorStatistics) -> TensorStatistics:
-    return new if before is None else before.merge(new)
+_MOST_ENTRIES = 256
+"""A layer that is called more often has what was found in its calls merged meanwhile."""
+
+
+def _add(entries: list[Entry], entry: Entry) -> None:
+    entries.append(entry)
+    if len(entries) > _MOST_ENTRIES:
+        entries[:] = [Entry.of(merged)] if (merged := _merged(entries)) else []
+
+
+def _merged(entries: Iterable[Entry]) -> TensorStatistics | None:
+    merged: TensorStatistics | None = None
+    for entry in entries:
+        merged = entry.statistics if merged is None else merged.merge(entry.statistics)
+    return merged
+
+
+def _each(entries: Mapping[str, Entry]) -> dict[str, TensorStatistics]:
+    return {name: entry.statistics for name, entry in entries.items()}
 
 
 def _record(layer: Layer, *, backward: bool) -> LayerRecord:
@@ -267,12 +288,12 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         completed=layer.completed,
         calls=layer.calls,
         aliases=layer.aliases,
-        inputs=layer.inputs,
-        activations=layer.activations,
-        gradients=layer.gradients,
-        parameters=layer.parameters,
-        parameter_gradients=layer.parameter_gradients,
-        buffers=layer.buffers,
+        inputs=_merged(layer.inputs),
+        activations=_merged(layer.activations),
+        gradients=_merged(layer.gradients),
+        parameters=_each(layer.parameters),
+        parameter_gradients=_each(layer.parameter_gradients),
+        buffers=_each(layer.buffers),
         frozen=_frozen(layer.module),
         watched=layer.roles,
         source=layer.source,
@@ -295,7 +316,7 @@ def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:
         return Status.UNSUPPORTED, "its output holds no floating-point tensor"
     if not layer.returned_own:
         return Status.ALIAS_OF_INPUT, "it returned its own input, whose gradient is not its alone"
-    if backward and "gradients" in layer.roles and layer.gradients is None:
+    if backward and "gradients" in layer.roles and not layer.gradients:
         if layer.passed_with_graph:
             return Status.UNSUPPORTED, "gradients came only with create_graph=True: not the loss's"
         if layer.requires_grad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from pytest_modelhealth.capture.step.state import (
 )
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import ensure_match, named_modules
-from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report import LayerRecord, Observation
 
 
 @contextmanager
@@ -79,10 +79,11 @@ def run_step(
         if backward and loss is not None and loss.requires_grad:
             _run_backward(scale.apply(loss), request.backward, hooks, state)
     notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
-    notes += _overflow(recorder, scale)
     _ensure_all_rules_matched(request, recorder)
+    layers = recorder.records(backward=backward)
+    notes += _overflow(layers.values(), scale)
     return Observation(
-        layers=recorder.records(backward=backward),
+        layers=layers,
         model_type=recorder.layers[""].type_name,
         loss=value,
         backward=backward,
@@ -92,9 +93,9 @@ def run_step(
     )
 
 
-def _overflow(recorder: Recorder, scale: LossScale) -> list[str]:
+def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:
     """Return what to say of parameter gradients that are not finite under a loss scale."""
-    gradients = [g for lyr in recorder.layers.values() for g in lyr.parameter_gradients.values()]
+    gradients = [g for layer in layers for g in layer.parameter_gradients.values()]
     overflowed = sum(statistics.nonfinite_count > 0 for statistics in gradients)
     if scale.factor == 1.0 or not overflowed:
         return []

@@ -1,0 +1,42 @@
+"""`Ledger`: reads each tensor at once, and makes the statistics of many of them together, later."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pytest_modelhealth.statistics.reduction import reduce
+from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
+
+
+class Entry:
+    """What was found in one tensor.
+
+    Attributes:
+        has_units: whether its units were looked at.
+    """
+
+    __slots__ = ("_found", "has_units")
+
+    @classmethod
+    def of(cls, statistics: TensorStatistics) -> Entry:
+        """Return an entry that holds what is known already."""
+        entry = cls.__new__(cls)
+        entry._found, entry.has_units = statistics, statistics.units is not None
+        return entry
+
+    @property
+    def statistics(self) -> TensorStatistics:
+        """The statistics of the tensor as it was when it was added."""
+        return self._found
+
+
+class Ledger:
+    """Statistics of many tensors, which are read when they are added and not held."""
+
+    def add(self, tensor: Tensor, unit_dim: int | None = None) -> Entry:
+        """Read `tensor`, as `reduce` does, and return where its statistics are to be had.
+
+        Raises:
+            UnsupportedTensorError: as `reduce`.
+        """
+        return Entry.of(reduce(tensor, unit_dim))

@@ -1,0 +1,141 @@
+"""A ledger: the statistics that `reduce` gives, to the last bit, of tensors that may be gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pytest_modelhealth.statistics import Ledger, UnsupportedTensorError, native, reduce
+from tests.statistics import oracle
+from tests.statistics.tensors import tensors
+
+needs_library = pytest.mark.skipif(
+    native.library() is None, reason="the kernel is not compiled: python hatch_build.py"
+)
+
+
+def noise(*shape: int) -> Tensor:
+    """Return random values, a tenth of them zero."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return values.where(values.abs() > 0.12, 0.0)
+
+
+@given(drawn=st.lists(tensors(), min_size=1, max_size=6), data=st.data())
+def test_a_ledger_finds_what_reduce_finds(drawn: list[Tensor], data: st.DataObject) -> None:
+    """Every bit is the same for any dtype, layout and content, with units and without."""
+    dims = [None if not t.ndim else data.draw(st.sampled_from([None, 0, -1])) for t in drawn]
+    ledger = Ledger()
+    entries = [ledger.add(tensor, dim) for tensor, dim in zip(drawn, dims, strict=True)]
+    for entry, tensor, dim in zip(entries, drawn, dims, strict=True):
+        expected = reduce(tensor, dim)
+        assert entry.has_units is (expected.units is not None)
+        assert oracle.bits(entry.statistics) == oracle.bits(expected)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        pytest.param(noise(300, 300), id="sampled"),
+        pytest.param(torch.eye(300) * 1e-40, id="too-few-to-sample"),
+        pytest.param(noise(8, 16, 30, 30).to(memory_format=torch.channels_last), id="strided"),
+        pytest.param(noise(3, 70_000), id="more-units-than-a-page-has"),
+        pytest.param(noise(4, 4).double() * 1e200, id="beyond-the-kernel"),
+        pytest.param(torch.full((400, 400), torch.nan), id="nothing-finite"),
+        pytest.param(nn.Parameter(noise(5, 5)), id="parameter"),
+        pytest.param(noise(6, 6)[1:, 2:], id="offset"),
+        pytest.param(torch.complex(noise(4, 4), noise(4, 4)), id="complex"),
+        pytest.param(noise(9, 9).to_sparse(), id="sparse"),
+    ],
+)
+def test_what_is_unusual_is_found_as_well(tensor: Tensor) -> None:
+    """Large, strided, out-of-range and not dense tensors equal `reduce` in every bit."""
+    ledger = Ledger()
+    first, again = ledger.add(tensor, 1), ledger.add(tensor, 1)
+    expected = reduce(tensor, 1)
+    assert first.statistics.histogram_sampled is expected.histogram_sampled
+    assert oracle.bits(first.statistics) == oracle.bits(expected)
+    assert oracle.bits(again.statistics) == oracle.bits(expected)
+
+
+def test_a_tensor_is_read_when_it_is_added() -> None:
+    """What happens to the tensor afterwards, its end included, changes nothing."""
+    tensor = noise(20, 30)
+    expected = oracle.bits(reduce(tensor, 1))
+    ledger = Ledger()
+    entry = ledger.add(tensor, 1)
+    tensor.fill_(7)
+    del tensor
+    assert oracle.bits(entry.statistics) == expected
+
+
+def test_pages_that_fill_up_and_pages_that_were_read_are_left_behind() -> None:
+    """Statistics can be asked for at any time, and any number of tensors added after."""
+    ledger = Ledger()
+    many = [noise(n % 7 + 1, n % 5 + 1) for n in range(2500)]
+    entries = []
+    for number, tensor in enumerate(many):
+        entries.append(ledger.add(tensor, 1))
+        if number % 400 == 3:
+            assert oracle.bits(entries[number // 2].statistics) == oracle.bits(
+                reduce(many[number // 2], 1)
+            )
+    for entry, tensor in zip(entries, many, strict=True):
+        assert oracle.bits(entry.statistics) == oracle.bits(reduce(tensor, 1))
+
+
+def test_what_has_no_values_is_refused() -> None:
+    """A ledger refuses what `reduce` refuses, with its reason, and goes on."""
+    ledger = Ledger()
+    with pytest.raises(UnsupportedTensorError, match="meta"):
+        ledger.add(torch.empty(3, device="meta"))
+    assert ledger.add(noise(3)).statistics.count == 3
+
+
+def test_without_the_library_a_ledger_works() -> None:
+    """Where nothing is compiled, each tensor goes to `reduce`."""
+    with patch.object(native, "library", lambda: None):
+        found = Ledger().add(noise(30, 30), 1).statistics
+        assert oracle.bits(found) == oracle.bits(reduce(noise(30, 30), 1))
+
+
+def test_threads_add_to_one_ledger() -> None:
+    """Tensors that several threads add at a time keep their own statistics."""
+    ledger, many = Ledger(), [noise(n % 90 + 1, 40) for n in range(400)]
+    expected = [oracle.bits(reduce(tensor, 1)) for tensor in many]
+    found: dict[int, object] = {}
+
+    def add(start: int) -> None:
+        for number in range(start, len(many), 4):
+            found[number] = ledger.add(many[number], 1)
+
+    threads = [threading.Thread(target=add, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [oracle.bits(found[n].statistics) for n in range(len(many))] == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+def test_a_forked_process_goes_on_with_its_own_copy() -> None:
+    """After a fork, parent and child add to the same ledger and neither sees the other."""
+    ledger, tensor = Ledger(), noise(30, 30)
+    before = ledger.add(tensor, 1)
+    child = os.fork()
+    if not child:
+        own = ledger.add(tensor * 2, 1)
+        same = own.statistics.max == 2 * before.statistics.max
+        os._exit(0 if same else 1)
+    own = ledger.add(tensor * 3, 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert own.statistics.max == reduce(tensor * 3).max
+    assert oracle.bits(before.statistics) == oracle.bits(reduce(tensor, 1))
