@@ -17,12 +17,9 @@ class Entry:
 
     __slots__ = ("_found", "has_units")
 
-    @classmethod
-    def of(cls, statistics: TensorStatistics) -> Entry:
-        """Return an entry that holds what is known already."""
-        entry = cls.__new__(cls)
-        entry._found, entry.has_units = statistics, statistics.units is not None
-        return entry
+    def __init__(self, statistics: TensorStatistics) -> None:
+        self.has_units = statistics.units is not None
+        self._found = statistics
 
     @property
     def statistics(self) -> TensorStatistics:
@@ -39,4 +36,4 @@ class Ledger:
         Raises:
             UnsupportedTensorError: as `reduce`.
         """
-        return Entry.of(reduce(tensor, unit_dim))
+        return Entry(reduce(tensor, unit_dim))
