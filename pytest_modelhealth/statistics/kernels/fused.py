@@ -8,6 +8,8 @@ Why C, and what it costs: docs/decisions/0005-fused-kernel.md.
 from __future__ import annotations
 
 import math
+import threading
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +17,11 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.statistics import native
-from pytest_modelhealth.statistics.exponents import (
-    HIGHEST_EXPONENT,
-    LOWEST_EXPONENT,
-    ExponentCounts,
-)
+from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import plain
 from pytest_modelhealth.statistics.kernels.kernel import KernelResult
 from pytest_modelhealth.statistics.moments import Moments
-from pytest_modelhealth.statistics.native import Found, Layout
+from pytest_modelhealth.statistics.native import Found, Job, Layout, Results
 
 Extremes = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
@@ -33,9 +31,6 @@ many. Counting bins takes four times as long as all the rest."""
 
 MOST_SKIPPED = 64
 """At least one value in this many is in the histogram of a large tensor."""
-
-ENOUGH_NONZERO = 1024
-"""A sample with fewer non-zero values than this says little: all are counted."""
 
 _SHORT_RUN = 256
 _MANY_CELLS = 1 << 16  # their extremes stay in the second-level cache
@@ -76,46 +71,87 @@ def summarize_compiled(
     values: Tensor, dim: int | None
 ) -> tuple[KernelResult, Extremes | None] | None:
     """Return what `summarize_units` does, or ``None`` where only `plain` can."""
+    wanted = job(values, dim)
+    if wanted is None:
+        return None
+    results = _own.results
+    found = results[results.reduce(wanted)]
+    decoded = None if found.out_of_range else decode(_copied(found))
+    results.clear()
+    return decoded
+
+
+def job(values: Tensor, dim: int | None) -> Job | None:
+    """Return how the compiled kernel reads a tensor, or ``None`` where only `plain` can.
+
+    Args:
+        values: real and strided, or anything else that is then not for the kernel.
+        dim: the dimension of the units; ``None`` for no units.
+    """
     code = _DTYPES.get(values.dtype)
     if code is None or not values.is_cpu or not values.numel() or native.library() is None:
         return None
-    layout = _layout(values, code, dim)
     # unlike data_ptr, this does not make a lazy copy real
     storage = torch._C._data_address(values)  # type: ignore[attr-defined]
-    address = int(storage + values.storage_offset() * values.itemsize)
-    found = native.reduce(address, layout, _one_in(layout.elements))
-    nonzero = found.finite - found.zeros
-    if found.sampled < found.finite and found.rows.sum() < min(ENOUGH_NONZERO, nonzero):
-        found = native.reduce(address, layout, 1)
-    if code == _DTYPES[torch.float64] and not _is_in_range(found):
-        return None
-    return _result(found), _extremes(found)
+    address = storage + values.storage_offset() * values.itemsize
+    strides = None if values.is_contiguous() else values.stride()
+    return Job(address, _layout(code, values.shape, strides, dim))
 
 
-def _one_in(count: int) -> int:
-    """Return how many values there are for each that enters the histogram."""
-    return min(max(count // EXACT_HISTOGRAM, 1), MOST_SKIPPED)
+def decode(found: Found) -> tuple[KernelResult, Extremes | None]:
+    """Return what `summarize_units` does; `found` is not out of range."""
+    result = KernelResult(
+        nan_count=found.nans,
+        positive_inf_count=found.positive_infs,
+        negative_inf_count=found.negative_infs,
+        zero_count=found.zeros,
+        moments=Moments(found.finite, found.mean, found.std),
+        min=found.min,
+        max=found.max,
+        exponents=ExponentCounts(found.lowest, found.rows),
+        histogram_sampled=bool(found.is_sampled),
+    )
+    return result, None if found.extremes is None else (found.extremes[0], found.extremes[1])
 
 
-def _layout(values: Tensor, code: int, dim: int | None) -> Layout:
-    count, shape = values.numel(), values.shape
-    if values.is_contiguous():
+def _copied(found: Found) -> Found:
+    extremes = None if found.extremes is None else found.extremes.copy()
+    return found._replace(rows=found.rows.copy(), extremes=extremes, alive=None)
+
+
+class _Own(threading.local):
+    """Results of a thread, for tensors that are reduced and read out one by one."""
+
+    def __init__(self) -> None:
+        self.results = Results()
+
+
+_own = _Own()
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    code: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dim: int | None
+) -> Layout:
+    """Return the layout of a tensor; no strides are those of a contiguous one."""
+    count = math.prod(shape)
+    one_in = min(max(count // EXACT_HISTOGRAM, 1), MOST_SKIPPED)
+    if strides is None:
         run = 1 if dim is None else math.prod(shape[dim + 1 :])
-        units = _cells(0 if dim is None else shape[dim], run)
-        return Layout(code, count, None, None, *units)
-    order = sorted(range(values.ndim), key=values.stride, reverse=True)
+        return Layout(code, count, (), (), *_cells(shape, dim, run), one_in)
+    order = sorted(range(len(shape)), key=strides.__getitem__, reverse=True)
     run = 1 if dim is None else math.prod(shape[d] for d in order[order.index(dim) + 1 :])
-    units = _cells(0 if dim is None else shape[dim], run)
-    sizes, strides = _joined([(shape[d], values.stride(d)) for d in order])
-    if len(sizes) == 1 and strides[0] == 1:
-        return Layout(code, count, None, None, *units)
-    return Layout(code, count, np.array(sizes), np.array(strides), *units)
+    sizes, steps = _joined([(shape[d], strides[d]) for d in order])
+    if len(sizes) == 1 and steps[0] == 1:
+        sizes, steps = [], []
+    return Layout(code, count, sizes, steps, *_cells(shape, dim, run), one_in)
 
 
-def _cells(units: int, run: int) -> tuple[int, int, int]:
+def _cells(shape: tuple[int, ...], dim: int | None, run: int) -> tuple[int, int, int]:
     """Return units, cells and run; short runs are quicker with a cell for each element."""
-    if not units:
+    if dim is None:
         return 0, 1, 1
+    units = shape[dim]
     if run < _SHORT_RUN and units * run <= _MANY_CELLS:
         return units, units * run, 1
     return units, units, run
@@ -133,68 +169,3 @@ def _joined(dimensions: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
             sizes.append(size)
             strides.append(stride)
     return sizes, strides
-
-
-def _moments(found: Found) -> Moments:
-    if not found.finite:
-        return Moments()
-    return Moments(int(found.finite), found.mean, math.sqrt(found.deviations / found.finite))
-
-
-def _is_in_range(found: Found) -> bool:
-    """Whether no square left the range of float64."""
-    if not found.finite or found.low == found.high == 0.0:
-        return True
-    return 2.0**-450 < max(-found.low, found.high) < 2.0**500
-
-
-def _extremes(found: Found) -> Extremes | None:
-    return None if found.extremes is None else (found.extremes[0], found.extremes[1])
-
-
-def _result(found: Found) -> KernelResult:
-    is_sampled = found.sampled < found.finite and len(found.rows) > 0
-    rows, lowest = found.rows, int(found.lowest)
-    exponents = ExponentCounts(lowest, rows) if len(rows) else ExponentCounts()
-    return KernelResult(
-        nan_count=int(found.nans),
-        positive_inf_count=int(found.positive_infs),
-        negative_inf_count=int(found.negative_infs),
-        zero_count=int(found.zeros),
-        moments=_moments(found),
-        min=found.low if found.finite else math.nan,
-        max=found.high if found.finite else math.nan,
-        exponents=_scaled(exponents, found) if is_sampled else exponents,
-        histogram_sampled=is_sampled,
-    )
-
-
-def _scaled(sample: ExponentCounts, found: Found) -> ExponentCounts:
-    """Scale a sample to the exact number of non-zero values; what rounding cuts goes to the mode.
-
-    The least and the greatest value are counted once where the sample missed their bins.
-    """
-    missed = _missed_extremes(sample, found)
-    total = int(found.finite - found.zeros) - int(missed.counts.sum())
-    counts = (sample.counts * (total / sample.counts.sum())).astype(np.int64)
-    counts.flat[counts.argmax()] += total - counts.sum()
-    return ExponentCounts(sample.lowest, counts).add(missed)
-
-
-def _missed_extremes(sample: ExponentCounts, found: Found) -> ExponentCounts:
-    missed = ExponentCounts()
-    for extreme in (found.low, found.high):
-        exponent = math.frexp(extreme)[1] - 1
-        exponent = min(max(exponent, LOWEST_EXPONENT), HIGHEST_EXPONENT)
-        sign = int(extreme > 0)
-        if extreme and not _has(sample, exponent, sign) and not _has(missed, exponent, sign):
-            row = np.zeros((1, 2), dtype=np.int64)
-            row[0, sign] = 1
-            missed = missed.add(ExponentCounts(exponent, row))
-    return missed
-
-
-def _has(counts: ExponentCounts, exponent: int, sign: int) -> bool:
-    if not counts.lowest <= exponent <= counts.highest:
-        return False
-    return bool(counts.counts[exponent - counts.lowest, sign])

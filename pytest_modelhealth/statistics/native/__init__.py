@@ -1,13 +1,23 @@
 """The compiled part: loads ``fused.c`` as built for this CPU and calls it through ctypes.
 
 ``hatch_build.py`` compiles it when the package is built. The GIL is released during a call.
+
+Many tensors cost little more than their memory when their results are read out later::
+
+    results = Results()
+    place = results.reduce(Job(address, layout))  # 1 microsecond and the tensor itself
+    places = results.reduce_many(jobs)  # one call for all of them
+    found = results[place]  # 2 microseconds, whenever it is wanted
+
+`fused.job` makes a job of a tensor, and `fused.decode` what kernels return of a `Found`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import threading
+import struct
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,116 +28,177 @@ import torch
 
 from pytest_modelhealth.statistics.exponents import HIGHEST_EXPONENT, LOWEST_EXPONENT
 
-_ROWS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
 _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 
+_JOB = struct.Struct("=9q")
+_RESULT = struct.Struct("=7q4d4q")
+_RESULT_WORDS = 16
+_ROWS = 2 * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1)
+_PAGE_WORDS = 1 << 16
+_PLACE_BITS = 40  # of a place, for the word in its page; the rest is the number of the page
 
-class Layout(NamedTuple):
-    """Where elements lie, in the order in which they are read.
+
+class Layout:
+    """Where elements lie, in the order in which they are read; the same for tensors of one kind.
 
     Args:
         dtype: 0 to 3 for float32, float64, bfloat16, float16.
         elements: how many there are.
-        sizes, strides: int64, in elements, widest stride first; ``None`` where memory is dense.
+        sizes, strides: in elements, widest stride first; empty where memory is dense.
         units: number of units; 0 where their extremes are not wanted.
         cells: number of places where extremes are gathered, one or several a unit.
         run: how many elements of one cell follow each other.
+        one_in: how many values there are for each that enters the histogram; 1 for all.
     """
 
-    dtype: int
-    elements: int
-    sizes: npt.NDArray[np.int64] | None
-    strides: npt.NDArray[np.int64] | None
-    units: int = 0
-    cells: int = 1
-    run: int = 1
+    __slots__ = ("_dimensions", "room", "words")
+
+    def __init__(
+        self,
+        dtype: int,
+        elements: int,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        units: int,
+        cells: int,
+        run: int,
+        one_in: int,
+    ) -> None:
+        self._dimensions = np.array([*sizes, *strides], dtype=np.int64) if sizes else None
+        address = 0 if self._dimensions is None else self._dimensions.ctypes.data
+        self.words = (dtype, elements, len(sizes), address, units, run, cells, one_in)
+        self.room = _RESULT_WORDS + _whole(units, 8) * 2 + _whole(units, 64) // 8 + _ROWS
 
 
-class Found(NamedTuple):
-    """What came back; from `finite` on it is ``Summary`` of ``fused.c``.
-
-    Args:
-        rows: int64, shape ``(exponents, 2)``, without empty first and last rows.
-        extremes: float64, shape ``(2, units)``: least and greatest value of each unit.
-        finite, nans, positive_infs, negative_infs, zeros: counts.
-        mean, deviations: of the finite values, and the sum of their squared deviations from it.
-        low, high: extremes; infinite for no finite value.
-        sampled: how many finite values are in `rows`, or would be if they were not zero.
-        lowest, highest: the exponents of the first and last row; `highest` is less for no row.
-    """
-
-    rows: npt.NDArray[np.int64]
-    extremes: npt.NDArray[np.float64] | None
-    finite: float
-    nans: float
-    positive_infs: float
-    negative_infs: float
-    zeros: float
-    mean: float
-    deviations: float
-    low: float
-    high: float
-    sampled: float
-    lowest: float
-    highest: float
+def _whole(count: int, of: int) -> int:
+    return -(-count // of) * of
 
 
-class _Scratch(threading.local):
-    """Memory that a call writes to, one for each thread: finding an address takes a microsecond."""
-
-    def __init__(self) -> None:
-        self.summary = np.empty(len(Found._fields) - 2)
-        self.rows = np.empty((_ROWS, 2), dtype=np.int64)
-        self.addresses = self.summary.ctypes.data, self.rows.ctypes.data
-        self._cells = np.empty(0)
-        self._cells_address = 0
-
-    def cells(self, count: int) -> int:
-        """Return the address, a multiple of 64, of room for the extremes of `count` cells."""
-        needed = 2 * count + 64  # twice, the high ones' alignment and this one's
-        if len(self._cells) < needed:
-            self._cells = np.empty(needed)
-            self._cells_address = int(-(-self._cells.ctypes.data // 64) * 64)
-        return self._cells_address
-
-
-_scratch = _Scratch()
-
-
-def reduce(address: int, layout: Layout, one_in: int) -> Found:
-    """Return what the compiled kernel finds in a tensor.
+class Job(NamedTuple):
+    """A tensor to reduce; whoever makes a job keeps the tensor's memory until it is done.
 
     Args:
         address: where the tensor's first element is in memory.
         layout: where its elements are from there.
-        one_in: how many values there are for each that enters the rows; 1 for all.
     """
-    dtype, elements, sizes, strides, units, cells, run = layout
-    extremes, low, high, room = None, None, None, None
-    if units:
-        extremes = np.empty((2, units))
-        low = extremes.ctypes.data
-        high = low + 8 * units
-        room = _scratch.cells(cells)
-    library().modelhealth_reduce(
-        address,
-        dtype,
-        elements,
-        0 if sizes is None else len(sizes),
-        None if sizes is None else sizes.ctypes.data,
-        None if strides is None else strides.ctypes.data,
-        units,
-        run,
-        cells,
-        one_in,
-        *_scratch.addresses,
-        room,
-        low,
-        high,
-    )
-    summary = _scratch.summary.tolist()
-    first, last = (int(exponent) - LOWEST_EXPONENT for exponent in summary[-2:])
-    return Found(_scratch.rows[first : last + 1].copy(), extremes, *summary)
+
+    address: int
+    layout: Layout
+
+
+class Found(NamedTuple):
+    """What the kernel found in a tensor: ``Result`` of ``fused.c``.
+
+    Args:
+        out_of_range: 1 where moments left the range of float64, and `plain` has to find them.
+        nans, positive_infs, negative_infs, zeros, finite: counts.
+        mean, std, min, max: of the finite values; NaN where there are none.
+        is_sampled: 1 where `rows` is a sample, scaled to the exact number of non-zero values.
+        lowest: the exponent of the first row.
+        rows: int64, shape ``(exponents, 2)``, without empty first and last rows.
+        extremes: float64, shape ``(2, units)``: least and greatest value of each unit; ``None``
+            where units were not wanted.
+        alive: bool, shape ``(units,)``, as in `UnitStatistics`.
+    """
+
+    out_of_range: int
+    nans: int
+    positive_infs: int
+    negative_infs: int
+    zeros: int
+    finite: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    is_sampled: int
+    lowest: int
+    rows: npt.NDArray[np.int64]
+    extremes: npt.NDArray[np.float64] | None
+    alive: npt.NDArray[np.bool_] | None
+
+
+class _Page:
+    """Memory that results are written to, one after the other."""
+
+    def __init__(self, words: int) -> None:
+        memory = np.empty(words + 8, dtype=np.int64)  # pages that nobody writes to cost nothing
+        start = -memory.ctypes.data % 64 // 8
+        self.integers = memory[start : start + words]
+        self.reals = self.integers.view(np.float64)
+        self.bytes = self.integers.view(np.bool_)
+        self.address = int(self.integers.ctypes.data)
+        self.words = words
+        self.used = 0
+
+
+class Results:
+    """What the kernel finds in tensors: kept as it wrote it, and read out when asked for.
+
+    Not for two threads at once. Arrays of a `Found` are views of this memory and keep it.
+
+    Raises:
+        RuntimeError: there is no compiled library for this machine.
+    """
+
+    def __init__(self, words: int = _PAGE_WORDS) -> None:
+        if library() is None:
+            raise RuntimeError("the kernel is not compiled for this machine: use the plain one")
+        self._pages = [_Page(words)]
+
+    def reduce(self, job: Job) -> int:
+        """Reduce one tensor at once and return the place of its result."""
+        address, layout = job
+        page = self._pages[-1]
+        if page.used + layout.room > page.words:
+            page = self._new_page(layout.room)
+        place = (len(self._pages) - 1 << _PLACE_BITS) + page.used
+        where = page.address + 8 * page.used
+        page.used += library().modelhealth_reduce(_JOB.pack(address, *layout.words), 1, where, None)
+        return place
+
+    def reduce_many(self, jobs: Sequence[Job]) -> list[int]:
+        """Reduce tensors in one call and return the places of their results."""
+        if not jobs:
+            return []
+        room = sum(job.layout.room for job in jobs)
+        page = self._pages[-1]
+        if page.used + room > page.words:
+            page = self._new_page(room)
+        packed = b"".join([_JOB.pack(address, *layout.words) for address, layout in jobs])
+        places = np.empty(len(jobs), dtype=np.int64)
+        where = page.address + 8 * page.used
+        words = library().modelhealth_reduce(packed, len(jobs), where, places.ctypes.data)
+        places += (len(self._pages) - 1 << _PLACE_BITS) + page.used
+        page.used += words
+        found: list[int] = places.tolist()
+        return found
+
+    def _new_page(self, room: int) -> _Page:
+        page = _Page(max(room, _PAGE_WORDS))
+        self._pages.append(page)
+        return page
+
+    def __getitem__(self, place: int) -> Found:
+        page = self._pages[place >> _PLACE_BITS]
+        start = place & (1 << _PLACE_BITS) - 1
+        fields = _RESULT.unpack_from(page.bytes.data, 8 * start)
+        row_count, units = fields[-2:]
+        at = start + _RESULT_WORDS
+        extremes = alive = None
+        if units:
+            padded = _whole(units, 8)
+            extremes = page.reals[at : at + 2 * padded].reshape(2, padded)[:, :units]
+            at += 2 * padded
+            alive = page.bytes[8 * at : 8 * at + units]
+            at += _whole(units, 64) // 8
+        rows = page.integers[at : at + 2 * row_count].reshape(row_count, 2)
+        return Found._make((*fields[1:-2], rows, extremes, alive))
+
+    def clear(self) -> None:
+        """Forget all results; their memory is written to again."""
+        del self._pages[1:]
+        self._pages[0].used = 0
 
 
 @cache
@@ -157,11 +228,8 @@ def load(path: Path) -> Any:
     if loaded.modelhealth_source().decode() != _checksum():
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    loaded.modelhealth_reduce.restype = None
-    loaded.modelhealth_reduce.argtypes = [
-        *(pointer, ctypes.c_int, number, number, pointer, pointer),
-        *(number, number, number, number, pointer, pointer, pointer, pointer, pointer),
-    ]
+    loaded.modelhealth_reduce.restype = number
+    loaded.modelhealth_reduce.argtypes = [pointer, number, pointer, pointer]
     return loaded
 
 

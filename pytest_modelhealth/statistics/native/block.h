@@ -75,11 +75,11 @@ static int64_t NAME(take_finite)(const REAL *values, int64_t count, REAL *finite
 
 /* Chan, Golub and LeVeque 1979, as in moments.py. */
 static void NAME(add_block)(Summary *summary, const NAME(Block) *block, int64_t count) {
-    double total = summary->finite + count, gap = block->mean - summary->mean;
-    double part = count / total;
+    double gap = block->mean - summary->mean;
+    double part = (double)count / (double)(summary->finite + count);
     summary->mean += gap * part;
-    summary->deviations += block->deviations + gap * gap * (summary->finite * part);
-    summary->finite = total;
+    summary->deviations += block->deviations + gap * gap * ((double)summary->finite * part);
+    summary->finite += count;
     summary->zeros += block->zeros;
     if (block->low < summary->low) summary->low = block->low;
     if (block->high > summary->high) summary->high = block->high;

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -17,6 +18,7 @@ enum {
     LOWEST = -127,      /* LOWEST_EXPONENT and HIGHEST_EXPONENT of exponents.py */
     HIGHEST = 128,
     ROWS = 2 * (HIGHEST - LOWEST + 1), /* negative, positive, negative, ... */
+    ENOUGH_NONZERO = 1024, /* a sample with fewer says little: all values are counted then */
 };
 
 enum Dtype { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
@@ -34,8 +36,8 @@ typedef struct {
 } Units;
 
 typedef struct {
-    double finite, nans, positive_infs, negative_infs, zeros, mean, deviations, low, high, sampled,
-        lowest, highest;
+    int64_t finite, nans, positive_infs, negative_infs, zeros, sampled;
+    double mean, deviations, low, high;
 } Summary;
 
 typedef uint32_t Counts[TABLES][ROWS + 1]; /* the last one counts zeros, which have no row */
@@ -140,17 +142,137 @@ static inline int64_t row_double(double value) {
 #define NAME(name) name##_double
 #include "block.h"
 
-/* Add up the tables and find the first and the last exponent that occur. */
-static void add_rows(Counts counts, int64_t *rows, Summary *summary) {
+/* A job: one tensor to reduce; as `native.Job` packs it. */
+typedef struct {
+    int64_t address, dtype, count, dims, /* dims: of `sizes` and strides; 0 for dense memory */
+        sizes,                           /* address of the sizes, then the strides */
+        units, run, cells,               /* units: 0 where their extremes are not wanted */
+        one_in;                          /* how many values there are for each in the histogram */
+} Job;
+
+/* A result, in words of 8 bytes; as `native.Found` unpacks it. After it come the units' least values,
+ * their greatest, whether each is alive, a byte each, and the rows of the histogram. */
+typedef struct {
+    int64_t words, out_of_range, nans, positive_infs, negative_infs, zeros, finite;
+    double mean, std, min, max;
+    int64_t is_sampled, lowest, rows, units, unused;
+} Result;
+
+enum { RESULT_WORDS = sizeof(Result) / 8 };
+
+static int64_t whole(int64_t count, int64_t of) { return (count + of - 1) / of * of; }
+
+/* Scale a sample to `total` values; what rounding cuts goes to the fullest row. */
+static void scale_rows(int64_t *rows, int64_t total, int64_t sampled) {
+    double scale = (double)total / (double)sampled;
+    int64_t scaled = 0;
+    int fullest = 0;
+    for (int row = 0; row < ROWS; row++) {
+        rows[row] = (int64_t)((double)rows[row] * scale);
+        scaled += rows[row];
+        if (rows[row] > rows[fullest]) fullest = row;
+    }
+    rows[fullest] += total - scaled;
+}
+
+/* Make a sample's rows stand for all values, with one in the rows of the extremes at least. */
+static void complete_sample(int64_t *rows, int64_t sampled, const Summary *summary) {
+    int64_t low = row_double(summary->low), high = row_double(summary->high);
+    bool low_missed = low < ROWS && !rows[low];
+    bool high_missed = high < ROWS && high != low && !rows[high];
+    scale_rows(rows, summary->finite - summary->zeros - low_missed - high_missed, sampled);
+    if (low_missed) rows[low] = 1;
+    if (high_missed) rows[high] = 1;
+}
+
+/* Move the rows from the first filled exponent to the last to `to`, and say which they are. */
+static void keep_rows(const int64_t *rows, Result *result, int64_t *to) {
+    int first = 0, last = ROWS - 1;
+    while (first < ROWS && !rows[first]) first++;
+    while (last >= first && !rows[last]) last--;
+    first -= first % 2;
+    result->lowest = last < first ? 0 : LOWEST + first / 2;
+    result->rows = last < first ? 0 : last / 2 - first / 2 + 1;
+    memcpy(to, rows + first, (size_t)(16 * result->rows));
+}
+
+/* A unit is alive that was ever more than 2**-20 of the largest magnitude (DEAD_RATIO of units.py),
+ * and one with a NaN. */
+static void find_alive(const double *low, const double *high, int64_t units, double abs_max,
+                       uint8_t *alive) {
+    double limit = 0x1p-20 * abs_max;
+    for (int64_t unit = 0; unit < units; unit++) {
+        double least = fabs(low[unit]), most = fabs(high[unit]);
+        alive[unit] = !((least > most ? least : most) <= limit);
+    }
+}
+
+/* Read a tensor; false where there is no memory to do so. */
+static bool read_tensor(const Job *job, int64_t one_in, Summary *summary, int64_t *rows,
+                        double *unit_low, double *unit_high) {
+    const int64_t *sizes = (const int64_t *)(intptr_t)job->sizes;
+    Tensor tensor = {(const char *)(intptr_t)job->address, (int)job->dtype, job->count, job->dims,
+                     sizes, sizes + job->dims};
+    Units units = {job->units, job->run, job->cells};
+    Counts counts = {{0}};
+    double few[2 * USUAL_BLOCK];
+    void *cells = few;
+    if (job->units && job->cells > USUAL_BLOCK - 16) {
+        cells = malloc((size_t)(16 * (job->cells + 16)));
+        if (!cells) return false;
+    }
+    *summary = (Summary){.low = INFINITY, .high = -INFINITY};
+    (job->dtype == FLOAT64 ? run_double : run_float)(&tensor, &units, one_in, counts, summary, cells,
+                                                     job->units ? unit_low : NULL, unit_high);
+    if (cells != few) free(cells);
     for (int row = 0; row < ROWS; row++) {
         rows[row] = 0;
         for (int table = 0; table < TABLES; table++) rows[row] += counts[table][row];
     }
-    int first = 0, last = ROWS - 1;
-    while (first < ROWS && !rows[first]) first++;
-    while (last >= 0 && !rows[last]) last--;
-    summary->lowest = LOWEST + first / 2;
-    summary->highest = last < 0 ? LOWEST - 1 : LOWEST + last / 2;
+    return true;
+}
+
+/* Whether a square left the range of float64. */
+static bool is_out_of_range(const Summary *summary) {
+    double abs_max = -summary->low > summary->high ? -summary->low : summary->high;
+    return summary->finite && abs_max && !(0x1p-450 < abs_max && abs_max < 0x1p500);
+}
+
+static void reduce_job(const Job *job, Result *result) {
+    int64_t room = whole(job->units, 8), rows[ROWS], counted = 0;
+    double *low = (double *)result + RESULT_WORDS, *high = low + room;
+    uint8_t *alive = (uint8_t *)(high + room);
+    int64_t *kept = (int64_t *)(alive + whole(job->units, 64));
+    Summary found;
+    bool is_read = read_tensor(job, job->one_in, &found, rows, low, high);
+    bool is_sampled = is_read && found.sampled < found.finite;
+    int64_t nonzero = found.finite - found.zeros;
+    for (int row = 0; row < ROWS; row++) counted += rows[row];
+    if (is_sampled && counted < (nonzero < ENOUGH_NONZERO ? nonzero : ENOUGH_NONZERO)) {
+        is_read = read_tensor(job, 1, &found, rows, low, high);
+        is_sampled = false;
+    }
+    is_sampled = is_sampled && nonzero;
+    if (is_sampled) complete_sample(rows, counted, &found);
+    bool any = found.finite;
+    *result = (Result){
+        .out_of_range = !is_read || (job->dtype == FLOAT64 && is_out_of_range(&found)),
+        .nans = found.nans,
+        .positive_infs = found.positive_infs,
+        .negative_infs = found.negative_infs,
+        .zeros = found.zeros,
+        .finite = found.finite,
+        .mean = any ? found.mean : NAN,
+        .std = any ? sqrt(found.deviations / (double)found.finite) : NAN,
+        .min = any ? found.low : NAN,
+        .max = any ? found.high : NAN,
+        .is_sampled = is_sampled,
+        .units = job->units,
+    };
+    double abs_max = fabs(result->min) > fabs(result->max) ? fabs(result->min) : fabs(result->max);
+    find_alive(low, high, job->units, abs_max, alive);
+    keep_rows(rows, result, kept);
+    result->words = whole(kept + 2 * result->rows - (int64_t *)result, 8);
 }
 
 #ifdef _WIN32
@@ -162,24 +284,19 @@ static void add_rows(Counts counts, int64_t *rows, Summary *summary) {
 /* A checksum of the sources, so that a test notices a library older than they are. */
 EXPORT const char *modelhealth_source(void) { return SOURCE; }
 
-/* Reduce a tensor.
+/* Reduce tensors and write their results one after the other; return the words written.
  *
- * dims: of `sizes` and `strides` (elements, widest first); 0 for elements side by side.
- * unit_count, run, cell_count: element i belongs to cell i / run % cell_count; as many cells in a
- *     row make one unit as there are more cells than units.
- * one_in: how many values there are for each that enters the rows; 1 for all.
- * rows: room for ROWS.
- * cells: room for twice the cells, rounded up to 16; unit_low, unit_high: for the units, or NULL.
+ * Room is needed for each job's RESULT_WORDS, twice its units rounded up to 8, its units rounded up to
+ * 64 as bytes, and ROWS. places: NULL, or where each result begins, in words from the first.
  */
-EXPORT void modelhealth_reduce(const void *data, int dtype, int64_t count, int64_t dims,
-                               const int64_t *sizes, const int64_t *strides, int64_t unit_count,
-                               int64_t run, int64_t cell_count, int64_t one_in, Summary *summary,
-                               int64_t *rows, void *cells, double *unit_low, double *unit_high) {
-    Tensor tensor = {data, dtype, count, dims, sizes, strides};
-    Units units = {unit_count, run, cell_count};
-    Counts counts = {{0}};
-    *summary = (Summary){.low = INFINITY, .high = -INFINITY};
-    (dtype == FLOAT64 ? run_double : run_float)(&tensor, &units, one_in, counts, summary, cells,
-                                                unit_low, unit_high);
-    add_rows(counts, rows, summary);
+EXPORT int64_t modelhealth_reduce(const Job *jobs, int64_t count, int64_t *results,
+                                  int64_t *places) {
+    int64_t words = 0;
+    for (int64_t i = 0; i < count; i++) {
+        Result *result = (Result *)(results + words);
+        reduce_job(jobs + i, result);
+        if (places) places[i] = words;
+        words += result->words;
+    }
+    return words;
 }
