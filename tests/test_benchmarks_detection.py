@@ -1,0 +1,215 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import detection
+from benchmarks.cases import controls, faults, held_out
+from benchmarks.cases.subject import Control, Fault, Shelf, Subject
+from benchmarks.detection import Score, alarm, grade
+from benchmarks.detectors import DETECTORS, Detector, Finding
+
+FAULTS = faults.SHELF.faults + held_out.SHELF.faults
+CONTROLS = controls.SHELF.controls + held_out.SHELF.controls
+BY_NAME = {case.name: case for case in (*FAULTS, *CONTROLS)}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small tensors are slower on several threads; give torch its threads back afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(name: str, seed: int = 0) -> Subject:
+    """Return the subject of the case of this name."""
+    torch.manual_seed(seed)
+    return BY_NAME[name].build()
+
+
+# ---- the grading --------------------------------------------------------------------------------
+
+FAULT = Fault("bias", "mlp", lambda: None, at=("fc1", "blocks.*"), words=("dead",), by=("units",))
+
+
+def graded(*findings: Finding) -> detection.Graded:
+    """Return what is made of `FAULT` by a detector with these findings."""
+    score = Score()
+    grade(Detector(lambda subject: list(findings), ""), [FAULT], score)
+    return score.graded[0]
+
+
+@pytest.mark.parametrize(
+    ("findings", "marks"),
+    [
+        ([], (False, False, False, False)),
+        ([Finding("fc2", "units", "dead")], (True, False, False, False)),
+        ([Finding("fc1", "units", "alive")], (True, True, False, True)),
+        ([Finding("fc1", "finite", "dead")], (True, True, False, True)),
+        ([Finding("blocks.3", "units", "Dead units")], (True, True, True, True)),
+        (
+            [Finding("fc2", "finite", "NaN"), Finding("fc1", "units", "dead")],
+            (True, True, True, False),
+        ),
+        (
+            [Finding("fc1", "units", "alive"), Finding("fc2", "units", "dead")],
+            (True, True, False, True),
+        ),
+    ],
+    ids=["silent", "elsewhere", "no word", "other check", "right", "second", "split"],
+)
+def test_fault_is_graded_by_layer_check_and_word(findings, marks):
+    """Located needs the layer; a right cause needs layer, check and word in one finding."""
+    got = graded(*findings)
+    assert (got.is_caught, got.is_located, got.has_right_cause, got.leads) == marks
+
+
+def test_exception_of_a_detector_is_no_catch():
+    """A tool that breaks on a case has not judged it, and its row says what it raised."""
+
+    def breaks(subject):
+        raise ZeroDivisionError("by zero")
+
+    score = Score()
+    grade(Detector(breaks, ""), [FAULT], score)
+    assert not score.graded[0].is_caught
+    assert score.graded[0].error == "ZeroDivisionError: by zero"
+
+
+def test_false_alarms_are_counted_by_control_and_by_run():
+    """Two controls with three seeds, one of them objected to twice: 1 of 2, and 2 of 6."""
+    unsound = [Finding("fc1", "units", "dead")]
+    cases = [Control(name, lambda name=name: name) for name in ("good", "bad")]
+    seen = []
+
+    def judge(subject):
+        seen.append(subject)
+        return unsound if subject == "bad" and seen.count("bad") > 1 else []
+
+    score = Score()
+    alarm(Detector(judge, ""), cases, 3, score)
+    assert (score.false_alarms, len(score.alarms), score.runs) == (1, 2, 6)
+    assert score.cells()[4:6] == ["1 of 2", "2 of 6"]
+
+
+def test_each_run_of_a_case_draws_from_its_seed():
+    """What a subject is made of depends on the seed alone, not on what ran before."""
+    drawn = []
+    cases = [Control("noise", lambda: drawn.append(torch.rand(()).item()))]
+    for _ in range(2):
+        alarm(Detector(lambda subject: [], ""), cases, 2, Score())
+    assert drawn[0] == drawn[2] != drawn[1] == drawn[3]
+
+
+def test_command_prints_a_row_for_each_group_and_case(monkeypatch, capsys):
+    """The table has open and held-out cases apart; held-out ones are listed only when asked for."""
+    shelf, hidden = Shelf(), Shelf()
+    for name, where in (("seen", shelf), ("hidden", hidden)):
+        where.fault(name, dead, ("0", "1"), ("bias", "dead"))(lambda s: None)
+    shelf.control("fine", dead)
+    monkeypatch.setattr(detection, "SHELVES", {"open": [shelf], "held out": [hidden]})
+    detection.main(["--list", "--seeds", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("| modelhealth | open |")).startswith(
+        "| modelhealth | open | 1 of 1 (100%) | 1 of 1 (100%) | 1 of 1 (100%) | "
+    )
+    assert "| 1 of 1 | 2 of 2 |" in next(line for line in lines if "| open |" in line)
+    assert any(line.startswith("| seen | dead | yes | yes | yes | dead_units at") for line in lines)
+    assert any(line.startswith("| fine | 1 | dead_units at") for line in lines)
+    assert not any(line.startswith("| hidden") for line in lines)
+    detection.main(["--list-held-out", "--only", "hid*"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("| hidden | dead | yes") for line in lines)
+    assert any(line.startswith("| modelhealth | open | none |") for line in lines)
+
+
+def dead() -> Subject:
+    """Return a net whose first layer is dead."""
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    nn.init.constant_(model[0].bias, -100.0)
+    return Subject(model, torch.randn(32, 4))
+
+
+# ---- the cases ----------------------------------------------------------------------------------
+
+
+def test_there_are_cases_enough():
+    """At least 90 faults over 12 architectures and 64 controls, a third of each held out."""
+    assert len(FAULTS) >= 90
+    assert len({fault.architecture for fault in FAULTS}) >= 12
+    assert len(CONTROLS) >= 64
+    assert len(BY_NAME) == len(FAULTS) + len(CONTROLS), "two cases share a name"
+    for hidden, all_ in (
+        (held_out.SHELF.faults, FAULTS),
+        (held_out.SHELF.controls, CONTROLS),
+    ):
+        assert 0.25 < len(hidden) / len(all_) < 0.4
+
+
+def test_open_cases_are_made_without_the_held_out_ones():
+    """No other file of cases names held_out, so reading them gives nothing of it away."""
+    folder = Path(held_out.__file__).parent
+    others = [path for path in folder.glob("*.py") if path.name != "held_out.py"]
+    assert others
+    assert not [path.name for path in others if "held_out" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", [fault.name for fault in FAULTS])
+def test_culprit_is_a_layer_of_the_model(name):
+    """Each place that a fault accepts, but the loss and functions, is a layer of its model."""
+    subject = build(name)
+    layers = [layer for layer, _ in subject.model.named_modules()]
+    assert any(BY_NAME[name].is_at(layer) for layer in layers)
+
+
+# ---- a sample of the measurement ----------------------------------------------------------------
+
+CAUGHT = [
+    "weights of a hidden layer all zero",
+    "ReLU module dead by its bias",
+    "channels dead by a batch norm's shift",
+    "detach in mid-net",
+    "no_grad around the encoder",
+    "argmax where a softmax was meant",
+    "comparison makes the features",
+    "log of a ReLU",
+    "torch.where hides a log from forward only",
+    "a NaN in a convolution's weight",
+    "running mean is NaN",
+    "twenty sigmoid layers",
+    "twenty layers with three times the gain",
+]
+LEFT_ALONE = [
+    "mlp, trained",
+    "resnet, initialised",
+    "gpt, trained, batch of 1",
+    "cnn, initialised, eval",
+    "regression, trained, bfloat16",
+    "transformers mixtral",
+    "transformers t5",
+    "resnet, last norm of each branch zero",
+    "gpt with fresh LoRA adapters",
+    "deep plain ReLU of 40 layers",
+    "embedding of 5000 rows, 17 of them used",
+    "loss on one output of two",
+    "padding masked with -inf",
+]
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_fault_is_caught_and_located(name):
+    """One inspection with default settings names the layer at fault and says why."""
+    score = Score()
+    grade(DETECTORS["modelhealth"], [BY_NAME[name]], score)
+    assert score.graded[0].has_right_cause, score.graded[0]
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_healthy_model_is_left_alone(name):
+    """No check objects to it."""
+    score = Score()
+    alarm(DETECTORS["modelhealth"], [BY_NAME[name]], 1, score)
+    assert not score.alarms
