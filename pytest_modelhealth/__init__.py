@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_modelhealth.capture import Inputs
+    from pytest_modelhealth.checks import Check
     from pytest_modelhealth.errors import (
         InspectionError,
         LayerNotFoundError,
@@ -19,13 +20,24 @@ if TYPE_CHECKING:
         SettingsError,
     )
     from pytest_modelhealth.inspector import Inspector
-    from pytest_modelhealth.report import HealthReport, LayerRecord, Status, Verdict, Violation
+    from pytest_modelhealth.report import (
+        HealthReport,
+        Inconclusive,
+        LayerRecord,
+        Observation,
+        Status,
+        Verdict,
+        Violation,
+    )
+    from pytest_modelhealth.settings import Setting, Settings
     from pytest_modelhealth.statistics import TensorStatistics
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Check": "checks",
     "HealthReport": "report",
+    "Inconclusive": "report",
     "InspectionError": "errors",
     "Inputs": "capture",
     "Inspector": "inspector",
@@ -33,6 +45,9 @@ _HOMES = {
     "LayerRecord": "report",
     "ModelHealthError": "errors",
     "ModelHealthWarning": "errors",
+    "Observation": "report",
+    "Setting": "settings",
+    "Settings": "settings",
     "SettingsError": "errors",
     "Status": "report",
     "TensorStatistics": "statistics",
@@ -41,7 +56,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "Check",
     "HealthReport",
+    "Inconclusive",
     "Inputs",
     "InspectionError",
     "Inspector",
@@ -49,6 +66,9 @@ __all__ = [
     "LayerRecord",
     "ModelHealthError",
     "ModelHealthWarning",
+    "Observation",
+    "Setting",
+    "Settings",
     "SettingsError",
     "Status",
     "TensorStatistics",

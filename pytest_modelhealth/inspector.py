@@ -10,11 +10,11 @@ from torch import nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
-from pytest_modelhealth.checks import default_settings, judge
-from pytest_modelhealth.errors import InspectionError, suggest
+from pytest_modelhealth.checks import Check, default_settings, judge, with_own_checks
+from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings import Settings, Waiver
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,11 +33,14 @@ class Inspector:
             slower.
         settings: the settings to start from; ``None`` takes the defaults.
         on_report: called with each report made.
-        **overrides: thresholds and other settings by name (`pytest --help` lists them).
+        own_checks: checks beside those of the settings: subclasses of `Check`.
+        **overrides: thresholds and other settings by name (`pytest --modelhealth-explain` lists
+            them).
 
     Raises:
         InspectionError: `model` is nothing that can be inspected.
-        SettingsError: an override has an unknown name, a wrong type or an impossible value.
+        SettingsError: an override has an unknown name, a wrong type or an impossible value, or an
+            own check is not sound.
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class Inspector:
         compiled: Compiled = "eager",
         settings: Settings | None = None,
         on_report: Callable[[HealthReport], None] | None = None,
+        own_checks: Iterable[type[Check]] = (),
         **overrides: object,
     ) -> None:
         self._engine = find_engine(model, compiled=compiled)
         self._model = model
         base = default_settings() if settings is None else settings
+        base = with_own_checks(base, own_checks, "own_checks")
         self._settings = base.override(overrides, "argument of inspector")
         self._on_report = on_report
         self._selection = Selection()
@@ -88,6 +93,24 @@ class Inspector:
         self._selection = self._selection.add(
             Rule(pattern, roles, types), self._engine.module(self._model)
         )
+        return self
+
+    def waive(self, *layers: str, check: str | None = None, reason: str) -> Self:
+        """Accept violations in the reports that follow; they are listed as waived.
+
+        Args:
+            layers: names or shell wildcards of the layers; ``"*"`` is all of them.
+            check: the check waived, by name or shell wildcard; ``None`` waives all.
+            reason: why they are accepted.
+
+        Raises:
+            SettingsError: no layers, no reason, or an unknown check.
+        """
+        origin = "argument of waive"
+        if not layers:
+            raise SettingsError(f"{origin}: name the layers first; '*' is all of them")
+        waivers = [Waiver(pattern, check, reason, origin) for pattern in layers]
+        self._settings = self._settings.waive(*waivers)
         return self
 
     def run_inspection(

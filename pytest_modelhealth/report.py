@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -10,7 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
+from pytest_modelhealth.errors import (
+    LayerNotFoundError,
+    ModelHealthError,
+    ModelHealthWarning,
+    suggest,
+)
 from pytest_modelhealth.settings import Settings, Waiver
 
 if TYPE_CHECKING:
@@ -307,6 +313,21 @@ class Inconclusive:
 
 
 @dataclass(frozen=True)
+class BrokenCheck:
+    """A check that raised, or gave something that is no finding; what it found before that stands.
+
+    Args:
+        check: its name.
+        message: what it did, with the exception's type and text.
+        place: ``path:line``, and where it raised the line itself.
+    """
+
+    check: str
+    message: str
+    place: str
+
+
+@dataclass(frozen=True)
 class Judgement:
     """What all checks found in one report under one set of limits.
 
@@ -316,19 +337,32 @@ class Judgement:
         inconclusive: what could not be judged.
         waived: violations that a waiver accepted, each with its waiver.
         unused_waivers: waivers that accepted nothing.
+        warned: violations of checks whose severity is ``warn``, in the order of `violations`.
+        broken: checks that failed themselves.
     """
 
     violations: tuple[Violation, ...] = ()
     inconclusive: tuple[Inconclusive, ...] = ()
     waived: tuple[tuple[Violation, Waiver], ...] = ()
     unused_waivers: tuple[Waiver, ...] = ()
+    warned: tuple[Violation, ...] = ()
+    broken: tuple[BrokenCheck, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
-        """``unhealthy`` if anything is violated, else whether all could be judged."""
+        """``unhealthy`` if anything is violated, else whether all could be judged.
+
+        What only warns does not change it; what a broken check was to judge is not judged.
+        """
         if self.violations:
             return Verdict.UNHEALTHY
-        return Verdict.INCONCLUSIVE if self.inconclusive else Verdict.HEALTHY
+        unjudged = self.inconclusive or self.broken
+        return Verdict.INCONCLUSIVE if unjudged else Verdict.HEALTHY
+
+    @property
+    def passes(self) -> bool:
+        """Whether a test may pass: nothing is violated and every check could run."""
+        return not self.violations and not self.broken
 
 
 Judge = Callable[[Observation, Settings], Judgement]
@@ -350,6 +384,7 @@ class HealthReport:
         self.looked_at = False
         self.judgements: list[Judgement] = []
         """Every judgement so far, those under thresholds of an `assert_healthy` call included."""
+        self._told: list[str] = []
 
     @property
     def observation(self) -> Observation:
@@ -385,6 +420,11 @@ class HealthReport:
     def violations(self) -> tuple[Violation, ...]:
         """Every violation that is not waived, the gravest first."""
         return self.judgement.violations
+
+    @property
+    def warnings(self) -> tuple[Violation, ...]:
+        """Every violation of a check that only warns, the gravest first."""
+        return self.judgement.warned
 
     @property
     def verdict(self) -> Verdict:
@@ -424,24 +464,49 @@ class HealthReport:
     def assert_healthy(self, **thresholds: object) -> None:
         """Do nothing if no invariant is broken; `thresholds` override the report's own.
 
-        An ``inconclusive`` verdict passes: too little evidence is no fault.
+        An ``inconclusive`` verdict passes: too little evidence is no fault. Violations of checks
+        that only warn are given as one `ModelHealthWarning`.
 
         Raises:
-            ModelHealthError: the verdict is ``unhealthy``. Its first line names the worst layer.
+            ModelHealthError: the verdict is ``unhealthy``, and the first line names the worst
+                layer; or a check is broken, and the first line names it.
             SettingsError: a threshold has an unknown name, a wrong type or an impossible value.
         """
         __tracebackhide__ = True
         report = self._with(thresholds)
         self.looked_at = True
-        if report.verdict is Verdict.UNHEALTHY:
-            raise ModelHealthError(report.render("failure"), report)
+        error = report.failure()
+        if error is not None:
+            raise error
+        for text in report.take_warnings():
+            warnings.warn(text, ModelHealthWarning, stacklevel=2)
+
+    def failure(self) -> ModelHealthError | None:
+        """Return the error that `assert_healthy` raises, if it does."""
+        if self.judgement.passes:
+            return None
+        return ModelHealthError(self.render("failure"), self)
+
+    def take_warnings(self) -> list[str]:
+        """Return what the judgements so far warn of, a sentence each, and each only once."""
+        texts = [self._warning(judgement) for judgement in self.judgements if judgement.warned]
+        untold = [text for text in dict.fromkeys(texts) if text not in self._told]
+        self._told += untold
+        return untold
+
+    def _warning(self, judgement: Judgement) -> str:
+        first, *others = judgement.warned
+        record = self._observation.layers.get(first.layer)
+        label = record.label if record is not None else self._observation.model_type
+        more = f" (and {len(others):,} more that only warn)" if others else ""
+        return f"{label} ({first.check}): {first.message}{more}"
 
     def _with(self, thresholds: Mapping[str, object]) -> HealthReport:
         if not thresholds:
             return self
         settings = self._settings.override(thresholds, "argument of assert_healthy")
         report = HealthReport(self._observation, settings, self._judge)
-        report.judgements = self.judgements
+        report.judgements, report._told = self.judgements, self._told
         return report
 
     def render(self, form: str, **options: Any) -> str:

@@ -1,4 +1,8 @@
-"""`Check`: one invariant. A new one is one new file in this folder; it is found by itself."""
+"""`Check`: one invariant. A new one is one new file in this folder; it is found by itself.
+
+A project's own check is a subclass too, registered by the hook ``pytest_modelhealth_checks`` or
+given to an inspector.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar
 
-from pytest_modelhealth.report import Inconclusive, Observation, Violation
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Setting, Settings, Severity
 
 Finding = Violation | Inconclusive
 
@@ -21,11 +25,14 @@ class Check(ABC):
     name: ClassVar[str]
     """Its name in violations, waivers and the reference."""
 
-    summary: ClassVar[str]
+    summary: ClassVar[str] = ""
     """What must hold, in one sentence."""
 
-    gravity: ClassVar[int]
+    gravity: ClassVar[int] = 1000
     """Its place in the verdict: findings of a lower number come first, and explain later ones."""
+
+    severity: ClassVar[Severity] = "fail"
+    """Whether its violations fail a test or only warn, unless the setting ``severity`` says it."""
 
     definition: ClassVar[str] = ""
     """What is measured, and what is compared with which limit, in one to three sentences."""
@@ -42,3 +49,37 @@ class Check(ABC):
     @abstractmethod
     def run(self, observation: Observation, settings: Settings) -> Iterable[Finding]:
         """Yield what is violated and what could not be judged, in execution order."""
+
+    def violation(
+        self,
+        record: LayerRecord,
+        message: str,
+        *,
+        value: float,
+        limit: Limit | None = None,
+        role: str = "activations",
+        cause: str = "",
+        tensor: str = "",
+    ) -> Violation:
+        """Return this check's violation in a layer.
+
+        Args:
+            record: the culprit.
+            message: what is wrong, one sentence that stands alone.
+            value: what was measured.
+            limit: what `Settings.limit` gave; ``None`` where the invariant knows no number.
+            role: which tensor of the layer.
+            cause: the likely cause, one sentence.
+            tensor: own name of the tensor (``"weight"``), where the role has several.
+        """
+        return Violation(
+            check=self.name,
+            layer=record.name,
+            role=role,
+            value=value,
+            limit=None if limit is None else limit.value,
+            origin="always" if limit is None else limit.origin,
+            message=message,
+            cause=cause,
+            tensor=tensor,
+        )

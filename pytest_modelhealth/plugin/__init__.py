@@ -12,6 +12,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.plugin import attachments
+from pytest_modelhealth.plugin.own_checks import Hooks
 
 if TYPE_CHECKING:
     import pytest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register every part."""
     pluginmanager.add_hookspecs(attachments)
+    pluginmanager.add_hookspecs(Hooks)
     for package, folder in ((__name__, __path__), (attachments.__name__, attachments.__path__)):
         for module in pkgutil.iter_modules(folder):
             if not module.ispkg:

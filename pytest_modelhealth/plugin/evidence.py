@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.errors import InspectionError, ModelHealthError
+from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
 from pytest_modelhealth.plugin.attachments import Evidence
 from pytest_modelhealth.plugin.inspections import INSPECTOR
 from pytest_modelhealth.report import HealthReport, Verdict
@@ -33,7 +33,7 @@ def pytest_runtest_makereport(
 def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
     judged = error.report if isinstance(error, ModelHealthError) else None
     health = _first_unhealthy(item) if judged is None else judged
-    if health is not None:
+    if health is not None and health.violations:
         evidence = Evidence(health, explains_failure=health is judged)
         item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)
 
@@ -47,5 +47,8 @@ def _first_unhealthy(item: pytest.Item) -> HealthReport | None:
 def _is_unhealthy(report: HealthReport) -> bool:
     try:
         return report.verdict is Verdict.UNHEALTHY
-    except InspectionError:  # it cannot be judged, which the test says where it asks
+    except (
+        InspectionError,
+        SettingsError,
+    ):  # it cannot be judged, which the test says where it asks
         return False

@@ -13,7 +13,12 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
-from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
+from pytest_modelhealth.errors import (
+    InspectionError,
+    ModelHealthError,
+    ModelHealthWarning,
+    SettingsError,
+)
 from pytest_modelhealth.plugin.inspections import UNREAD_FAILURE, UnreadFailure, headline
 
 if TYPE_CHECKING:
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 _PACKAGE = __name__.partition(".")[0]
-_OWN_ERRORS = (ModelHealthError, InspectionError, SettingsError)
+_OWN_ERRORS = (ModelHealthError, InspectionError, SettingsError, ModelHealthWarning)
 
 
 @pytest.hookimpl(wrapper=True)

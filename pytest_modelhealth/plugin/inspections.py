@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
+from pytest_modelhealth.errors import InspectionError, SettingsError
 from pytest_modelhealth.plugin.markers import settings_for
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from torch import nn
 
     from pytest_modelhealth.capture.engine import Compiled
+    from pytest_modelhealth.checks import Check
     from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import HealthReport
     from pytest_modelhealth.settings import Settings
@@ -49,7 +50,12 @@ class InspectorFixture:
         self._checked: int | None = None
 
     def __call__(
-        self, model: nn.Module, *, compiled: Compiled = "eager", **settings: object
+        self,
+        model: nn.Module,
+        *,
+        compiled: Compiled = "eager",
+        own_checks: Iterable[type[Check]] = (),
+        **settings: object,
     ) -> Inspector:
         """Return an inspector of `model`; `settings` override those of the test.
 
@@ -60,7 +66,12 @@ class InspectorFixture:
         from pytest_modelhealth.inspector import Inspector  # brings torch
 
         return Inspector(
-            model, compiled=compiled, settings=self._settings, on_report=self._keep, **settings
+            model,
+            compiled=compiled,
+            settings=self._settings,
+            on_report=self._keep,
+            own_checks=own_checks,
+            **settings,
         )
 
     @property
@@ -123,8 +134,10 @@ def _check_unread(fixture: InspectorFixture, item: pytest.Item) -> None:
     failures = []
     for inspection in fixture._take_unread():
         try:
-            inspection.report.assert_healthy()
-        except (ModelHealthError, InspectionError) as error:
+            error: Exception | None = inspection.report.failure()
+        except (InspectionError, SettingsError) as cannot_judge:
+            error = cannot_judge
+        if error is not None:
             failures.append(UnreadFailure(inspection, error))
     if failures:
         first, *others = failures

@@ -1,26 +1,59 @@
-"""Settings from the ini file and the command line: default < ini < option."""
+"""Settings and waivers from the ini file and the command line: default < ini < option."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.errors import SettingsError
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.plugin.own_checks import settings_with_own_checks
+from pytest_modelhealth.settings import Setting, Settings, parse_waivers
 
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+_DEFAULTS = pytest.StashKey[Settings]()
 _SETTINGS = pytest.StashKey[Settings]()
+
+WAIVE = Setting(
+    "waive",
+    list,
+    default=(),
+    help="violations to accept in every test, as 'LAYERS [CHECK]: REASON'; LAYERS and CHECK are "
+    "names or shell wildcards",
+)
+"""Declared as an option and for the ini file only: a marker and a call say it otherwise."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare every setting as an ini option and as a command line option."""
+    _declare(parser, (*default_settings().declarations, WAIVE))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser
+) -> Generator[None, Any, Any]:
+    """Declare the settings of the project's own checks, as soon as a conftest.py can give them."""
+    result = yield
+    settings = settings_with_own_checks(early_config)
+    ours = default_settings()
+    _declare(parser, [own for own in settings.declarations if own.name not in ours])
+    early_config.stash[_DEFAULTS] = settings
+    return result
+
+
+def _declare(parser: pytest.Parser, settings: Iterable[Setting]) -> None:
     group = parser.getgroup("modelhealth", "model health")
-    for setting in default_settings().declarations:
-        text = f"{setting.help} (default: {setting.shown_default})"
+    for setting in settings:
+        default = "none" if setting is WAIVE else setting.shown_default
+        text = f"{setting.help} (default: {default})"
         group.addoption(
             _option(setting),
-            metavar=setting.type.__name__.upper(),
+            action="append" if setting.takes_lines else "store",
+            metavar=_metavar(setting),
             default=None,
             help=text.replace("%", "%%"),  # argparse formats it
         )
@@ -33,11 +66,12 @@ def pytest_configure(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: a value is not one of its setting.
     """
-    settings = default_settings()
+    settings = config.stash.get(_DEFAULTS, default_settings())
+    declared = settings.declarations
     try:
-        for setting in settings.declarations:
+        for setting in (*declared, WAIVE):
             settings = _with_ini_value(settings, setting, config)
-        for setting in settings.declarations:
+        for setting in (*declared, WAIVE):
             settings = _with_option_value(settings, setting, config)
     except SettingsError as error:
         raise pytest.UsageError(str(error)) from None
@@ -57,7 +91,22 @@ def _ini(setting: Setting) -> str:
     return f"modelhealth_{setting.name}"
 
 
+_METAVARS = {
+    "checks": "NAMES",
+    "skip_checks": "NAMES",
+    "severity": "[CHECK:]warn|fail",
+    "thresholds": "LAYERS:NAME=VALUE",
+    "waive": "LAYERS:REASON",
+}
+
+
+def _metavar(setting: Setting) -> str:
+    return _METAVARS.get(setting.name, setting.type.__name__.upper())
+
+
 def _ini_type(setting: Setting) -> Any:
+    if setting.takes_lines:
+        return "linelist"
     # Text first, so that `parse` reads what ini files hold; from 9.2 on, [tool.pytest] in TOML may
     # hold the number itself.
     if pytest.version_tuple < (9, 2) or setting.type is str:
@@ -70,11 +119,12 @@ def _with_ini_value(settings: Settings, setting: Setting, config: pytest.Config)
     try:
         value = config.getini(_ini(setting))
     except (TypeError, ValueError) as error:  # before 9.2, a number in [tool.pytest]
-        raise SettingsError(f"{origin}: write the value in quotes; {error}") from None
-    if isinstance(value, str):
-        value = setting.parse(value, origin)
-    elif value is None:
+        spelling = "as a list of strings" if setting.takes_lines else "in quotes"
+        raise SettingsError(f"{origin}: write the value {spelling}; {error}") from None
+    if value is None:
         return settings
+    if isinstance(value, str | list):
+        return _read(settings, setting, value, origin)
     return settings.override({setting.name: value}, origin)
 
 
@@ -87,7 +137,12 @@ def _ini_origin(setting: Setting, config: pytest.Config) -> str:
 
 def _with_option_value(settings: Settings, setting: Setting, config: pytest.Config) -> Settings:
     option = _option(setting)
-    text = config.getoption(option)
-    if text is None:
-        return settings
-    return settings.override({setting.name: setting.parse(text, option)}, option)
+    value = config.getoption(option)
+    return settings if value is None else _read(settings, setting, value, option)
+
+
+def _read(settings: Settings, setting: Setting, value: str | list[str], origin: str) -> Settings:
+    text = "\n".join(value) if isinstance(value, list) else value
+    if setting is WAIVE:
+        return settings.waive(*parse_waivers(text, origin))
+    return settings.read(setting.name, text, origin)

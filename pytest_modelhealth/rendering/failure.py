@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator
 
-from pytest_modelhealth.checks import all_checks
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
@@ -33,7 +32,8 @@ MAX_REMARKS = 3
 def render(report: HealthReport) -> str:
     """Return at most a screenful (24 lines); its first line is verdict and worst layer."""
     if not report.violations:
-        return "\n".join([headline(report), run(report), *_remarks(report)])
+        ways = _without_broken(report) if report.judgement.broken else ()
+        return "\n".join([headline(report), *ways, run(report), *_remarks(report)])
     worst = report.violations[0]
     return "\n".join(
         [
@@ -42,12 +42,20 @@ def render(report: HealthReport) -> str:
             *_violations(report),
             *_consequences(report, worst),
             "",
-            f"likely cause: {printable(worst.cause)}",
+            *([f"likely cause: {printable(worst.cause)}"] if worst.cause else ()),
             *_source(report, worst),
             *_next_moves(report, worst),
             *_remarks(report),
         ]
     )
+
+
+def _without_broken(report: HealthReport) -> Iterator[str]:
+    """Yield how to go on where a check broke, and the others object to nothing."""
+    yield ""
+    yield "The other checks ran and object to nothing. Correct this one, or leave it out:"
+    yield f'  @pytest.mark.modelhealth(skip_checks="{report.judgement.broken[0].check}")'
+    yield ""
 
 
 def _violations(report: HealthReport) -> Iterator[str]:
@@ -112,10 +120,10 @@ def _quoted(text: str) -> str:
 
 def _setting(report: HealthReport, violation: Violation) -> str | None:
     """Return the name of the setting that holds the limit that was broken, if one does."""
-    for check in all_checks():
+    for check in report.settings.checks:
         for setting in check.settings if check.name == violation.check else ():
-            limit = report.settings.get(setting.name)
-            if limit and (limit.value, limit.origin) == (violation.limit, violation.origin):
+            limit = report.settings.limit(setting.name, violation.layer)
+            if (limit.value, limit.origin) == (violation.limit, violation.origin):
                 return setting.name
     return None
 

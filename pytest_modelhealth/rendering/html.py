@@ -15,6 +15,7 @@ from pytest_modelhealth.rendering.summary import (
     remarks,
     run,
     violations_by_layer,
+    warnings_by_layer,
 )
 from pytest_modelhealth.report import HealthReport, Status
 
@@ -45,7 +46,7 @@ def _template() -> Template:
 
 
 def _rows(report: HealthReport) -> list[dict[str, Any]]:
-    found = violations_by_layer(report)
+    found, warned = violations_by_layer(report), warnings_by_layer(report)
     shelf = columns(report)
     return [
         {
@@ -56,6 +57,7 @@ def _rows(report: HealthReport) -> list[dict[str, Any]]:
                 (violation, consequences(report, violation))
                 for violation in found.get(record.name, ())
             ],
+            "warnings": warned.get(record.name, ()),
         }
         for record in report
     ]

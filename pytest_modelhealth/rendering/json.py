@@ -43,6 +43,8 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "notes": list(seen.notes),
         "errors": list(seen.errors),
         "violations": [asdict(violation) for violation in judgement.violations],
+        "warned": [asdict(violation) for violation in judgement.warned],
+        "broken_checks": [asdict(found) for found in judgement.broken],
         "inconclusive": [asdict(finding) for finding in judgement.inconclusive],
         "waived": [
             {"violation": asdict(violation), "waiver": asdict(waiver)}

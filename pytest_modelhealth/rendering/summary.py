@@ -15,7 +15,14 @@ from pytest_modelhealth.rendering.notation import (
     printable,
     shape,
 )
-from pytest_modelhealth.report import HealthReport, LayerRecord, Status, Violation
+from pytest_modelhealth.report import (
+    BrokenCheck,
+    HealthReport,
+    LayerRecord,
+    Status,
+    Verdict,
+    Violation,
+)
 from pytest_modelhealth.statistics import TensorStatistics
 
 STATISTICS = (
@@ -51,9 +58,14 @@ def headline(report: HealthReport) -> str:
         return (
             f"unhealthy: {label(report, worst.layer)} ({worst.check}): {printable(worst.message)}"
         )
+    if judgement.broken:
+        return f"inconclusive: {_broken(judgement.broken[0])}"
     if judgement.inconclusive:
         return _inconclusive(report)
-    return f"healthy: no check objects to {printable(report.observation.model_type)}"
+    model = printable(report.observation.model_type)
+    if judgement.warned:
+        return f"healthy: no check fails {model}, with {_warned(report)}"
+    return f"healthy: no check objects to {model}"
 
 
 def _inconclusive(report: HealthReport) -> str:
@@ -62,13 +74,24 @@ def _inconclusive(report: HealthReport) -> str:
     return f"{text} (and {len(more):,} more)" if more else text
 
 
+def _broken(found: BrokenCheck) -> str:
+    return f"check {found.check} is broken: {printable(found.message)} ({printable(found.place)})"
+
+
+def _warned(report: HealthReport) -> str:
+    """Return how many violations only warn, and the first of them."""
+    first, *_ = warned = report.warnings
+    found = f"{label(report, first.layer)} ({first.check}): {printable(first.message)}"
+    return f"{plural(len(warned), 'warning')}: {found}"
+
+
 def counts(report: HealthReport) -> str:
     """Return how much was found in how many layers: ``"1 violation, 12 layers"``."""
-    layers = plural(len(report), "layer")
-    found = len(report.violations)
     folded = sum(len(violation.folded) for violation in report.violations)
     along = f" with {plural(folded, 'consequence')}" if folded else ""
-    return f"{plural(found, 'violation')}{along}, {layers}" if found else layers
+    parts = [f"{plural(len(report.violations), 'violation')}{along}"] if report.violations else []
+    parts += [plural(len(report.warnings), "warning")] if report.warnings else []
+    return ", ".join([*parts, plural(len(report), "layer")])
 
 
 def consequences(report: HealthReport, violation: Violation, most: int = 3) -> str:
@@ -103,11 +126,16 @@ def run(report: HealthReport) -> str:
 
 
 def remarks(report: HealthReport) -> list[str]:
-    """Return what else a reader should know, a line each: waivers, errors in hooks, notes."""
+    """Return what else a reader should know, a line each.
+
+    These are broken checks, what only warns, waivers, errors in hooks and notes.
+    """
     seen, judgement = report.observation, report.judgement
-    lines = []
-    if judgement.inconclusive and judgement.violations:
+    lines = [_broken(found) for found in judgement.broken[0 if judgement.violations else 1 :]]
+    if judgement.inconclusive and not judgement.passes:
         lines.append(_inconclusive(report))
+    if judgement.warned and judgement.verdict is not Verdict.HEALTHY:
+        lines.append(_warned(report))
     if judgement.waived:
         lines.append(f"waived: {plural(len(judgement.waived), 'violation')}")
     if seen.errors:
@@ -120,8 +148,17 @@ def remarks(report: HealthReport) -> list[str]:
 
 def violations_by_layer(report: HealthReport) -> dict[str, list[Violation]]:
     """Return each violated layer's violations, the gravest first."""
+    return _by_layer(report.violations)
+
+
+def warnings_by_layer(report: HealthReport) -> dict[str, list[Violation]]:
+    """Return what only warns, by layer, the gravest first."""
+    return _by_layer(report.warnings)
+
+
+def _by_layer(violations: Iterable[Violation]) -> dict[str, list[Violation]]:
     found = defaultdict(list)
-    for violation in report.violations:
+    for violation in violations:
         found[violation.layer].append(violation)
     return dict(found)
 

@@ -12,6 +12,7 @@ from pytest_modelhealth.rendering.summary import (
     remarks,
     run,
     violations_by_layer,
+    warnings_by_layer,
 )
 from pytest_modelhealth.report import HealthReport, Violation
 
@@ -30,7 +31,7 @@ def render(report: HealthReport, *, max_rows: int | None = None, width: int = 10
         max_rows: show at most this many layers, the violated ones first; ``None`` shows all.
         width: characters that the table may take. Names are cut to fit, numbers never.
     """
-    found = violations_by_layer(report)
+    found, warned = violations_by_layer(report), warnings_by_layer(report)
     shown = _shown(report, max_rows)
     head = [headline(report), run(report), *remarks(report)]
     if not shown:
@@ -40,6 +41,10 @@ def render(report: HealthReport, *, max_rows: int | None = None, width: int = 10
     for name, row in zip(shown, rows, strict=True):
         body.append(row)
         body += [_line(report, violation) for violation in found.get(name, ())]
+        body += [
+            f"    warning: {violation.check}: {printable(violation.message)}"
+            for violation in warned.get(name, ())
+        ]
     if len(shown) < len(report):
         body.append(f"  ... and {plural(len(report) - len(shown), 'more layer')}")
     return "\n".join([*head, "", *body])
@@ -54,8 +59,10 @@ def _shown(report: HealthReport, max_rows: int | None) -> list[str]:
     """Return the names of the layers to show, in execution order."""
     if max_rows is None:
         return list(report.layers)
-    found = violations_by_layer(report)
-    chosen = set(sorted(report.layers, key=lambda name: name not in found)[:max_rows])
+    found, warned = violations_by_layer(report), warnings_by_layer(report)
+    chosen = set(
+        sorted(report.layers, key=lambda name: (name not in found, name not in warned))[:max_rows]
+    )
     return [name for name in report.layers if name in chosen]
 
 

@@ -88,12 +88,10 @@ def test_waiver_without_effect_is_reported(idle, dead, batch):
     assert report.judgement.unused_waivers == (idle,)
 
 
-def test_waiver_of_an_unknown_check_is_an_error(dead, batch):
+def test_waiver_of_an_unknown_check_is_an_error():
     """A misspelt check would waive nothing."""
-    settings = default_settings().waive(waiver("act1", "dead_unit"))
-    report = Inspector(dead, settings=settings).run_inspection(batch)
-    with pytest.raises(SettingsError, match="did you mean 'dead_units'"):
-        _ = report.verdict
+    with pytest.raises(SettingsError, match="here: unknown check 'dead_unit'; did you mean 'dead_"):
+        default_settings().waive(waiver("act1", "dead_unit"))
 
 
 def test_call_overrides_the_reports_own_limits(mlp, batch):

@@ -60,7 +60,7 @@ def test_waivers_of_every_marker_add_up(pytester: pytest.Pytester) -> None:
 
         @pytest.mark.modelhealth_waive("a", "b.*", check="dead_units", reason="sparse")
         def test_it(inspector):
-            assert [tuple(vars(w).values()) for w in inspector.settings.waivers] == [
+            assert [tuple(vars(w).values())[:4] for w in inspector.settings.waivers] == [
                 ("a", "dead_units", "sparse", "@modelhealth_waive on test_it"),
                 ("b.*", "dead_units", "sparse", "@modelhealth_waive on test_it"),
                 ("head", None, "a probe", "@modelhealth_waive on test_waivers.py"),

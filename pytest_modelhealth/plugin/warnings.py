@@ -1,4 +1,4 @@
-"""A warning for each waiver that waived nothing, so that none outlives what it was for."""
+"""Warnings at the end of a test: what only warns, and waivers that waived nothing."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     result = yield
     fixture = item.stash.get(INSPECTOR, None)
     if fixture is not None:
+        for report in fixture.reports:
+            for text in report.take_warnings():
+                _warn(item, text)
         for waiver in _unused_waivers(fixture):
             _warn(item, _describe(waiver))
     return result
@@ -39,14 +42,18 @@ def _warn(item: pytest.Item, text: str) -> None:
 
 
 def _unused_waivers(fixture: InspectorFixture) -> list[Waiver]:
+    """Return the waivers of this test and its calls that no judgement needed.
+
+    Those of the ini file and the command line are for all tests together.
+    """
     judgements = [judgement for report in fixture.reports for judgement in report.judgements]
     used = {waiver for judgement in judgements for _, waiver in judgement.waived}
-    return [w for w in fixture.settings.waivers if judgements and w not in used]
+    idle = [waiver for judgement in judgements for waiver in judgement.unused_waivers]
+    return [w for w in dict.fromkeys(idle) if w not in used and not w.shared]
 
 
 def _describe(waiver: Waiver) -> str:
-    check = f", check={waiver.check!r}" if waiver.check else ""
     return (
-        f"{waiver.origin}: nothing is left to waive for ({waiver.layers!r}{check}); remove the "
-        f"marker, or correct its layers if it was meant to match (its reason: {waiver.reason})"
+        f"{waiver.origin}: nothing is left to waive for ({waiver}); remove it, or correct its "
+        f"layers if it was meant to match (its reason: {waiver.reason})"
     )

@@ -1,0 +1,189 @@
+"""`judge`: every check that is chosen, what is waived, what only warns, and what could not run."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import cast
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.diagnosis import diagnose
+from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest
+from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
+from pytest_modelhealth.settings import Settings, Waiver
+
+
+def judge(observation: Observation, settings: Settings) -> Judgement:
+    """Run every check that is chosen, and sort out what is waived and what only warns.
+
+    A check that raises is named in the judgement; the others still run.
+
+    Raises:
+        LayerNotFoundError: the setting ``layers``, or a pattern of ``thresholds``, matches no
+            layer.
+        SettingsError: no check is left to run.
+    """
+    judged = _judged_layers(observation, settings)
+    _require_layers(observation, settings)
+    findings: list[Finding] = []
+    broken: list[BrokenCheck] = []
+    for check in _chosen_checks(settings):
+        try:
+            for finding in _findings(check, observation, settings):
+                findings.append(finding)  # noqa: PERF402 - those before an exception stand
+        except _RubbishError as error:
+            broken.append(BrokenCheck(check.name, str(error), _home(check)))
+        except Exception as error:  # noqa: BLE001 - a project's check may raise anything
+            text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
+            broken.append(BrokenCheck(check.name, text, _place(error)))
+    told = [f for f in _told(observation, findings, settings) if not judged.isdisjoint(_layers(f))]
+    return _sort_out(told, settings, tuple(broken))
+
+
+def _chosen_checks(settings: Settings) -> list[Check]:
+    checks = cast("tuple[Check, ...]", settings.checks)
+    chosen = [check for check in checks if settings.chooses(check.name)]
+    if not chosen:
+        named = ", ".join(
+            f"{name}={settings[name].value!r} ({settings[name].origin})"
+            for name in ("checks", "skip_checks")
+        )
+        raise SettingsError(f"no check is left to run: {named}")
+    return chosen
+
+
+class _RubbishError(Exception):
+    """What a check gave is no finding."""
+
+
+def _findings(check: Check, observation: Observation, settings: Settings) -> Iterator[Finding]:
+    found = check.run(observation, settings)
+    if not isinstance(found, Iterable):
+        raise _RubbishError(f"run() returned {found!r}: yield findings, or return a list of them")
+    for finding in found:
+        if not isinstance(finding, Violation | Inconclusive):
+            raise _RubbishError(
+                f"run() gave {finding!r}, which is no Violation and no Inconclusive"
+            )
+        if finding.check != check.name:
+            raise _RubbishError(f"run() gave a finding of another check, {finding.check!r}")
+        if finding.layer not in observation.layers and finding.layer != "":
+            nearest = suggest(str(finding.layer), observation.layers)
+            raise _RubbishError(
+                f"run() gave a finding in layer {finding.layer!r}, which "
+                f"{observation.model_type} does not have{nearest}"
+            )
+        if isinstance(finding, Violation) and not isinstance(finding.value, int | float):
+            raise _RubbishError(
+                f"run() gave a violation whose value is no number: {finding.value!r}"
+            )
+        yield finding
+
+
+def _home(check: Check) -> str:
+    code = type(check).run.__code__
+    return f"{_shown(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _place(error: Exception) -> str:
+    """Return the line that raised, and its text."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{_shown(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}"
+
+
+def _shown(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _judged_layers(observation: Observation, settings: Settings) -> set[str]:
+    pattern = settings["layers"]
+    matched = {name for name in observation.layers if fnmatchcase(name, pattern.value)}
+    if not matched:
+        nearest = suggest(pattern.value, observation.layers)
+        raise LayerNotFoundError(
+            f"layers={pattern.value!r} ({pattern.origin}) matches no layer of "
+            f"{observation.model_type}{nearest}"
+        )
+    return matched
+
+
+def _require_layers(observation: Observation, settings: Settings) -> None:
+    """Do nothing if each threshold by layer has a layer; shared ones may be for other models."""
+    for special in settings.layer_limits:
+        if not special.shared and not _matches(special.layers, observation):
+            nearest = suggest(special.layers, observation.layers)
+            raise LayerNotFoundError(
+                f"thresholds={{{special.layers!r}: ...}} ({special.limit.origin}) matches no "
+                f"layer of {observation.model_type}{nearest}"
+            )
+
+
+def _matches(pattern: str, observation: Observation) -> bool:
+    return any(fnmatchcase(name, pattern) for name in observation.layers)
+
+
+def _told(observation: Observation, findings: list[Finding], settings: Settings) -> list[Finding]:
+    """Return the findings with consequences folded, none that fails under one that only warns."""
+    told = diagnose(observation, findings)
+    warning = [f for f in told if isinstance(f, Violation) and _only_warns(f, settings)]
+    hidden = [v for root in warning for v in root.folded if not _only_warns(v, settings)]
+    if not hidden:
+        return told
+    shown = [_without(finding, hidden) for finding in told]
+    order = [check.name for check in settings.checks]
+    return sorted([*shown, *diagnose(observation, hidden)], key=lambda f: order.index(f.check))
+
+
+def _without(finding: Finding, hidden: list[Violation]) -> Finding:
+    if not isinstance(finding, Violation):
+        return finding
+    return replace(finding, folded=tuple(v for v in finding.folded if v not in hidden))
+
+
+def _only_warns(violation: Violation, settings: Settings) -> bool:
+    return bool(settings.severity(violation.check).value == "warn")
+
+
+def _layers(finding: Finding) -> tuple[str, ...]:
+    """Return the layers that a finding is about: for a fault, all that show it."""
+    return finding.layers if isinstance(finding, Violation) else (finding.layer,)
+
+
+def _sort_out(
+    findings: Iterable[Finding], settings: Settings, broken: tuple[BrokenCheck, ...]
+) -> Judgement:
+    violations: list[Violation] = []
+    warned: list[Violation] = []
+    inconclusive: list[Inconclusive] = []
+    waived: list[tuple[Violation, Waiver]] = []
+    for finding in findings:
+        waiver = next((w for w in settings.waivers if w.covers(finding.check, finding.layer)), None)
+        if isinstance(finding, Inconclusive):
+            if waiver is None:
+                inconclusive.append(finding)
+        elif waiver is not None:
+            waived.append((finding, waiver))
+        elif _only_warns(finding, settings):
+            warned.append(finding)
+        else:
+            violations.append(finding)
+    return Judgement(
+        violations=tuple(violations),
+        inconclusive=tuple(inconclusive),
+        waived=tuple(waived),
+        unused_waivers=tuple(_unused(settings, {waiver for _, waiver in waived})),
+        warned=tuple(warned),
+        broken=broken,
+    )
+
+
+def _unused(settings: Settings, used: set[Waiver]) -> Iterator[Waiver]:
+    """Yield the waivers that accepted nothing, of those for a check that ran."""
+    ran = [check.name for check in _chosen_checks(settings)]
+    for waiver in settings.waivers:
+        if waiver not in used and any(waiver.concerns(name) for name in ran):
+            yield waiver

@@ -1,0 +1,125 @@
+"""Which checks there are: those in this folder, and a project's own."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from inspect import isabstract
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.errors import SettingsError
+from pytest_modelhealth.settings import SEVERITIES, Setting, Settings
+
+_PACKAGE = __name__.rpartition(".")[0]
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_SCALARS = (float, int, bool, str)
+_RESERVED = {"artifacts", "compiled", "explain", "model", "on_report", "own_checks", "waive"}
+"""Names that an option or an argument of `Inspector` has, which is no setting."""
+
+
+@cache
+def all_checks() -> tuple[Check, ...]:
+    """Return one of each check that a file of this folder defines, the gravest first."""
+    folder = [str(Path(__file__).parent)]
+    names = [f"{_PACKAGE}.{module.name}" for module in pkgutil.iter_modules(folder)]
+    return _by_gravity(
+        check() for name in names for check in _defined_in(importlib.import_module(name))
+    )
+
+
+def _defined_in(module: ModuleType) -> Iterator[type[Check]]:
+    for defined in vars(module).values():
+        is_check = isinstance(defined, type) and issubclass(defined, Check)
+        if is_check and defined.__module__ == module.__name__ and not isabstract(defined):
+            yield defined
+
+
+def _by_gravity(checks: Iterable[Check]) -> tuple[Check, ...]:
+    return tuple(sorted(checks, key=lambda check: (check.gravity, check.name)))
+
+
+@cache
+def default_settings() -> Settings:
+    """Return every declared setting at its default, for the checks of this folder."""
+    return Settings(()).with_checks(all_checks())
+
+
+def with_own_checks(settings: Settings, own: Iterable[type[Check]], origin: str) -> Settings:
+    """Return `settings` for the checks it has and a project's `own`.
+
+    Args:
+        settings: the settings to add to; values and waivers stay.
+        own: subclasses of `Check`. One that is there already is not added twice.
+        origin: who gave them, for messages.
+
+    Raises:
+        SettingsError: one of them is no sound check: the message says which and why.
+    """
+    checks = cast("tuple[Check, ...]", settings.checks)
+    if not isinstance(own, Iterable):
+        raise SettingsError(f"{origin}: give a list of subclasses of Check, not {own!r}")
+    for kind in own:
+        if not any(type(check) is kind for check in checks):
+            reason = _why_unsound(kind, checks, settings)
+            if reason:
+                raise SettingsError(f"{origin}: {_where(kind)}: {reason}")
+            checks = (*checks, kind())
+    return settings.with_checks(_by_gravity(checks))
+
+
+def _where(kind: object) -> str:
+    if not isinstance(kind, type):
+        return repr(kind)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _why_unsound(kind: Any, checks: tuple[Check, ...], settings: Settings) -> str | None:
+    """Return what is wrong with a project's check, if anything is."""
+    if not (isinstance(kind, type) and issubclass(kind, Check)):
+        return "it is no subclass of pytest_modelhealth.Check; give the class itself"
+    if isabstract(kind):
+        return "it has no run(self, observation, settings)"
+    try:
+        kind()
+    except Exception as error:  # noqa: BLE001 - whatever its __init__ raises
+        return f"it cannot be made without arguments: {type(error).__name__}: {error}"
+    name = getattr(kind, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        return f"name must be words in lower case joined by underscores, not {name!r}"
+    if any(check.name == name for check in checks):
+        return f"there is a check {name!r} already; give it another name"
+    gravity: object = kind.gravity
+    if not isinstance(gravity, int | float):
+        return f"gravity must be a number, not {gravity!r}"
+    if kind.severity not in SEVERITIES:
+        return f"severity must be 'warn' or 'fail', not {kind.severity!r}"
+    texts = ("summary", "definition", "source", "minimum_evidence")
+    for text in (text for text in texts if not isinstance(getattr(kind, text), str)):
+        return f"{text} must be a string, not {getattr(kind, text)!r}"
+    return _why_settings_unsound(kind, settings)
+
+
+def _why_settings_unsound(kind: Any, settings: Settings) -> str | None:
+    declared = kind.settings
+    if not isinstance(declared, tuple) or not all(isinstance(s, Setting) for s in declared):
+        return "settings must be a tuple of pytest_modelhealth.Setting"
+    taken = {*settings, *_RESERVED}
+    for setting in declared:
+        if not isinstance(setting.name, str) or not _NAME.fullmatch(setting.name):
+            return f"the name of a setting must be words in lower case, not {setting.name!r}"
+        if setting.name in taken:
+            return f"there is a setting {setting.name!r} already; give it another name"
+        taken.add(setting.name)
+        if setting.type not in _SCALARS:
+            return f"the type of {setting.name} must be float, int, bool or str"
+        try:
+            setting.validate(setting.default, "its default")
+        except SettingsError as error:
+            return str(error)
+    return None

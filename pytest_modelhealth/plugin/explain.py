@@ -1,0 +1,47 @@
+"""``--modelhealth-explain``: every check with its definition and the limits in force."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_modelhealth.errors import SettingsError
+from pytest_modelhealth.plugin.options import session_settings
+
+_OPTION = "--modelhealth-explain"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the option."""
+    parser.getgroup("modelhealth").addoption(
+        _OPTION,
+        nargs="?",
+        const="*",
+        default=None,
+        metavar="CHECK",
+        help="show every check (or those named: a name or shell wildcard) with its definition, "
+        "source, limits in force and their origin, and exit",
+    )
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
+    """Print the checks in place of running tests.
+
+    Raises:
+        pytest.UsageError: no check has this name.
+    """
+    checks = config.getoption(_OPTION)
+    if checks is None:
+        return None
+    from pytest_modelhealth.rendering.explanation import explain
+
+    config._do_configure()
+    try:
+        lines = explain(session_settings(config), checks)
+    except SettingsError as error:
+        raise pytest.UsageError(str(error)) from None
+    finally:
+        config._ensure_unconfigure()
+    writer = config.get_terminal_writer()
+    for line in lines:
+        writer.line(line, bold=bool(line) and not line.startswith(" "))
+    return pytest.ExitCode.OK

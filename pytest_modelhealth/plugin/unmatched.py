@@ -1,0 +1,75 @@
+"""A line in the summary for each waiver or threshold of the whole run that met no layer."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_modelhealth.plugin.inspections import INSPECTOR
+from pytest_modelhealth.plugin.options import session_settings
+from pytest_modelhealth.settings import Waiver
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from pytest_modelhealth.report import HealthReport
+    from pytest_modelhealth.settings import LayerLimit, Settings
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what met something on the test's report, which crosses from xdist's workers."""
+    report = yield
+    fixture = item.stash.get(INSPECTOR, None)
+    if fixture is not None and call.when == "call":
+        judged = [health for health in fixture.reports if health.judgements]
+        if judged and any(_shared(session_settings(item.config))):
+            met = {text for health in judged for text in _met(health)}
+            report.modelhealth_met = sorted(met)  # type: ignore[attr-defined]
+    return report
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Name what met nothing; what the ini file says only where the whole suite ran."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    judged = [report.modelhealth_met for report in reports if hasattr(report, "modelhealth_met")]
+    if not judged or config.get_verbosity() < 0:
+        return
+    met = {text for texts in judged for text in texts}
+    whole = _is_whole_suite(terminalreporter, config)
+    for shared in _shared(session_settings(config)):
+        text = _describe(shared)
+        if text not in met and (whole or text.startswith("--")):
+            terminalreporter.write_line(f"modelhealth: {text}: nothing in this run needed it")
+
+
+def _is_whole_suite(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> bool:
+    was_stopped = bool(config.getoption("maxfail"))
+    is_part = config.args_source is pytest.Config.ArgsSource.ARGS
+    return not (was_stopped or is_part or terminalreporter.stats.get("deselected"))
+
+
+def _shared(settings: Settings) -> Iterator[Waiver | LayerLimit]:
+    yield from (waiver for waiver in settings.waivers if waiver.shared)
+    yield from (limit for limit in settings.layer_limits if limit.shared)
+
+
+def _met(health: HealthReport) -> Iterator[str]:
+    for judgement in health.judgements:
+        yield from (_describe(waiver) for _, waiver in judgement.waived)
+    layers = health._observation.layers  # reading `layers` would count as looking
+    for limit in health.settings.layer_limits:
+        if any(fnmatchcase(name, limit.layers) for name in layers):
+            yield _describe(limit)
+
+
+def _describe(shared: Waiver | LayerLimit) -> str:
+    if isinstance(shared, Waiver):
+        return f"{shared.origin}: the waiver of {shared}"
+    return f"{shared.limit.origin}: {shared.setting}={shared.limit.value}"

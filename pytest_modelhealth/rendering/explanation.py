@@ -1,0 +1,84 @@
+"""Every check in words: its definition, source, limits in force and where each came from."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import cast
+
+from pytest_modelhealth.checks import Check
+from pytest_modelhealth.settings import Setting, Settings
+
+WIDTH = 80
+_INDENT = 2
+_TERM = 12
+
+
+def explain(settings: Settings, checks: str = "*") -> list[str]:
+    """Return lines on the checks that `checks` matches, the gravest first.
+
+    Lines have at most `WIDTH` characters unless a single word is longer. Only a check's name stands
+    at the beginning of a line.
+
+    Raises:
+        SettingsError: no check has this name.
+    """
+    asked = settings.override({"checks": checks, "skip_checks": []}, "--modelhealth-explain")
+    shown = [
+        check for check in cast("tuple[Check, ...]", settings.checks) if asked.chooses(check.name)
+    ]
+    return [line for check in shown for line in (*_check(check, settings), "")][:-1]
+
+
+def _check(check: Check, settings: Settings) -> Iterator[str]:
+    yield check.name
+    yield from _wrapped(check.summary, _INDENT)
+    for term, text in (
+        ("definition", check.definition),
+        ("source", check.source),
+        ("evidence", check.minimum_evidence),
+        ("severity", _severity(check, settings)),
+    ):
+        if text:
+            yield from _entry(term, text)
+    if not check.settings:
+        yield from _entry("limits", "none to set")
+    for position, setting in enumerate(check.settings):
+        limit = settings[setting.name]
+        value = f"{setting.name} = {setting.show(limit.value)} ({limit.origin})"
+        yield from _entry("" if position else "limits", value)
+        yield from _wrapped(setting.help, _INDENT + _TERM + 4)
+        yield from _by_layer(setting, settings)
+
+
+def _severity(check: Check, settings: Settings) -> str:
+    severity = settings.severity(check.name)
+    text = f"{severity.value} ({severity.origin})"
+    if settings.chooses(check.name):
+        return text
+    origins = {settings[name].origin for name in ("checks", "skip_checks")} - {"default"}
+    return f"{text}; left out ({', '.join(sorted(origins))})"
+
+
+def _by_layer(setting: Setting, settings: Settings) -> Iterator[str]:
+    for special in settings.layer_limits:
+        if special.setting == setting.name:
+            text = f"{setting.show(special.limit.value)} by layer ({special.limit.origin})"
+            yield from _wrapped(text, _INDENT + _TERM + 4)
+
+
+def _entry(term: str, text: str) -> Iterator[str]:
+    first, *rest = _wrapped(text, _INDENT + _TERM)
+    yield " " * _INDENT + term.ljust(_TERM) + first.lstrip()
+    yield from rest
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,31 @@
+"""Thresholds and other settings, and where each value came from.
+
+A setting has one name everywhere: keyword of `Inspector` and of the `modelhealth` marker, ini
+option ``modelhealth_<name>``, command line option ``--modelhealth-<name>``. Layers of values lie
+over each other, default < ini < option < marker < call, and each value keeps its origin, so that a
+failure can say which line set the limit. This package imports neither torch nor pytest.
+"""
+
+from pytest_modelhealth.settings.choices import (
+    SEVERITIES,
+    LayerLimit,
+    Severity,
+    SeverityRule,
+)
+from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
+from pytest_modelhealth.settings.settings import LAYERS, Settings
+from pytest_modelhealth.settings.waiver import Waiver, parse_waivers
+
+__all__ = [
+    "LAYERS",
+    "SEVERITIES",
+    "LayerLimit",
+    "Limit",
+    "Setting",
+    "SettingValue",
+    "Settings",
+    "Severity",
+    "SeverityRule",
+    "Waiver",
+    "parse_waivers",
+]

@@ -1,0 +1,217 @@
+"""Settings that choose by pattern: checks to run, their severity, limits by layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from pytest_modelhealth.errors import SettingsError, suggest
+from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
+
+Severity = Literal["warn", "fail"]
+SEVERITIES: tuple[Severity, ...] = ("warn", "fail")
+
+
+@dataclass(frozen=True)
+class SeverityRule:
+    """How grave the violations of the checks that `checks`, a shell wildcard, matches are."""
+
+    checks: str
+    severity: Severity
+    origin: str
+
+
+@dataclass(frozen=True)
+class LayerLimit:
+    """A limit for the layers that `layers`, a shell wildcard, matches.
+
+    Args:
+        layers: a layer name or a shell wildcard.
+        setting: name of the setting.
+        limit: its value there.
+        shared: whether it holds for every model of a test run, and so need not match in each.
+    """
+
+    layers: str
+    setting: str
+    limit: Limit
+    shared: bool = False
+
+
+def require_check(pattern: str, known: Iterable[str], origin: str) -> None:
+    """Do nothing if `pattern` matches a known check.
+
+    Raises:
+        SettingsError: it matches none; the message suggests the nearest.
+    """
+    known = tuple(known)
+    if not any(fnmatchcase(name, pattern) for name in known):
+        raise SettingsError(
+            f"{origin}: unknown check {pattern!r}{suggest(pattern, known)} "
+            f"Known checks: {', '.join(known)}."
+        )
+
+
+@dataclass(frozen=True)
+class CheckNames(Setting):
+    """Names of checks or shell wildcards: a list of strings, or one string with commas.
+
+    The value is a tuple of patterns, each of which matches a known check.
+    """
+
+    known: tuple[str, ...] = ()
+
+    def validate(self, value: object, origin: str) -> SettingValue:
+        """Return `value` as a tuple of patterns.
+
+        Raises:
+            SettingsError: it is no string and no list of them, or a pattern matches no check.
+        """
+        names: Any = _split(value) if isinstance(value, str) else value
+        is_list = isinstance(names, list | tuple | set | frozenset)
+        if not is_list or not all(isinstance(name, str) for name in names):
+            raise SettingsError(
+                f"{origin}: {self.name} must be names of checks, such as 'finite, dead_*' or "
+                f"['finite', 'dead_*'], not {value!r} ({type(value).__name__})"
+            )
+        patterns = tuple(names)
+        for pattern in patterns:
+            require_check(pattern, self.known, f"{origin}: {self.name}")
+        return patterns
+
+    def parse(self, text: str, origin: str) -> SettingValue:
+        """Return the patterns in `text`, between commas or white space; ``none`` is none."""
+        return self.validate([] if text.strip().lower() == "none" else text, origin)
+
+    def show(self, value: Any) -> str:
+        """Return the patterns between commas."""
+        return ", ".join(value) or "none"
+
+
+def _split(text: str) -> list[str]:
+    return re.split(r"[\s,]+", text.strip(" \t\n,")) if text.strip(" \t\n,") else []
+
+
+@dataclass(frozen=True)
+class Severities(Setting):
+    """``"warn"`` or ``"fail"`` for all checks, or a mapping from names or wildcards to them.
+
+    The value is a tuple of `SeverityRule`; what is laid over it is added, and the last one wins.
+    """
+
+    known: tuple[str, ...] = ()
+
+    def validate(self, value: object, origin: str) -> tuple[SeverityRule, ...]:
+        """Return `value` as a tuple of rules.
+
+        Raises:
+            SettingsError: an unknown check, or something other than ``warn`` and ``fail``.
+        """
+        by_check = value if isinstance(value, Mapping) else {"*": value}
+        rules = []
+        for checks, severity in by_check.items():
+            if not isinstance(checks, str) or severity not in SEVERITIES:
+                where = "" if checks == "*" else f" of {checks!r}"
+                raise SettingsError(
+                    f"{origin}: {self.name}{where} must be 'warn' or 'fail'"
+                    f"{'' if where else ' or a mapping from checks to them'}, not {severity!r}"
+                )
+            require_check(checks, self.known, f"{origin}: {self.name}")
+            rules.append(SeverityRule(checks, severity, origin))
+        return tuple(rules)
+
+    def parse(self, text: str, origin: str) -> SettingValue:
+        """Return the rules in `text`: ``warn``, or ``CHECK: warn`` between commas or lines."""
+        rules: list[SeverityRule] = []
+        for item in re.split(r"[,\n]", text):
+            checks, _, severity = item.rpartition(":")
+            if item.strip() and item.strip().lower() != "none":
+                rules += self.validate({checks.strip() or "*": severity.strip()}, origin)
+        return tuple(rules)
+
+    def over(self, below: Limit, value: Any, origin: str) -> Limit:
+        """Return the rules below and, after them, those of `value`."""
+        return Limit((*below.value, *value), origin)
+
+    def show(self, value: Any) -> str:
+        """Return the rules between commas."""
+        return ", ".join(f"{rule.checks}: {rule.severity}" for rule in value) or "none"
+
+
+@dataclass(frozen=True)
+class LayerLimits(Setting):
+    """Thresholds by layer pattern: ``{"head.*": {"max_grad_norm": 100}}``.
+
+    The value is a tuple of `LayerLimit`; what is laid over it is added, and the last one wins.
+    """
+
+    known: tuple[Setting, ...] = ()
+
+    def validate(self, value: object, origin: str) -> SettingValue:
+        """Return `value` as a tuple of limits.
+
+        Raises:
+            SettingsError: no mapping of mappings, an unknown setting, one that is no threshold of a
+                layer, or a wrong value.
+        """
+        limits = []
+        for layers, thresholds in self._mapping(value, value, origin).items():
+            for name, threshold in self._mapping(thresholds, value, origin).items():
+                where = f"{origin} for {layers!r}"
+                valid = self._declared(name, where).validate(threshold, where)
+                limits.append(LayerLimit(str(layers), name, Limit(valid, where)))
+        return tuple(limits)
+
+    def _mapping(self, part: object, whole: object, origin: str) -> Mapping[str, Any]:
+        if isinstance(part, Mapping) and all(isinstance(key, str) for key in part):
+            return part
+        raise SettingsError(
+            f"{origin}: {self.name} must be a mapping from layers to thresholds, such as "
+            f"{{'head.*': {{'max_grad_norm': 100}}}}, not {whole!r}"
+        )
+
+    def _declared(self, name: str, origin: str) -> Setting:
+        by_layer = {setting.name: setting for setting in self.known if setting.per_layer}
+        if name in by_layer:
+            return by_layer[name]
+        if any(setting.name == name for setting in self.known) or name == self.name:
+            raise SettingsError(
+                f"{origin}: {name} is one value for the whole model; set it outside of {self.name}"
+            )
+        raise SettingsError(
+            f"{origin}: unknown setting {name!r}{suggest(name, by_layer)} "
+            f"Thresholds by layer: {', '.join(sorted(by_layer))}."
+        )
+
+    def parse(self, text: str, origin: str) -> SettingValue:
+        """Return the limits in `text`, a line a pattern: ``head.*: max_grad_norm=100, ...``.
+
+        They hold for every model of a run.
+        """
+        lines = [line for line in text.splitlines() if line.strip() not in ("", "none")]
+        limits = [limit for line in lines for limit in self._line(line, origin)]
+        return tuple(replace(limit, shared=True) for limit in limits)
+
+    def _line(self, line: str, origin: str) -> Iterable[LayerLimit]:
+        layers, _, thresholds = (part.strip() for part in line.rpartition(":"))
+        pairs = [pair.partition("=") for pair in thresholds.split(",") if pair.strip()]
+        if not layers or not pairs or not all(equals for _, equals, _ in pairs):
+            raise SettingsError(
+                f"{origin}: thresholds of layers are 'PATTERN: NAME=VALUE, ...', such as "
+                f"'head.*: max_grad_norm=100', not {line.strip()!r}"
+            )
+        where = f"{origin} for {layers!r}"
+        for name, _, spelled in pairs:
+            setting = self._declared(name.strip(), where)
+            yield LayerLimit(layers, setting.name, Limit(setting.parse(spelled, where), where))
+
+    def over(self, below: Limit, value: Any, origin: str) -> Limit:
+        """Return the limits below and, after them, those of `value`."""
+        return Limit((*below.value, *value), origin)
+
+    def show(self, value: Any) -> str:
+        """Return a line a limit."""
+        return "\n".join(f"{v.layers}: {v.setting}={v.limit.value}" for v in value) or "none"

@@ -1,0 +1,218 @@
+"""`Settings`: all of them with the values in force; immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import ClassVar, Protocol
+
+from pytest_modelhealth.errors import SettingsError, suggest
+from pytest_modelhealth.settings.choices import (
+    CheckNames,
+    LayerLimit,
+    LayerLimits,
+    Severities,
+    Severity,
+    require_check,
+)
+from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
+from pytest_modelhealth.settings.waiver import Waiver
+
+LAYERS = Setting(
+    "layers",
+    str,
+    default="*",
+    help="shell wildcard on layer names: only these layers are judged; all are still observed, so "
+    "that a fault is traced to where it begins",
+    per_layer=False,
+)
+
+
+class Declarations(Protocol):
+    """What settings know of a check."""
+
+    name: ClassVar[str]
+    severity: ClassVar[Severity]
+    settings: ClassVar[tuple[Setting, ...]]
+
+
+def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
+    """Return the settings that belong to no check; those that choose know `checks`."""
+    checks = tuple(checks)
+    names = tuple(check.name for check in checks)
+    declared = tuple(setting for check in checks for setting in check.settings)
+    chosen = CheckNames(
+        "checks",
+        list,
+        default=("*",),
+        help="checks to run, by name or shell wildcard",
+        per_layer=False,
+        known=names,
+    )
+    skipped = CheckNames(
+        "skip_checks",
+        list,
+        default=(),
+        help="checks to leave out, by name or shell wildcard; wins over checks",
+        per_layer=False,
+        known=names,
+    )
+    severity = Severities(
+        "severity",
+        dict,
+        default=(),
+        help="warn or fail, for all checks or by name or shell wildcard: a violation of a check "
+        "that warns is shown and warned about, and fails nothing",
+        per_layer=False,
+        known=names,
+    )
+    thresholds = LayerLimits(
+        "thresholds",
+        dict,
+        default=(),
+        help="thresholds for the layers that a name or shell wildcard matches; they win over the "
+        "value for all layers, and of several that match the last one wins",
+        per_layer=False,
+        known=(LAYERS, chosen, skipped, severity, *declared),
+    )
+    return (LAYERS, chosen, skipped, severity, thresholds)
+
+
+class Settings(Mapping[str, Limit]):
+    """Every declared setting with its value in force; immutable.
+
+    ``settings["max_grad_norm"]`` is a `Limit`. `override` lays values over these and returns a new
+    object. Settings pickle, compare and print.
+
+    Args:
+        declared: the settings there are.
+        limits: values that are not the defaults.
+        waivers: violations that are accepted.
+        checks: the checks that judge under these settings, the gravest first.
+    """
+
+    def __init__(
+        self,
+        declared: Iterable[Setting],
+        limits: Mapping[str, Limit] | None = None,
+        waivers: tuple[Waiver, ...] = (),
+        checks: tuple[Declarations, ...] = (),
+    ) -> None:
+        self._declared = {setting.name: setting for setting in declared}
+        self._limits = {name: Limit(s.default, "default") for name, s in self._declared.items()}
+        self._limits.update(limits or {})
+        self.waivers = waivers
+        self.checks = checks
+
+    def __getitem__(self, name: str) -> Limit:
+        return self._limits[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._limits)
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Settings):
+            return NotImplemented
+        return self._state() == other._state()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        changed = {n: limit for n, limit in self._limits.items() if limit.origin != "default"}
+        return f"Settings({changed}, waivers={self.waivers})"
+
+    def _state(self) -> tuple[object, ...]:
+        kinds = tuple(type(check) for check in self.checks)
+        return (self._declared, self._limits, self.waivers, kinds)
+
+    @property
+    def declarations(self) -> tuple[Setting, ...]:
+        """Every setting there is: the general ones, then in the order of the checks."""
+        return tuple(self._declared.values())
+
+    @property
+    def layer_limits(self) -> tuple[LayerLimit, ...]:
+        """The thresholds by layer pattern; of those that match a layer, the last one wins."""
+        return self._limits["thresholds"].value if "thresholds" in self._limits else ()
+
+    def limit(self, name: str, layer: str) -> Limit:
+        """Return the value of setting `name` in force for `layer`."""
+        for special in reversed(self.layer_limits):
+            if special.setting == name and fnmatchcase(layer, special.layers):
+                return special.limit
+        return self[name]
+
+    def severity(self, check: str) -> Limit:
+        """Return ``"warn"`` or ``"fail"``, as is in force for the check of this name."""
+        for rule in reversed(self["severity"].value):
+            if fnmatchcase(check, rule.checks):
+                return Limit(rule.severity, rule.origin)
+        own = (known.severity for known in self.checks if known.name == check)
+        return Limit(next(own, "fail"), "default")
+
+    def chooses(self, check: str) -> bool:
+        """Whether the check of this name is to run."""
+
+        def named(setting: str) -> bool:
+            return any(fnmatchcase(check, pattern) for pattern in self[setting].value)
+
+        return named("checks") and not named("skip_checks")
+
+    def declared(self, name: str, origin: str) -> Setting:
+        """Return the declaration of `name`.
+
+        Raises:
+            SettingsError: no such setting; the message suggests the nearest and lists all.
+        """
+        if name not in self._declared:
+            raise SettingsError(
+                f"{origin}: unknown setting {name!r}{suggest(name, self._declared)} "
+                f"Known settings: {', '.join(sorted(self._declared))}."
+            )
+        return self._declared[name]
+
+    def override(self, values: Mapping[str, object], origin: str) -> Settings:
+        """Return these settings with `values` laid over them, each marked as coming from `origin`.
+
+        Raises:
+            SettingsError: a name is unknown, or a value has the wrong type or range.
+        """
+        settings = self
+        for name, value in values.items():
+            setting = self.declared(name, origin)
+            settings = settings._with(setting, setting.validate(value, origin), origin)
+        return settings
+
+    def read(self, name: str, text: str, origin: str) -> Settings:
+        """Return these settings with what `text` spells laid over them.
+
+        Raises:
+            SettingsError: the name is unknown, or `text` spells no value of it.
+        """
+        setting = self.declared(name, origin)
+        return self._with(setting, setting.parse(text, origin), origin)
+
+    def _with(self, setting: Setting, value: SettingValue, origin: str) -> Settings:
+        limit = setting.over(self[setting.name], value, origin)
+        limits = {**self._limits, setting.name: limit}
+        return Settings(self._declared.values(), limits, self.waivers, self.checks)
+
+    def waive(self, *waivers: Waiver) -> Settings:
+        """Return these settings with `waivers` added.
+
+        Raises:
+            SettingsError: a waiver names a check that does not exist.
+        """
+        for waiver in waivers if self.checks else ():
+            if waiver.check is not None:
+                require_check(waiver.check, [c.name for c in self.checks], waiver.origin)
+        waivers = (*self.waivers, *waivers)
+        return Settings(self._declared.values(), self._limits, waivers, self.checks)
+
+    def with_checks(self, checks: tuple[Declarations, ...]) -> Settings:
+        """Return these settings for other `checks`, whose declarations are sound."""
+        declared = (*general_settings(checks), *(s for check in checks for s in check.settings))
+        return Settings(declared, self._limits, self.waivers, checks)
