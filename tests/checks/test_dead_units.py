@@ -100,7 +100,7 @@ def test_dead_in_one_batch_but_not_in_another_is_alive(inspect, batch):
 
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
     with torch.no_grad():
-        model[0].weight.fill_(1.0)
+        model[0].weight.uniform_(0.5, 1.5)
         model[0].bias.fill_(0.0)
     inspector = Inspector(model)
     negative, positive = -batch.abs(), batch.abs()

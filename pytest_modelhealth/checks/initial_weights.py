@@ -1,0 +1,219 @@
+"""Weights that no initialiser should leave: all zero, all equal, or of a scale far off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.evidence import called, trainable
+from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
+from pytest_modelhealth.checks.weights import LinearMap, linear_maps, looks_trained
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Setting, Settings
+
+_FEWEST_VALUES = 8
+_TRAINED_FACTOR = 5.0
+_HEAD_FACTOR = 2.5
+_SHARED_BY = 0.1
+_ALWAYS = Limit(0.0, "always")
+
+
+class InitialWeights(Check):
+    """Weights start at a scale that passes a signal on.
+
+    Only linear maps are judged, by their shape: matrices, convolution kernels and the weights of
+    recurrent layers. What training made of weights is no matter of this check, as long as it is not
+    zero or constant; the scale of weights that look trained has five times the room.
+    """
+
+    name = "initial_weights"
+    summary = "No weights are all zero, all equal or of a scale far off where a signal must pass."
+    gravity = 14
+    definition = (
+        "The scale of a weight is its standard deviation times the root of its fan-in, the gain it "
+        "gives to independent inputs. It lies between min_weight_scale and max_weight_scale; it is "
+        "not zero where the output goes on, as it is, to the next weights."
+    )
+    source = (
+        "Glorot and Bengio (2010): a scale of 1; He et al. (2015): 1.41; torch's default 0.58. The "
+        "limits are measured on 51 transformer architectures, 0.033 to 4.4 when initialised"
+    )
+    minimum_evidence = "one batch, and eight values in a weight"
+    settings = (
+        Setting(
+            "max_weight_scale",
+            float,
+            default=4.5,
+            minimum=0.0,
+            help="largest standard deviation of initial weights times the root of their fan-in (He "
+            "et al. start at 1.41; healthy routers of mixtures of experts reach 4.4)",
+        ),
+        Setting(
+            "min_weight_scale",
+            float,
+            default=0.01,
+            minimum=0.0,
+            help="smallest standard deviation of initial weights times the root of their fan-in, "
+            "where the output goes on to other weights and most layers have more (0.033 is the "
+            "least of 51 transformer architectures)",
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield weights that are zero, constant, too large or too small."""
+        maps = [(r, m) for r in called(observation) for m in linear_maps(r) if _is_judged(r, m)]
+        trained = looks_trained(observation)
+        usual = median([m.scale for _, m in maps]) if maps else 0.0
+        small = {
+            m.scale for r, m in maps if m.scale < settings.limit("min_weight_scale", r.name).value
+        }
+        is_shared = len(small) > max(1.0, _SHARED_BY * len(maps))
+        for record, found in maps:
+            if found.weights.abs_max == 0.0:
+                yield from _zero(observation, record, found, settings)
+            elif found.weights.std == 0.0:
+                yield _constant(record, found)
+            elif (large := _large(observation, record, found, settings, trained)) is not None:
+                yield large
+            elif not is_shared:
+                yield from _small(observation, record, found, settings, usual)
+        yield from _constant_embeddings(observation)
+
+
+def _is_judged(record: LayerRecord, found: LinearMap) -> bool:
+    return found.tensor in trainable(record) and found.weights.count >= _FEWEST_VALUES
+
+
+def _zero(
+    observation: Observation, record: LayerRecord, found: LinearMap, settings: Settings
+) -> Iterator[Violation]:
+    path = plain_path(observation, record)
+    if not path:
+        return
+    limit = settings.limit("min_weight_scale", record.name)
+    cause = (
+        f"it is initialised to zero, yet {path[-1].label!r} takes its output: that is the same for "
+        "every sample, and no gradient passes back; zero suits the last layer of a residual "
+        "branch, gates and heads only"
+    )
+    message = f"all {found.weights.count} values of its {found.tensor} are zero"
+    yield _violation(record, found, 0.0, limit, message, cause)
+
+
+def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
+    """Yield tables that tell no tokens apart; those that are added to others are biases."""
+    for record in called(observation):
+        table = record.parameters.get("weight")
+        if table is None or "num_embeddings" not in record.options or table.std != 0.0:
+            continue
+        path = plain_path(observation, record)
+        if path and table.count >= _FEWEST_VALUES:
+            found = LinearMap("weight", table, table.shape[0], table.shape[-1])
+            message = f"all {table.count} values of its embedding table are {table.mean:.3g}"
+            cause = f"every token looks alike to {path[-1].label!r}: initialise the table at random"
+            yield _violation(record, found, 0.0, _ALWAYS, message, cause)
+
+
+def _constant(record: LayerRecord, found: LinearMap) -> Violation:
+    value = found.weights.mean
+    cause = (
+        f"a constant initialiser ({value:.3g}): all its units compute the same and get the same "
+        "gradient, so they stay one unit; initialise at random"
+    )
+    message = f"all {found.weights.count} values of its {found.tensor} are equal, {value:.3g}"
+    return _violation(record, found, 0.0, _ALWAYS, message, cause)
+
+
+def _large(
+    observation: Observation,
+    record: LayerRecord,
+    found: LinearMap,
+    settings: Settings,
+    trained: bool,
+) -> Violation | None:
+    """Judge by the fan-out too, which some go by, and by what the weights do to the signal.
+
+    Weights that are scaled down when they are used (equalised learning rates) magnify nothing.
+    """
+    limit = settings.limit("max_weight_scale", record.name)
+    bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
+    if found.scale <= bound or found.scale_by_fan_out <= bound / 2.0:
+        return None
+    if not _magnifies(record, found):
+        return None
+    is_end = not _is_recurrent(found) and not plain_path(observation, record)  # a head, a router
+    if not trained and is_end and found.scale <= _HEAD_FACTOR * bound:
+        return None
+    message = (
+        f"its {found.tensor} has a scale of {found.scale:.3g}: standard deviation "
+        f"{found.weights.std:.3g} at a fan-in of {found.fan_in}"
+    )
+    if trained:
+        cause = "weights grew or were rescaled: a learning rate too high, or a wrong checkpoint"
+    else:
+        cause = (
+            "initial weights too large, so that activations grow here and what follows saturates: "
+            f"divide by the root of the fan-in (a standard deviation near {_advised(found):.2g})"
+        )
+    return _violation(record, found, found.scale, limit, message, cause)
+
+
+def _advised(found: LinearMap) -> float:
+    return 1.0 / math.sqrt(found.fan_in)
+
+
+def _is_recurrent(found: LinearMap) -> bool:
+    return found.tensor.startswith(("weight_ih", "weight_hh"))
+
+
+def _magnifies(record: LayerRecord, found: LinearMap) -> bool:
+    if _is_recurrent(found):
+        return True  # behind gates, which saturate
+    given, returned = record.inputs, record.activations
+    if given is None or returned is None or not given.finite_count:
+        return False
+    return returned.rms > 0.4 * found.scale * given.rms
+
+
+def _small(
+    observation: Observation,
+    record: LayerRecord,
+    found: LinearMap,
+    settings: Settings,
+    usual: float,
+) -> Iterator[Violation]:
+    """Judge against the other layers: small weights that many layers share are a choice."""
+    limit = settings.limit("min_weight_scale", record.name)
+    if found.scale >= limit.value or usual < 2.0 * limit.value:
+        return
+    path = plain_path(observation, record)
+    if not path or any(layer.type_name in NORMALIZATIONS for layer in path):
+        return
+    message = (
+        f"its {found.tensor} has a scale of {found.scale:.2g}: standard deviation "
+        f"{found.weights.std:.2g} at a fan-in of {found.fan_in} (the median of the model's layers "
+        f"is {usual:.2g})"
+    )
+    cause = (
+        "initial weights too small: signal and gradient shrink here by that factor; use a standard "
+        f"deviation near {_advised(found):.2g}"
+    )
+    yield _violation(record, found, found.scale, limit, message, cause)
+
+
+def _violation(
+    record: LayerRecord, found: LinearMap, value: float, limit: Limit, message: str, cause: str
+) -> Violation:
+    return Violation(
+        check=InitialWeights.name,
+        layer=record.name,
+        role="parameters",
+        value=value,
+        limit=limit.value,
+        origin=limit.origin,
+        message=message,
+        cause=cause,
+        tensor=found.tensor,
+    )

@@ -1,0 +1,98 @@
+"""What checks ask of a layer's weights: which are linear maps, how wide, and whether trained."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.report import LayerRecord, Observation
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
+
+class LinearMap(NamedTuple):
+    """A parameter that multiplies a layer's inputs: of a linear, convolution or recurrent layer.
+
+    Args:
+        tensor: the parameter's own name.
+        weights: its statistics.
+        fan_in: how many inputs each output sums over.
+        fan_out: how many outputs each input reaches.
+    """
+
+    tensor: str
+    weights: TensorStatistics
+    fan_in: int
+    fan_out: int
+
+    @property
+    def scale(self) -> float:
+        """Standard deviation times the root of the fan-in: the gain of independent weights.
+
+        1.41 as He et al. (2015) initialise, 1 as Glorot and Bengio (2010) do, 0.58 by torch's
+        default.
+        """
+        return self.weights.std * math.sqrt(self.fan_in)
+
+    @property
+    def scale_by_fan_out(self) -> float:
+        """The same by the fan-out, which initialisers for the backward pass go by."""
+        return self.weights.std * math.sqrt(self.fan_out)
+
+
+def linear_maps(record: LayerRecord) -> list[LinearMap]:
+    """Return the parameters of a layer that are linear maps.
+
+    They are told by their shape: ``(outputs, inputs)`` or its transpose for a matrix, channels and
+    kernel for a convolution, and by their name (``weight_ih_l0``) in recurrent layers.
+    """
+    maps = []
+    for name, statistics in record.parameters.items():
+        fans = _fans(record, name, statistics.shape)
+        if fans is not None and statistics.count and not statistics.nonfinite_count:
+            maps.append(LinearMap(name, statistics, *fans))
+    return maps
+
+
+def _fans(record: LayerRecord, name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    if len(shape) == 2 and name.startswith(("weight_ih", "weight_hh")):
+        return shape[1], shape[0]
+    given, returned = record.inputs, record.activations
+    if given is None or returned is None or not given.shape or not returned.shape:
+        return None
+    if len(shape) == 2 and shape == (returned.shape[-1], given.shape[-1]):
+        return shape[1], shape[0]
+    if len(shape) == 2 and shape == (given.shape[-1], returned.shape[-1]):
+        return shape[0], shape[1]
+    if len(shape) > 2 and "Conv" in record.type_name:
+        kernel = math.prod(shape[2:])
+        transposed = "Transpose" in record.type_name
+        inputs, outputs = (shape[0], shape[1]) if transposed else (shape[1], shape[0])
+        return inputs * kernel, outputs * kernel
+    return None
+
+
+def looks_trained(observation: Observation) -> bool:
+    """Whether parameters are as no initialiser leaves them.
+
+    Initialisers set scales of normalisations to a constant and biases to one or to a uniform
+    distribution that ends at ``1 / sqrt(fan_in)`` (the fan-out in transposed convolutions); the
+    first training steps leave neither.
+    """
+    return any(_is_moved(record) for record in called(observation))
+
+
+def _is_moved(record: LayerRecord) -> bool:
+    bias, scale = record.parameters.get("bias"), record.parameters.get("weight")
+    if scale is not None and len(scale.shape) == 1:
+        return bool(scale.std > 0.0 or (bias is not None and bias.std > 0.0))
+    maps = linear_maps(record)
+    if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
+        return False
+    return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
+
+
+_BIAS_MARGIN = 1.01
+"""bfloat16 rounds the bound by up to 0.4 %."""

@@ -1,0 +1,177 @@
+"""The `initial_weights` check: weights that no initialiser should leave."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth.checks.weights import linear_maps, looks_trained
+from tests.capture.architectures import ARCHITECTURES
+from tests.capture.models import make
+
+
+def found(report):
+    """The layers that the check names."""
+    return [v.layer for v in report.violations if v.check == "initial_weights"]
+
+
+@pytest.fixture
+def plain():
+    """A plain network whose gradients survive whatever is done to one layer."""
+    return nn.Sequential(
+        nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10)
+    )
+
+
+def test_scale_is_standard_deviation_times_root_of_the_fan_in(batch, inspect):
+    """For linear and convolution layers, plain and transposed, the fan-in is counted by hand."""
+    model = nn.Sequential(
+        nn.Linear(16, 48), nn.Unflatten(1, (3, 4, 4)), nn.Conv2d(3, 5, (2, 3)),
+        nn.ConvTranspose2d(5, 7, 3),
+    )  # fmt: skip
+    report = inspect(model, batch)
+    fans = {"0": 16, "2": 3 * 2 * 3, "3": 5 * 3 * 3}
+    for name, fan_in in fans.items():
+        (linear,) = linear_maps(report[name])
+        weight = model.get_submodule(name).weight.double()
+        assert linear.fan_in == fan_in
+        assert linear.scale == pytest.approx(
+            weight.std(unbiased=False).item() * math.sqrt(fan_in), rel=1e-6
+        )
+
+
+def test_zero_weights_in_a_plain_path_are_named(plain, batch, inspect):
+    """The layer after it takes a constant; the cause says which one."""
+    nn.init.zeros_(plain[2].weight)
+    report = inspect(plain, batch)
+    violation = next(v for v in report.violations if v.check == "initial_weights")
+    assert (violation.layer, violation.tensor, violation.value) == ("2", "weight", 0.0)
+    assert "'4'" in violation.cause
+
+
+class Gated(nn.Module):
+    """A residual branch, an adapter, a gate and a head that all start at zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.inner, self.outer = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.down, self.up = nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False)
+        self.gate = nn.Linear(16, 16)
+        for layer in (self.outer, self.up, self.gate, self.head):
+            nn.init.zeros_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.outer(torch.relu(self.inner(x)))
+        x = x + self.up(self.down(x))
+        return self.head(x * (1 + self.gate(x)))
+
+
+def test_zero_is_no_fault_in_gates_heads_adapters_and_residual_branches(batch, inspect):
+    """Their output is added, multiplied, or the model's own."""
+    assert found(inspect(Gated(), batch)) == []
+
+
+def test_zero_first_layer_of_a_residual_branch_is_a_fault(batch, inspect):
+    """Only the last layer of a branch may start at zero."""
+    model = Gated()
+    nn.init.zeros_(model.inner.weight)
+    assert found(inspect(model, batch)) == ["inner"]
+
+
+def test_constant_weights_are_named(plain, batch, inspect):
+    """They make all units of the layer one."""
+    nn.init.constant_(plain[0].weight, 0.1)
+    violation = next(v for v in inspect(plain, batch).violations if v.check == "initial_weights")
+    assert violation.layer == "0"
+    assert "constant" in violation.cause
+
+
+def test_constant_weights_that_are_frozen_are_a_filter(batch, inspect):
+    """A mean over neighbours is written as a frozen convolution."""
+    blur = nn.Linear(16, 16, bias=False).requires_grad_(False)
+    nn.init.constant_(blur.weight, 1 / 16)
+    assert found(inspect(nn.Sequential(blur, nn.Linear(16, 4)), batch)) == []
+
+
+@pytest.mark.parametrize(("factor", "names"), [(1.0, []), (5.0, []), (12.0, ["2"]), (300.0, ["2"])])
+def test_large_weights_are_named(factor, names, plain, batch, inspect):
+    """Torch's default has a scale of 0.58: five times that is 2.9, twelve times 6.9."""
+    with torch.no_grad():
+        plain[2].weight.mul_(factor)
+    assert found(inspect(plain, batch)) == names
+
+
+@pytest.mark.parametrize(("factor", "names"), [(0.1, []), (0.01, ["2"]), (1e-4, ["2"])])
+def test_small_weights_are_named(factor, names, plain, batch, inspect):
+    """One layer a hundred times smaller than the others cuts signal and gradient."""
+    with torch.no_grad():
+        plain[2].weight.mul_(factor)
+    assert found(inspect(plain, batch)) == names
+
+
+def test_small_weights_before_a_normalisation_are_no_fault(batch, inspect):
+    """What follows does not depend on their scale."""
+    layers = nn.Linear(16, 64), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 4)
+    nn.init.normal_(layers[1].weight, std=1e-4)
+    assert found(inspect(nn.Sequential(*layers), batch)) == []
+
+
+def test_small_weights_that_many_layers_share_are_a_choice(plain, batch, inspect):
+    """No single layer is to blame."""
+    for layer in plain[::2]:
+        nn.init.normal_(layer.weight, std=1e-4)
+    assert found(inspect(plain, batch)) == []
+
+
+class Equalised(nn.Linear):
+    """StyleGAN's layer: weights of N(0, 1), scaled when they are used."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        nn.init.normal_(self.weight)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight / math.sqrt(self.in_features), self.bias)
+
+
+def test_large_weights_that_are_scaled_down_in_use_are_no_fault(batch, inspect):
+    """What counts is what the weights do to the signal."""
+    model = nn.Sequential(Equalised(16, 64), nn.ReLU(), Equalised(64, 64), nn.Linear(64, 4))
+    report = inspect(model, batch)
+    assert linear_maps(report["2"])[0].scale > 4.5
+    assert found(report) == []
+
+
+def test_initialised_and_trained_are_told_apart(plain, batch, inspect):
+    """A few steps of an optimizer move the biases beyond the bound of their initialiser."""
+    assert not looks_trained(inspect(plain, batch).observation)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.01)
+    for _ in range(20):
+        optimizer.zero_grad()
+        plain(batch).square().mean().backward()
+        optimizer.step()
+    assert looks_trained(inspect(plain, batch).observation)
+
+
+@pytest.mark.parametrize("name", ["switch", "sam", "mobilenet", "gpt2", "mamba"])
+def test_transformers_at_the_edge_of_the_limits_are_healthy(name, inspect):
+    """Routers of N(0, 1), a vision encoder at 1e-10, kernels initialised by their fan-out."""
+    model, inputs = make(ARCHITECTURES[name])
+    assert found(inspect(model, inputs)) == []
+
+
+def test_a_limit_by_the_user_counts(plain, batch, inspect):
+    """The default of torch is 0.58, over a limit of 0.5."""
+    assert found(inspect(plain, batch, settings={"max_weight_scale": 0.5})) == ["0", "2"]
+
+
+@pytest.mark.parametrize(("std", "names"), [(1.0, []), (3.0, ["4"])])
+def test_heads_have_more_room(std, names, plain, batch, inspect):
+    """N(0, 1) at a fan-in of 64 is a scale of 8: over the limit, within that of a head."""
+    nn.init.normal_(plain[4].weight, std=std)
+    assert found(inspect(plain, batch)) == names
