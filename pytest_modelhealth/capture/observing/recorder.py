@@ -297,10 +297,28 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         frozen=_frozen(layer.module),
         watched=layer.roles,
         source=layer.source,
-        options=layer.options,
+        options={**layer.options, **_scores(layer)},
         equal_samples=layer.equal_samples,
         equal_input_samples=layer.equal_input_samples,
     )
+
+
+def _scores(layer: Layer) -> dict[str, Option]:
+    """Return what the operands of fused attention say of the scores, which are never in memory.
+
+    ``typical_score`` is the root mean square of the products of independent queries and keys.
+    """
+    if layer.module is not None or layer.type_name != _ATTENTION or len(layer.inputs) < 3:
+        return {}
+    query, key, value = (entry.statistics for entry in layer.inputs[:3])
+    width = query.shape[-1] if query.shape else 1
+    scale = layer.options.get("scale", width**-0.5)
+    factor = scale if isinstance(scale, float) else width**-0.5
+    return {
+        "typical_score": query.rms * key.rms * width**0.5 * abs(factor),
+        "value_std": value.std,
+        "keys": key.shape[-2] if len(key.shape) > 1 else 1,
+    }
 
 
 def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:

@@ -1,0 +1,282 @@
+"""Activation functions held where they are flat: sigmoids at their ends, softmax at one-hot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.data_flow import DataFlow, Port
+from pytest_modelhealth.checks.evidence import called, producer, trainable
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
+_FLAT_FROM = {
+    "hardsigmoid": (4.0, 4.0),
+    "hardtanh": (1.0, 1.0),
+    "logsigmoid": (math.inf, 16.0),
+    "relu6": (math.inf, 8.0),
+    "sigmoid": (8.0, 8.0),
+    "softsign": (64.0, 64.0),
+    "tanh": (4.0, 4.0),
+}
+"""How far below and above zero the derivative of each is under 0.002, as powers of two.
+
+Inputs are counted by sign and power of two, so that these bounds cost nothing; where the true bound
+lies between two powers (3 for Hardsigmoid, 6 for ReLU6), the outer one counts a little less. What
+ReLU6 and LogSigmoid do on their other side is no saturation.
+"""
+
+_ATTENTION = "scaled_dot_product_attention"
+_FEWEST_CHOICES = 4.0
+_FINAL_SCORE = 16.0
+"""Scores this far apart leave the lesser ones no gradient that float32 resolves: exp(-16) is 1e-7.
+
+A trained router is one-hot for scores of 4, and can still change its mind.
+"""
+
+
+class Saturation(Check):
+    """Bounded activation functions work where they have a slope.
+
+    The last activation of a model is left out: a classifier that is sure of itself saturates its
+    softmax, an autoencoder its sigmoid, and both are right.
+    """
+
+    name = "saturation"
+    summary = "No bounded activation or attention sits where it is flat for most inputs."
+    gravity = 25
+    definition = (
+        "The part of the inputs of a sigmoid, tanh or hard variant that lies where its slope is "
+        "under 0.002 is at most max_saturated_fraction. A softmax is saturated as far as its rows "
+        "are one-hot by scores of 16 and more: the mean sum of squares of its rows, 1 where all "
+        "are, is at most max_one_hot. Fused attention is saturated where typical scores reach 32 "
+        "and outputs are as large as single values. Only activations with a trainable layer "
+        "behind them are judged."
+    )
+    source = (
+        "Rakitianskaia and Engelbrecht 2015 (saturated from 0.85 of the range on) and SageMaker "
+        "Debugger (50 % of a layer); one-hotness is measured on trained attention"
+    )
+    minimum_evidence = "min_samples samples or rows; four choices a row on average for a softmax"
+    settings = (
+        Setting(
+            "max_saturated_fraction",
+            float,
+            default=0.5,
+            minimum=0.0,
+            maximum=1.0,
+            help="largest part of the inputs of a bounded activation that may lie where it is flat "
+            "(SageMaker Debugger: half)",
+        ),
+        Setting(
+            "max_one_hot",
+            float,
+            default=0.9,
+            minimum=0.0,
+            maximum=1.0,
+            help="largest mean sum of squares of the rows of a softmax with large scores, 1 where "
+            "each is one-hot (healthy attention, trained or not, stays under 0.6)",
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield the activations that are saturated, in execution order."""
+        found = [self._judge(record, observation, settings) for record in called(observation)]
+        findings = [finding for finding in found if finding is not None]
+        flow = DataFlow(observation) if findings else None
+        for finding in findings:
+            if flow is not None and _feeds_a_trainable_layer(finding.layer, observation, flow):
+                yield finding
+
+    def _judge(
+        self, record: LayerRecord, observation: Observation, settings: Settings
+    ) -> Finding | None:
+        if record.activation in _FLAT_FROM:
+            return self._bounded(record, observation, settings)
+        if record.activation in ("softmax", "softmin"):
+            return self._softmax(record, observation, settings)
+        if record.type_name == _ATTENTION:
+            return self._fused_attention(record, settings)
+        return None
+
+    def _bounded(
+        self, record: LayerRecord, observation: Observation, settings: Settings
+    ) -> Finding | None:
+        limit = settings.limit("max_saturated_fraction", record.name)
+        given = record.inputs
+        if given is None or not given.finite_count:
+            return None
+        fraction = _flat_fraction(given, *_bounds(record))
+        if fraction <= limit.value:
+            return None
+        needed, samples = settings.limit("min_samples", record.name), _samples(record)
+        part = f"{fraction:.0%} of its inputs lie where {record.activation} is flat"
+        if samples < needed.value:
+            return self._too_few(record, f"{part}, but {samples} samples say little", needed)
+        cause = _bounded_cause(record, producer(observation, record))
+        return self._violation(record, fraction, limit, part, cause)
+
+    def _softmax(
+        self, record: LayerRecord, observation: Observation, settings: Settings
+    ) -> Finding | None:
+        limit = settings.limit("max_one_hot", record.name)
+        given, out = record.inputs, record.activations
+        rows = _rows(record)
+        if given is None or out is None or rows is None or out.nonfinite_count:
+            return None
+        choices = (given.count - _masked(given)) / rows
+        one_hot = out.norm**2 / rows
+        if choices < _FEWEST_CHOICES or one_hot <= limit.value or _spread(given) < _FINAL_SCORE:
+            return None
+        needed = settings.limit("min_samples", record.name)
+        message = f"its rows are one-hot: their mean sum of squares is {one_hot:.3g}"
+        if rows < needed.value:
+            return self._too_few(record, f"{message}, but {rows} rows say little", needed)
+        cause = _softmax_cause(record, producer(observation, record))
+        return self._violation(record, one_hot, limit, message, cause)
+
+    def _fused_attention(self, record: LayerRecord, settings: Settings) -> Finding | None:
+        """Judge by queries and keys: the weights themselves never leave the fused kernel.
+
+        Large scores alone prove nothing, since what all keys share drops out of a softmax. Where
+        each output is one of the values, it is also as large as they are.
+        """
+        limit = settings.limit("max_one_hot", record.name)
+        score, out = record.options.get("typical_score"), record.activations
+        values, keys = record.options.get("value_std"), record.options.get("keys")
+        if not (isinstance(score, float) and isinstance(values, float) and isinstance(keys, int)):
+            return None
+        if out is None or keys < _FEWEST_CHOICES:
+            return None
+        kept = out.std / values if values else 0.0
+        if score < 2.0 * _FINAL_SCORE or kept <= limit.value:
+            return None
+        message = f"its scores are about {score:.3g}, so that each output is a single value"
+        cause = "queries and keys are too large, or the scale 1/sqrt(d) is missing"
+        return self._violation(record, min(kept, 1.0), limit, message, cause)
+
+    def _too_few(self, record: LayerRecord, what: str, needed: Limit) -> Inconclusive:
+        reason = f"{what}; give at least {needed.value} (min_samples, {needed.origin})"
+        return Inconclusive(self.name, record.name, reason)
+
+    def _violation(
+        self, record: LayerRecord, value: float, limit: Limit, message: str, cause: str
+    ) -> Violation:
+        return Violation(
+            check=self.name,
+            layer=record.name,
+            role="activations",
+            value=value,
+            limit=limit.value,
+            origin=limit.origin,
+            message=f"saturated: {message}",
+            cause=cause,
+        )
+
+
+def _feeds_a_trainable_layer(layer: str, observation: Observation, flow: DataFlow) -> bool:
+    reached = flow.reached(Port(layer, output=True))
+    names = {port.layer for port in reached if not port.output}
+    return any(trainable(observation.layers[name]) for name in names)
+
+
+def _samples(record: LayerRecord) -> int:
+    units = record.activations.units if record.activations is not None else None
+    return 0 if units is None else units.observations
+
+
+def _bounds(record: LayerRecord) -> tuple[float, float]:
+    assert record.activation is not None
+    below, above = _FLAT_FROM[record.activation]
+    if record.activation == "hardtanh":
+        low = float(record.options.get("min_val") or -1.0)
+        high = float(record.options.get("max_val") or 1.0)
+        return (-low if low < 0 else math.inf, high if high > 0 else math.inf)
+    return below, above
+
+
+def _flat_fraction(given: TensorStatistics, below: float, above: float) -> float:
+    """Return the part of the finite values at most ``-below`` or at least `above`.
+
+    Bounds count from the next power of two on.
+    """
+    flat = 0
+    for exponent, (negative, positive) in enumerate(given.exponents.counts, given.exponents.lowest):
+        magnitude = math.ldexp(1.0, exponent)
+        flat += int(negative) * (magnitude >= below) + int(positive) * (magnitude >= above)
+    return flat / given.finite_count
+
+
+def _rows(record: LayerRecord) -> int | None:
+    """Return how many rows a softmax normalised, if its dimension is known."""
+    dim, out = record.options.get("dim"), record.activations
+    if out is None or not isinstance(dim, int) or not -len(out.shape) <= dim < len(out.shape):
+        return None
+    size = out.shape[dim]
+    return out.count // size if size else None
+
+
+def _masked(given: TensorStatistics) -> int:
+    """Return how many scores a mask put out of the way: -inf, or -1e4 and less."""
+    return given.count - sum(count for _, count in _scores(given)) - given.zero_count
+
+
+def _scores(given: TensorStatistics) -> Iterator[tuple[int, int]]:
+    """Yield binary exponents and counts of the scores that no mask put out of the way."""
+    for exponent, (negative, positive) in enumerate(given.exponents.counts, given.exponents.lowest):
+        yield exponent, int(positive) + int(negative) * (exponent < _MASK_EXPONENT)
+
+
+def _spread(given: TensorStatistics) -> float:
+    """Return the root mean square of the scores, as far as powers of two tell."""
+    counted = list(_scores(given))
+    total = sum(count for _, count in counted) + given.zero_count
+    # the mean square of numbers spread evenly over [1, 2) is 7/3
+    squares = math.fsum(count * math.ldexp(7 / 3, 2 * exponent) for exponent, count in counted)
+    return math.sqrt(squares / total) if total else 0.0
+
+
+_MASK_EXPONENT = 13  # masks add -1e4 or less
+
+
+def _bounded_cause(record: LayerRecord, before: LayerRecord | None) -> str:
+    given = record.inputs
+    assert given is not None
+    where = f"its inputs lie in [{given.min:.3g}, {given.max:.3g}], rms {given.rms:.3g}"
+    return f"{where}: {_why_large(given, before)}"
+
+
+def _softmax_cause(record: LayerRecord, before: LayerRecord | None) -> str:
+    given = record.inputs
+    assert given is not None
+    where = f"its scores are about {_spread(given):.3g}"
+    if before is None:
+        return (
+            f"{where}: queries and keys too large, or the scale 1/sqrt(d) missing or turned round"
+        )
+    return f"{where}: {_why_large(given, before)}"
+
+
+def _why_large(given: TensorStatistics, before: LayerRecord | None) -> str:
+    """Say which part of the layer before makes its outputs so large."""
+    if before is None or before.inputs is None or before.activations is None:
+        return "what is computed before it is too large: weights, inputs or a missing scale"
+    name = before.label
+    bias = before.parameters.get("bias")
+    if bias is not None and bias.abs_max >= 0.5 * given.abs_max:
+        return f"the bias of {name!r} (up to {bias.abs_max:.3g}) holds it there"
+    if before.inputs.rms > _LARGE_INPUTS:
+        return f"the inputs of {name!r} are large (rms {before.inputs.rms:.3g}): normalise them"
+    gain = before.activations.rms / before.inputs.rms if before.inputs.rms else math.inf
+    return (
+        f"the weights of {name!r} magnify its inputs {gain:.3g} times: initialised on too large a "
+        "scale, or grown in training"
+    )
+
+
+_LARGE_INPUTS = 10.0
