@@ -4,8 +4,8 @@ Usage: ``python -m benchmarks.detection [--peers] [--list] [--seeds 5] [--only P
 
 A fault is caught if the verdict is unhealthy, located if a violation names the layer at fault, and
 its cause is right if that violation comes from a fitting check and says why. A control on which any
-seed is unhealthy is a false alarm. Cases of `benchmarks.cases.held_out`, on which nothing is tuned,
-are counted apart.
+seed is unhealthy is a false alarm; what a detector raised is counted apart. Cases of
+`benchmarks.cases.held_out`, on which nothing is tuned, have a row of their own.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Graded:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A healthy control that was objected to."""
+    """A healthy control that was objected to, or that the detector could not run."""
 
     control: Control
     seed: int
@@ -88,6 +88,7 @@ class Score:
     controls: int = 0
     runs: int = 0
     alarms: list[Alarm] = field(default_factory=list)
+    not_run: list[Alarm] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -103,11 +104,13 @@ class Score:
             for name in ("is_caught", "is_located", "has_right_cause", "leads")
         ]
         alarms = f"{self.false_alarms} of {self.controls}"
-        return [*shares, alarms, f"{len(self.alarms)} of {self.runs}", f"{self.seconds:.0f}"]
+        raised = len(self.not_run) + sum(bool(graded.error) for graded in self.graded)
+        over_all = f"{len(self.alarms)} of {self.runs}"
+        return [*shares, alarms, over_all, str(raised), f"{self.seconds:.0f}"]
 
 
 COLUMNS = ["caught", "located", "right cause", "in the first line", "false alarms"]
-COLUMNS += ["over all seeds", "seconds"]
+COLUMNS += ["over all seeds", "raised", "seconds"]
 
 
 def _share(part: int, whole: int) -> str:
@@ -144,7 +147,8 @@ def alarm(detector: Detector, cases: Sequence[Control], seeds: int, score: Score
             score.runs += 1
             score.seconds += seconds
             if findings or error:
-                score.alarms.append(Alarm(control, seed, findings, error))
+                seen = score.alarms if findings else score.not_run
+                seen.append(Alarm(control, seed, findings, error))
 
 
 def measure(
@@ -166,7 +170,7 @@ def rows(score: Score) -> Iterator[str]:
         said = ["yes" if mark else "NO" for mark in marks]
         yield row([graded.fault.name, graded.fault.architecture, *said, _first(graded)])
     yield "\n" + header(["false alarm", "seed", "said"])
-    for alarm in score.alarms:
+    for alarm in (*score.alarms, *score.not_run):
         yield row([alarm.control.name, alarm.seed, _first(alarm)])
 
 

@@ -7,23 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from benchmarks import peers
 from benchmarks.cases.subject import Subject
+from benchmarks.finding import Finding
 from pytest_modelhealth import InspectionError, Inspector
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One objection.
-
-    Args:
-        layer: the layer that it names.
-        check: the check or function that raised it.
-        text: its sentences, with the cause where one is given.
-    """
-
-    layer: str
-    check: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -62,4 +49,33 @@ def modelhealth(subject: Subject) -> list[Finding]:
 
 DETECTORS = {
     "modelhealth": Detector(modelhealth, "one run_inspection with default settings"),
+    "pytest-torch": Detector(
+        peers.pytest_torch,
+        "assert_gradients_finite and assert_all_params_receive_grad; in evaluation mode also "
+        "check_inference_contract for mode, finite outputs and determinism",
+        "pytest_torch",
+    ),
+    "pytest-torch, 20 steps": Detector(
+        peers.pytest_torch_trained,
+        "the same, and assert_loss_decreases over its 20 steps of Adam",
+        "pytest_torch",
+    ),
+    "torcheck": Detector(
+        peers.torcheck,
+        "every trainable parameter changes in a step of Adam; no NaN or infinity in any parameter "
+        "or leaf module's output",
+        "torcheck",
+    ),
+    "TorchLens": Detector(
+        peers.torchlens,
+        "a trace with gradients, its dtype_range_audit and gradient_flow_audit, activations of "
+        "which dead_neurons finds over half dead, audit_params on matrices, and a step of SGD "
+        "under ChecksSession's change and non-finite checks; warnings count, remarks do not",
+        "torchlens",
+    ),
+    "TorchLens, critical": Detector(
+        peers.torchlens_critical,
+        "the same, but only what it calls critical, and parameters without a gradient",
+        "torchlens",
+    ),
 }

@@ -8,7 +8,8 @@ from benchmarks import detection
 from benchmarks.cases import controls, faults, held_out
 from benchmarks.cases.subject import Control, Fault, Shelf, Subject
 from benchmarks.detection import Score, alarm, grade
-from benchmarks.detectors import DETECTORS, Detector, Finding
+from benchmarks.detectors import DETECTORS, Detector
+from benchmarks.finding import Finding
 
 FAULTS = faults.SHELF.faults + held_out.SHELF.faults
 CONTROLS = controls.SHELF.controls + held_out.SHELF.controls
@@ -77,6 +78,9 @@ def test_exception_of_a_detector_is_no_catch():
     grade(Detector(breaks, ""), [FAULT], score)
     assert not score.graded[0].is_caught
     assert score.graded[0].error == "ZeroDivisionError: by zero"
+    alarm(Detector(breaks, ""), [Control("fine", lambda: None)], 2, score)
+    assert (score.false_alarms, len(score.not_run)) == (0, 2)
+    assert score.cells()[6] == "3"
 
 
 def test_false_alarms_are_counted_by_control_and_by_run():
@@ -91,6 +95,7 @@ def test_false_alarms_are_counted_by_control_and_by_run():
 
     score = Score()
     alarm(Detector(judge, ""), cases, 3, score)
+    assert not score.not_run
     assert (score.false_alarms, len(score.alarms), score.runs) == (1, 2, 6)
     assert score.cells()[4:6] == ["1 of 2", "2 of 6"]
 
@@ -212,4 +217,31 @@ def test_healthy_model_is_left_alone(name):
     """No check objects to it."""
     score = Score()
     alarm(DETECTORS["modelhealth"], [BY_NAME[name]], 1, score)
-    assert not score.alarms
+    assert not score.alarms + score.not_run
+
+
+# ---- the peers ----------------------------------------------------------------------------------
+
+
+def test_peer_that_is_not_installed_is_named_and_left_out(monkeypatch, capsys):
+    """The table goes on without it."""
+    absent = Detector(lambda subject: 1 / 0, "nothing", needs="no_such_package")
+    monkeypatch.setattr(detection, "DETECTORS", {**DETECTORS, "absent": absent})
+    monkeypatch.setattr(detection, "SHELVES", {"open": [Shelf()]})
+    detection.main(["--peers"])
+    output = capsys.readouterr().out
+    assert "- absent (not installed, left out): nothing" in output
+    assert "| absent |" not in output
+    assert "| modelhealth | open | none |" in output
+
+
+@pytest.mark.parametrize("name", [name for name, one in DETECTORS.items() if one.needs])
+@pytest.mark.parametrize("case", ["no_grad around the encoder", "mlp, trained"])
+def test_peer_judges(name, case):
+    """Each peer finds an encoder that gets no gradient, and nothing wrong with a trained net."""
+    detector = DETECTORS[name]
+    if not detector.is_installed:
+        pytest.skip(f"{detector.needs} is not installed")
+    found = detector.judge(build(case))
+    assert bool(found) == (case in CAUGHT)
+    assert not found or any(one.layer.startswith("encoder") for one in found)
