@@ -122,18 +122,33 @@ class UnitDimensions:
 
     def __init__(self) -> None:
         self._by_shape: dict[torch.Size, int] = {}
+        self._by_class: dict[type, int | None] = {}
 
     def of(self, module: nn.Module | None, tensor: torch.Tensor) -> int | None:
         """Return the dimension of the units of `tensor`, an output of `module`."""
-        if tensor.is_nested or tensor.ndim < 2:
+        if tensor.is_nested or (dimensions := tensor.ndim) < 2:
             return None
-        shape, last = tensor.shape, tensor.ndim - 1
-        kind = type(None) if module is None else original_class(module)
-        if issubclass(kind, _UNITS_IN_DIMENSION_1):
-            self._by_shape[shape] = 1
-        elif issubclass(kind, _UNITS_IN_LAST_DIMENSION):
-            self._by_shape[shape] = last
-        return self._by_shape.get(shape, 1 if tensor.ndim >= 4 else last)
+        shape, last = tensor.shape, dimensions - 1
+        settled = None if module is None else self._settled(module)
+        if settled is not None:
+            dimension = self._by_shape[shape] = settled % dimensions
+            return dimension
+        return self._by_shape.get(shape, 1 if dimensions >= 4 else last)
+
+    def _settled(self, module: nn.Module) -> int | None:
+        """Return the dimension that the type of `module` settles, counted from the end if < 0."""
+        kind = type(module)
+        if kind in self._by_class:
+            return self._by_class[kind]
+        original = original_class(module)
+        settled = None
+        if issubclass(original, _UNITS_IN_DIMENSION_1):
+            settled = 1
+        elif issubclass(original, _UNITS_IN_LAST_DIMENSION):
+            settled = -1
+        if not kind.__module__.startswith(_STAND_INS):  # one class stands in for many
+            self._by_class[kind] = settled
+        return settled
 
 
 def activation_of(module: nn.Module) -> str | None:
@@ -142,6 +157,17 @@ def activation_of(module: nn.Module) -> str | None:
         if type_ in ACTIVATION_MODULES:
             return ACTIVATION_MODULES[type_]
     return None
+
+
+def calls_no_functional_layer(module: nn.Module) -> bool:
+    """Whether `module` is one of torch's own without others in it: of these only activations call
+    functional layers, and in an activation none counts.
+    """
+    return (
+        type(module).__module__.startswith("torch.nn.modules.")
+        and not module._modules
+        and "forward" not in vars(module)
+    )
 
 
 @dataclass(frozen=True)

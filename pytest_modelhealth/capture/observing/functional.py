@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,25 +40,48 @@ class FunctionalLayers(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return self._observe(name, func, args, kwargs or {})
 
-    @property
-    def is_on(self) -> bool:
-        """Whether calls are seen now; not so inside a call that was seen."""
-        depth = torch._C._len_torch_function_stack()
-        return any(torch._C._get_function_stack_at(level) is self for level in range(depth))
+    def turn_on(self) -> None:
+        """Let calls be seen from here on."""
+        torch._C._push_on_torch_function_stack(self)
 
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Take the mode, which is on, off, and put it back in its place among the user's own."""
+    def turn_off(self) -> None:
+        """Leave no trace, wherever among the user's own modes this one is; it may be off already.
+
+        An exception such as Ctrl-C may have come in at any moment.
+        """
+        self.suspend()
+
+    def step_aside(self) -> Callable[[], None] | None:
+        """Turn the mode off if that is a small matter, and return what turns it on again.
+
+        Inside a call that calls no functional layer it would only cost time.
+        """
+        depth = torch._C._len_torch_function_stack()
+        if not depth or torch._C._get_function_stack_at(depth - 1) is not self:
+            return None
+        torch._C._pop_torch_function_stack()
+        turn_on: Callable[[], None] = self.turn_on
+        return turn_on
+
+    def suspend(self) -> Callable[[], None] | None:
+        """Turn the mode off, and return what turns it on again in its place among the user's own.
+
+        Inside a call that was seen it is off already: then there is nothing to return.
+        """
+        depth = torch._C._len_torch_function_stack()
+        if not any(torch._C._get_function_stack_at(level) is self for level in range(depth)):
+            return None
         above = []
         while (mode := torch._C._pop_torch_function_stack()) is not self:
             above.append(mode)
         _push_all(above)
-        try:
-            yield
-        finally:
+
+        def resume() -> None:
             restored = [torch._C._pop_torch_function_stack() for _ in above]
-            torch._C._push_on_torch_function_stack(self)
+            self.turn_on()
             _push_all(restored)
+
+        return resume
 
 
 def _push_all(modes: list[Any]) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.observing.functional import Call, FunctionalLayers
@@ -36,29 +36,39 @@ def observed(recorder: Recorder) -> Iterator[Hooks]:
     with ExitStack() as stack:
         stack.callback(hooks.remove)
         hooks.register()
-        stack.enter_context(hooks.functional)
+        stack.callback(hooks.functional.turn_off)
+        hooks.functional.turn_on()
         # first of all: a call that an exception ended may have taken the mode off
         stack.callback(hooks.end_calls)
         yield hooks
 
 
-@dataclass(slots=True, eq=False)
 class Frame:
     """One call of a layer that has not returned yet.
 
-    Args:
+    Attributes:
         layer: the layer.
         handling: the exception that was being handled when the call began, if any.
         inputs: the tensors it was called with, each with its version then.
         functions: how many calls of each function it has made so far.
-        suspension: puts the functional mode back on.
+        resume: puts the functional mode back on, where the call turned it off.
     """
 
-    layer: Layer
-    handling: BaseException | None = None
-    inputs: list[tuple[Tensor, int | None]] = field(default_factory=list)
-    functions: dict[str, int] = field(default_factory=dict)
-    suspension: AbstractContextManager[None] | None = None
+    __slots__ = ("functions", "handling", "inputs", "layer", "resume")
+
+    def __init__(self, layer: Layer, handling: BaseException | None = None) -> None:
+        self.layer = layer
+        self.handling = handling
+        self.inputs: list[tuple[Tensor, int | None]] = []
+        self.functions: dict[str, int] | None = None
+        self.resume: Callable[[], None] | None = None
+
+    def number(self, function: str) -> int:
+        """Return the number of the next call of `function`, from 0 on."""
+        if self.functions is None:
+            self.functions = {}
+        index = self.functions[function] = self.functions.get(function, -1) + 1
+        return index
 
 
 def _guarded(
@@ -143,22 +153,25 @@ class Hooks:
         frame = Frame(layer, sys.exception())
         self._stack.append(frame)
         self._see_inputs(frame, (args, kwargs) if kwargs else args)
-        if self.functional.is_on and _changes_under_a_mode(layer.module):
-            frame.suspension = self.functional.suspended()
-            frame.suspension.__enter__()
-            self.recorder.note_blind_spot(layer)
+        if layer.calls_no_functional_layer and _has_one_hook(layer.module):
+            frame.resume = self.functional.step_aside()
+        elif _changes_under_a_mode(layer.module):
+            frame.resume = self.functional.suspend()
+            if frame.resume is not None:
+                self.recorder.note_blind_spot(layer)
 
     def _see_inputs(self, frame: Frame, arguments: Any) -> None:
         recomputation = _is_recomputation()
         if not recomputation:
             self.recorder.enter(frame.layer)
-        frame.inputs = [(tensor, version(tensor)) for tensor in find_tensors(arguments)]
+        tensors = find_tensors(arguments)
+        frame.inputs = [(tensor, version(tensor)) for tensor in tensors]
         if not recomputation:
-            self.recorder.add_inputs(frame.layer, [tensor for tensor, _ in frame.inputs])
+            self.recorder.add_inputs(frame.layer, tensors)
 
     @_guarded
     def _complete(self, layer: Layer, args: tuple[Any, ...], output: Any) -> None:
-        frame = next((f for f in reversed(self._stack) if f.layer is layer), None)
+        frame = self._innermost(layer)
         if frame is None:
             return
         self._drop(frame)
@@ -167,12 +180,18 @@ class Hooks:
         else:
             self._see_output(frame, output)
 
+    def _innermost(self, layer: Layer) -> Frame | None:
+        """Return the latest call of `layer` that has not returned."""
+        if self._stack and self._stack[-1].layer is layer:  # it nearly always is
+            return self._stack[-1]
+        return next((frame for frame in reversed(self._stack) if frame.layer is layer), None)
+
     def _drop(self, frame: Frame) -> None:
         """End a call, and those inside it that an exception ended without a word to us."""
         while self._stack:
             ended = self._stack.pop()
-            if ended.suspension is not None:
-                ended.suspension.__exit__(None, None, None)
+            if ended.resume is not None:
+                ended.resume()
             if ended is frame:
                 return
 
@@ -188,8 +207,7 @@ class Hooks:
                 return call(*args, **kwargs)
             caller.layer.options = {**caller.layer.options, **dropout_options(call, args, kwargs)}
             return call(*args, **kwargs)
-        index = caller.functions[name] = caller.functions.get(name, -1) + 1
-        frame = Frame(self.recorder.functional_layer(caller.layer, name, index))
+        frame = Frame(self.recorder.functional_layer(caller.layer, name, caller.number(name)))
         frame.layer.options = call_options(name, args, kwargs)
         self._enter_function(frame.layer, frame, (args, kwargs))
         output = call(*args, **kwargs)
@@ -205,21 +223,22 @@ class Hooks:
         self._see_output(frame, output)
 
     def _see_output(self, frame: Frame, output: Any) -> None:
-        layer, recomputation = frame.layer, _is_recomputation()
+        layer, recorder = frame.layer, self.recorder
         tensors = [t for t in find_tensors(output) if holds_numbers(t)]
-        if not recomputation:
-            self.recorder.complete(layer, tensors)
-            self.recorder.compare_samples(layer, frame.inputs, tensors)
-        for tensor in tensors:
-            if any(tensor is given and version(tensor) == seen for given, seen in frame.inputs):
+        dimensions = [recorder.unit_dimension(layer, tensor) for tensor in tensors]
+        if not _is_recomputation():
+            recorder.complete(layer, tensors, dimensions)
+            recorder.compare_samples(layer, frame.inputs, tensors)
+        for tensor, dimension in zip(tensors, dimensions, strict=True):
+            if _is_among(tensor, frame.inputs):
                 layer.returned_input = True
                 continue
             layer.returned_own = True
             if tensor.requires_grad and "gradients" in layer.roles:
                 layer.requires_grad = True
-                self._hook_gradient(layer, tensor)
+                self._hook_gradient(layer, tensor, dimension)
 
-    def _hook_gradient(self, layer: Layer, tensor: Tensor) -> None:
+    def _hook_gradient(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> None:
         """Hook a tensor's gradient, and its base's where the tensor is a view.
 
         Reading ``grad_fn`` first brings the graph of a view up to date: without it registering a
@@ -227,7 +246,7 @@ class Hooks:
         that is written to later never fires; the hook on its base does.
         """
         _ = tensor.grad_fn
-        hook = _GradientHook(self, layer, self.recorder.unit_dimension(layer, tensor))
+        hook = _GradientHook(self, layer, unit_dimension)
         self._handles.append(tensor.register_hook(hook))
         base = tensor._base
         if base is not None and base.requires_grad and base.grad_fn is not None:
@@ -248,6 +267,19 @@ class Hooks:
         self.recorder.add_gradient(layer, gradient, unit_dimension)
 
 
+def _is_among(tensor: Tensor, given: list[tuple[Tensor, int | None]]) -> bool:
+    """Whether `tensor` is one of those given, and was not written to since."""
+    for other, seen in given:
+        if tensor is other:
+            return version(tensor) == seen
+    return False
+
+
+def _has_one_hook(module: nn.Module | None) -> bool:
+    """Whether no hook but ours follows the forward: the user's might call functional layers."""
+    return module is not None and len(module._forward_hooks) == 1
+
+
 def _is_recomputation() -> bool:
     """Whether activation checkpointing is running a forward again, inside backward."""
     return torch._C._current_graph_task_id() != -1
@@ -255,7 +287,7 @@ def _is_recomputation() -> bool:
 
 def _is_traced() -> bool:
     """Whether what runs now is being written down: our own operations would be a part of it."""
-    return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+    return torch._C._get_tracing_state() is not None or is_compiling()
 
 
 _FUSED_IN_EVALUATION = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)

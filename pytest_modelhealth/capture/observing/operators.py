@@ -46,7 +46,8 @@ class Listener:
         layer.returned_own = True
         layer.requires_grad |= requires_grad or value.requires_grad
         self._hooks.recorder.forget()
-        self._hooks.recorder.complete(layer, [value])
+        dimension = self._hooks.recorder.unit_dimension(layer, value)
+        self._hooks.recorder.complete(layer, [value], [dimension])
 
     def gradient(self, index: int, gradient: Tensor) -> None:
         """Take the gradient with respect to one tensor that a layer returned."""

@@ -18,6 +18,7 @@ from pytest_modelhealth.layers import (
     Selection,
     UnitDimensions,
     activation_of,
+    calls_no_functional_layer,
     has_forward,
     type_name,
 )
@@ -59,6 +60,7 @@ class Layer:
     unsupported: str = ""
     opaque: str = ""
     source: str = ""
+    calls_no_functional_layer: bool = False
     options: dict[str, Option] = field(default_factory=dict)
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
@@ -100,6 +102,7 @@ class Recorder:
                 named.aliases,
                 activation_of(module),
                 opaque=named.opaque,
+                calls_no_functional_layer=calls_no_functional_layer(module),
             )
             self.layers[named.name] = self.by_module[module] = layer
 
@@ -146,19 +149,20 @@ class Recorder:
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> None:
         """Take what `layer` was called with; integers only where there is nothing else."""
         if "inputs" in layer.roles:
-            numbers = [t for t in tensors if holds_numbers(t)]
-            for tensor in numbers or tensors:
+            for tensor in [t for t in tensors if holds_numbers(t)] or tensors:
                 entry = self._read(layer, tensor, None)
                 if entry is not None:
                     _add(layer.inputs, entry)
 
-    def complete(self, layer: Layer, tensors: list[Tensor]) -> None:
-        """Take what a call of `layer` returned."""
+    def complete(
+        self, layer: Layer, tensors: list[Tensor], unit_dimensions: list[int | None]
+    ) -> None:
+        """Take what a call of `layer` returned, and where the units of each tensor lie."""
         self._events += 1
         layer.completed = self._events
         if "activations" in layer.roles:
-            for tensor in tensors:
-                entry = self._read(layer, tensor, self.unit_dimension(layer, tensor))
+            for tensor, unit_dimension in zip(tensors, unit_dimensions, strict=True):
+                entry = self._read(layer, tensor, unit_dimension)
                 if entry is not None:
                     _add(layer.activations, entry)
 

@@ -16,17 +16,19 @@ _OPAQUE = (nn.Module, types.FunctionType, types.BuiltinFunctionType, types.Modul
 _SEQUENCES = (tuple, list, set, frozenset, deque)
 
 
-def find_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield each tensor in `value` once, in order of appearance.
+def find_tensors(value: Any) -> list[Tensor]:
+    """Return each tensor in `value` once, in order of appearance.
 
     Containers of any kind are opened: mappings, sequences, sets, data classes, named tuples, packed
     sequences, and any object that keeps its tensors in attributes, such as a cache or a
     distribution. Cycles end; modules and functions are not opened.
     """
-    if isinstance(value, Tensor):  # the common case, without a memo
-        yield value
-    elif not isinstance(value, _ATOMS):
-        yield from _find(value, {})
+    kind = type(value)
+    if kind is Tensor:
+        return [value]
+    if kind is tuple and len(value) == 1 and type(value[0]) is Tensor:  # the arguments of a layer
+        return [value[0]]
+    return list(_find(value, {}))
 
 
 def _find(value: Any, memo: dict[int, Any]) -> Iterator[Tensor]:
@@ -66,7 +68,9 @@ def version(tensor: Tensor) -> int | None:
 
     Tensors made in inference mode have none, and lazy ones before their first call.
     """
-    return None if is_lazy(tensor) or tensor.is_inference() else tensor._version
+    if type(tensor) is not Tensor and is_lazy(tensor):
+        return None
+    return None if tensor.is_inference() else tensor._version
 
 
 def version_probe(tensor: Tensor) -> Tensor:
