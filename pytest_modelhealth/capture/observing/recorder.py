@@ -218,7 +218,7 @@ class Recorder:
         if self._scale.factor == 1.0:
             return self._ledger.add(gradient, unit_dimension)
         statistics = reduce(self._scale.unscale(gradient), unit_dimension)
-        return Entry(replace(statistics, dtype=str(gradient.dtype).removeprefix("torch.")))
+        return Entry.of(replace(statistics, dtype=str(gradient.dtype).removeprefix("torch.")))
 
     def _read(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Return the entry, taken over from an earlier look at the same unchanged tensor.
@@ -265,7 +265,7 @@ _MOST_ENTRIES = 256
 def _add(entries: list[Entry], entry: Entry) -> None:
     entries.append(entry)
     if len(entries) > _MOST_ENTRIES:
-        entries[:] = [Entry(merged)] if (merged := _merged(entries)) else []
+        entries[:] = [Entry.of(merged)] if (merged := _merged(entries)) else []
 
 
 def _merged(entries: Iterable[Entry]) -> TensorStatistics | None:
