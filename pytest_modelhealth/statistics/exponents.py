@@ -38,7 +38,7 @@ def _no_rows() -> npt.NDArray[np.int64]:
     return np.zeros((0, 2), dtype=np.int64)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class ExponentCounts:
     """How many non-zero finite values had each sign and each binary exponent.
 

@@ -15,35 +15,42 @@ from torch import Tensor
 
 from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import fused
-from pytest_modelhealth.statistics.native import Job, Layout, Results
+from pytest_modelhealth.statistics.native import Found, Layout, PackedJob, Results
 from pytest_modelhealth.statistics.reduction import is_plain, reduce
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
 
 
 class Entry:
-    """What was found in one tensor.
+    """What was found in one tensor."""
 
-    Attributes:
-        has_units: whether its units were looked at.
-    """
+    __slots__ = ("_found", "_kind", "_place", "_results")
 
-    __slots__ = ("_found", "has_units")
-
-    def __init__(self, found: TensorStatistics | _Pending, *, has_units: bool) -> None:
-        self._found = found
-        self.has_units = has_units
+    def __init__(self, kind: _Kind | None, results: Results | None, place: int) -> None:
+        self._kind = kind
+        self._results = results
+        self._place = place
+        self._found: TensorStatistics | None = None
 
     @classmethod
     def of(cls, statistics: TensorStatistics) -> Entry:
         """Return an entry that holds what is known already."""
-        return cls(statistics, has_units=statistics.units is not None)
+        entry = cls(None, None, 0)
+        entry._found = statistics
+        return entry
+
+    @property
+    def has_units(self) -> bool:
+        """Whether the tensor's units were looked at."""
+        return self.statistics.units is not None if self._kind is None else self._kind.has_units
 
     @property
     def statistics(self) -> TensorStatistics:
         """The statistics of the tensor as it was when it was added."""
-        if not isinstance(self._found, TensorStatistics):
-            self._found = _statistics(*self._found)
+        if self._found is None:
+            assert self._kind is not None
+            assert self._results is not None
+            self._found = _statistics(self._kind, self._results[self._place])
         return self._found
 
 
@@ -64,22 +71,24 @@ class Ledger:
         Raises:
             UnsupportedTensorError: as `reduce`.
         """
-        kind = self._kind(tensor, unit_dim) if is_plain(tensor) else None
+        kind = self._kind(tensor, unit_dim) if tensor.is_cpu and is_plain(tensor) else None
         if kind is not None:
             # unlike data_ptr, this does not make a lazy copy real
             storage = torch._C._data_address(tensor)  # type: ignore[attr-defined]
-            job = Job(storage + tensor.storage_offset() * kind.itemsize, kind.layout)
+            address = storage + tensor.storage_offset() * kind.itemsize
             with self._lock:
-                if self._results is None:
-                    self._results = Results()
-                results = self._results
-                place = results.reduce(job)
+                results = self._results or self._begin()
+                place = results.reduce_packed(kind.job, address)
             if not (kind.may_be_out_of_range and results[place].out_of_range):
-                return Entry((kind, results, place), has_units=kind.has_units)
+                return Entry(kind, results, place)
         return Entry.of(reduce(tensor, unit_dim))
 
+    def _begin(self) -> Results:
+        self._results = Results()
+        return self._results
+
     def _kind(self, tensor: Tensor, unit_dim: int | None) -> _Kind | None:
-        """Return how the compiled kernel reads `tensor`, or ``None`` where it does not."""
+        """Return how the compiled kernel reads a CPU tensor, or ``None`` where it does not."""
         key: tuple[object, ...] = (tensor.shape, tensor.dtype, unit_dim)
         if not tensor.is_contiguous():
             key = (*key, tensor.stride())
@@ -98,14 +107,14 @@ class _Kind:
         "dtype",
         "has_units",
         "itemsize",
-        "layout",
+        "job",
         "may_be_out_of_range",
         "observations",
         "shape",
     )
 
     def __init__(self, tensor: Tensor, dim: int | None, layout: Layout) -> None:
-        self.layout = layout
+        self.job = PackedJob(layout)
         self.shape = tuple(tensor.shape)
         self.count = tensor.numel()
         self.dtype = str(tensor.dtype).removeprefix("torch.")
@@ -115,31 +124,26 @@ class _Kind:
         self.may_be_out_of_range = tensor.dtype is torch.float64
 
 
-_Pending = tuple[_Kind, Results, int]
-"""How a tensor was read, and where what the kernel found in it is."""
-
-
-def _statistics(kind: _Kind, results: Results, place: int) -> TensorStatistics:
-    """Make the statistics of one tensor from what the kernel wrote."""
-    found = results[place]
+def _statistics(kind: _Kind, found: Found) -> TensorStatistics:
+    """Make the statistics of one tensor from what the kernel found."""
     units = None
     if found.extremes is not None and found.alive is not None:
         low, high = found.extremes
         units = UnitStatistics(found.alive, low, high, kind.observations)
     return TensorStatistics(
-        count=kind.count,
-        nan_count=found.nans,
-        positive_inf_count=found.positive_infs,
-        negative_inf_count=found.negative_infs,
-        zero_count=found.zeros,
-        mean=found.mean,
-        std=found.std,
-        min=found.min,
-        max=found.max,
-        exponents=ExponentCounts(found.lowest, found.rows),
-        units=units,
-        shape=kind.shape,
-        dtype=kind.dtype,
-        device="cpu",
-        histogram_sampled=bool(found.is_sampled),
+        kind.count,
+        found.nans,
+        found.positive_infs,
+        found.negative_infs,
+        found.zeros,
+        found.mean,
+        found.std,
+        found.min,
+        found.max,
+        ExponentCounts(found.lowest, found.rows),
+        units,
+        kind.shape,
+        kind.dtype,
+        "cpu",
+        bool(found.is_sampled),
     )

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from pytest_modelhealth.statistics.units import UnitStatistics
 
 
-@dataclass(frozen=True, eq=False, slots=True, repr=False)
+# not frozen, nor are its parts: that takes 1.6 us to make in place of 0.6, four times a layer
+@dataclass(eq=False, slots=True, repr=False)
 class TensorStatistics:
-    """The mergeable summary of every tensor that one layer showed in one role.
+    """The mergeable summary of every tensor that one layer showed in one role; never changed.
 
     Moments, extremes and the histogram are of the finite values; `count` includes the others. All
     real numbers are Python floats computed in float64. With no finite value, moments and extremes

@@ -15,7 +15,7 @@ is eight units in the last place of float32 (docs/decisions/0001-statistics.md).
 """
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class UnitStatistics:
     """What is kept of each unit (channel or feature) of a tensor.
 

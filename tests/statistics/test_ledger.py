@@ -94,8 +94,9 @@ def test_pages_that_fill_up_and_pages_that_were_read_are_left_behind() -> None:
 def test_what_has_no_values_is_refused() -> None:
     """A ledger refuses what `reduce` refuses, with its reason, and goes on."""
     ledger = Ledger()
+    ledger.add(noise(3))
     with pytest.raises(UnsupportedTensorError, match="meta"):
-        ledger.add(torch.empty(3, device="meta"))
+        ledger.add(torch.empty(3, device="meta"))  # like a tensor that was added, but for values
     assert ledger.add(noise(3)).statistics.count == 3
 
 

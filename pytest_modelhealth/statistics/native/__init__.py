@@ -31,6 +31,7 @@ from pytest_modelhealth.statistics.exponents import HIGHEST_EXPONENT, LOWEST_EXP
 _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 
 _JOB = struct.Struct("=9q")
+_ADDRESS = struct.Struct("=q")
 _RESULT = struct.Struct("=7q4d4q")
 _RESULT_WORDS = 16
 _ROWS = 2 * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1)
@@ -86,6 +87,17 @@ class Job(NamedTuple):
     layout: Layout
 
 
+class PackedJob:
+    """A job for many tensors of one layout, one after the other; not for two threads at once."""
+
+    __slots__ = ("address", "layout", "memory")
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.memory = ctypes.create_string_buffer(_JOB.pack(0, *layout.words), _JOB.size)
+        self.address = ctypes.addressof(self.memory)
+
+
 class Found(NamedTuple):
     """What the kernel found in a tensor: ``Result`` of ``fused.c``.
 
@@ -126,7 +138,9 @@ class _Page:
         start = -memory.ctypes.data % 64 // 8
         self.integers = memory[start : start + words]
         self.reals = self.integers.view(np.float64)
+        self.pairs = self.integers.reshape(-1, 2)
         self.bytes = self.integers.view(np.bool_)
+        self.memory = self.bytes.data
         self.address = int(self.integers.ctypes.data)
         self.words = words
         self.used = 0
@@ -145,16 +159,20 @@ class Results:
         if library() is None:
             raise RuntimeError("the kernel is not compiled for this machine: use the plain one")
         self._pages = [_Page(words)]
+        self._reduce = library().modelhealth_reduce
 
     def reduce(self, job: Job) -> int:
         """Reduce one tensor at once and return the place of its result."""
-        address, layout = job
+        return self.reduce_packed(PackedJob(job.layout), job.address)
+
+    def reduce_packed(self, job: PackedJob, address: int) -> int:
+        """Do so with the tensor whose first element is at `address`."""
         page = self._pages[-1]
-        if page.used + layout.room > page.words:
-            page = self._new_page(layout.room)
+        if page.used + job.layout.room > page.words:
+            page = self._new_page(job.layout.room)
         place = (len(self._pages) - 1 << _PLACE_BITS) + page.used
-        where = page.address + 8 * page.used
-        page.used += library().modelhealth_reduce(_JOB.pack(address, *layout.words), 1, where, None)
+        _ADDRESS.pack_into(job.memory, 0, address)
+        page.used += self._reduce(job.address, 1, page.address + 8 * page.used, None)
         return place
 
     def reduce_many(self, jobs: Sequence[Job]) -> list[int]:
@@ -182,7 +200,7 @@ class Results:
     def __getitem__(self, place: int) -> Found:
         page = self._pages[place >> _PLACE_BITS]
         start = place & (1 << _PLACE_BITS) - 1
-        fields = _RESULT.unpack_from(page.bytes.data, 8 * start)
+        fields = _RESULT.unpack_from(page.memory, 8 * start)
         row_count, units = fields[-2:]
         at = start + _RESULT_WORDS
         extremes = alive = None
@@ -192,7 +210,7 @@ class Results:
             at += 2 * padded
             alive = page.bytes[8 * at : 8 * at + units]
             at += _whole(units, 64) // 8
-        rows = page.integers[at : at + 2 * row_count].reshape(row_count, 2)
+        rows = page.pairs[at // 2 : at // 2 + row_count]
         return Found._make((*fields[1:-2], rows, extremes, alive))
 
     def clear(self) -> None:
