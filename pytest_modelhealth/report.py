@@ -199,6 +199,84 @@ def _merged_role(a: Any, b: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class ClassTargets:
+    """Class indices that a loss was given as target.
+
+    Args:
+        count: how many there are, those to be ignored among them.
+        ignored: how many are to be ignored.
+        distinct: number of different classes among the others.
+        largest_share: share of the most frequent class among the others.
+        tail: the index that several samples end in, twice or more; ``None`` if there is none.
+        tail_share: share of the targets that are such ends.
+    """
+
+    count: int
+    ignored: int
+    distinct: int
+    largest_share: float
+    tail: int | None = None
+    tail_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """One call of a loss function of torch.
+
+    Args:
+        function: its name in `torch.nn.functional`.
+        layer: the layer whose forward called it; ``None`` where it was called outside the model.
+        input: statistics of its first argument.
+        target: statistics of its target.
+        options: its plain arguments by name; ``weight`` and ``pos_weight`` are true where given.
+        value: what it returned, the mean where that is no scalar.
+        classes: number of classes in the input; 0 where the function knows none.
+        rows: ``"probabilities"`` or ``"log_probabilities"`` where every row of classes is, else
+            ``""``.
+        over_batch: whether it is the columns that are, each over all samples.
+        log_normalizer: median absolute logarithm of what the exponentials of a row sum to; 0 for
+            log-probabilities.
+        made_by: the operation that made the input (``"softmax"``), where its graph tells.
+        made_along: the dimension that the operation ran along.
+        targets: what the class indices are, where the target holds such.
+    """
+
+    function: str
+    layer: str | None
+    input: TensorStatistics | None
+    target: TensorStatistics | None
+    options: Mapping[str, Option] = field(default_factory=dict)
+    value: float | None = None
+    classes: int = 0
+    rows: str = ""
+    over_batch: bool = False
+    log_normalizer: float | None = None
+    made_by: str = ""
+    made_along: int | None = None
+    targets: ClassTargets | None = None
+
+
+@dataclass(frozen=True)
+class LossPath:
+    """How the user's loss was computed from the output of the model.
+
+    Args:
+        operations: what autograd recorded between the two, each operation once.
+        reaches_output: whether the loss depends on the output.
+        sign: 1 if the loss cannot be negative, whatever the output, -1 if it cannot be positive, 0
+            where neither is certain.
+        uses_target: whether anything was computed from the target; ``None`` if it has no tensors.
+        widened: shapes of output and target where arithmetic between the two broadcast both.
+    """
+
+    operations: tuple[str, ...] = ()
+    reaches_output: bool | None = None
+    sign: int = 0
+    uses_target: bool | None = None
+    widened: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
 class Observation:
     """What one run, or several merged ones, saw of a model; made by `capture`.
 
@@ -211,6 +289,9 @@ class Observation:
         samples: size of dimension 0 of the model's first input tensor, summed over batches.
         notes: what a reader should know, a sentence each ("eager values of a compiled model").
         errors: errors inside our own hooks; observations that they cost are missing.
+        loss_calls: calls of torch's loss functions, in order, those of the first batch.
+        loss_path: how the loss was computed from the output of the first batch, where the user
+            gave a loss.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -221,6 +302,8 @@ class Observation:
     samples: int = 0
     notes: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+    loss_calls: tuple[LossCall, ...] = ()
+    loss_path: LossPath | None = None
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches."""
@@ -236,6 +319,8 @@ class Observation:
             samples=self.samples + other.samples,
             notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
             errors=(*self.errors, *other.errors),
+            loss_calls=self.loss_calls,
+            loss_path=self.loss_path,
         )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from pytest_modelhealth.rendering.summary import STATISTICS
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord
+from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, LossCall
 from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 FORMAT_VERSION = 1
@@ -42,6 +42,8 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "samples": seen.samples,
         "notes": list(seen.notes),
         "errors": list(seen.errors),
+        "loss_calls": [_loss_call(call) for call in seen.loss_calls],
+        "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
         "violations": [asdict(violation) for violation in judgement.violations],
         "warned": [asdict(violation) for violation in judgement.warned],
         "broken_checks": [asdict(found) for found in judgement.broken],
@@ -79,6 +81,14 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}
         data[role] = tensors.get("") if role in ONE_TENSOR else tensors
     return data
+
+
+def _loss_call(call: LossCall) -> dict[str, Any]:
+    plain = replace(call, input=None, target=None)
+    return asdict(plain) | {
+        role: None if seen is None else _statistics(seen)
+        for role, seen in (("input", call.input), ("target", call.target))
+    }
 
 
 def _statistics(seen: TensorStatistics) -> dict[str, Any]:

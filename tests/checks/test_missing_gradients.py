@@ -153,11 +153,11 @@ def test_zero_initialised_gate_is_no_fault(batch, inspect):
 
 
 def test_flat_loss_is_found(mlp, batch, inspect, only):
-    """A loss whose clamp passes nothing on gives every layer a gradient of exactly zero."""
+    """Gradients that a clamp in the loss makes exactly zero follow from the loss."""
     report = inspect(mlp, batch, loss=lambda out: out.square().mean().clamp(min=1e3))
-    violation = only(report, "missing_gradients")
-    assert violation.layer == "head"
-    assert "flat" in violation.cause
+    violation = only(report, "loss")
+    assert "clamp" in violation.cause
+    assert [(v.check, v.layer) for v in violation.folded] == [("missing_gradients", "head")]
 
 
 def test_layer_that_passes_nothing_on_is_named(batch, inspect):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from pytest_modelhealth import Inspector
 from tests.builders import layer, observation
 from tests.rendering import reports
 
@@ -75,3 +76,18 @@ def test_the_file_is_the_text(tmp_path) -> None:
     path = tmp_path / "health.json"
     reports.hostile().to_json(path)
     assert path.read_bytes() == reports.hostile().render("json").encode()
+
+
+def test_losses_are_written_with_what_they_were_given() -> None:
+    """A call of a loss function has the statistics of its input and target, as plain data."""
+    model = torch.nn.Linear(4, 3)
+    target = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    report = Inspector(model).run_inspection(
+        torch.randn(8, 4), target, loss=torch.nn.functional.cross_entropy
+    )
+    data = json.loads(report.render("json"))
+    (call,) = data["loss_calls"]
+    assert (call["function"], call["layer"], call["classes"]) == ("cross_entropy", None, 3)
+    assert call["input"]["shape"] == [8, 3]
+    assert call["targets"]["count"] == 8
+    assert data["loss_path"]["operations"] == ["nll_loss", "log_softmax"]

@@ -8,16 +8,19 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.options import FUNCTIONAL_DROPOUT
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 
 Call = Callable[..., Any]
 
+_UNNAMED = frozenset({*FUNCTIONAL_DROPOUT, *LOSS_FUNCTIONS})
+
 
 class FunctionalLayers(TorchFunctionMode):
     """Hands each call of a functional layer to ``observe(name, call, args, kwargs)``.
 
-    A functional dropout, which is a setting rather than a layer, has no name.
+    Functional dropout, which is a setting rather than a layer, and losses have no name.
 
     The observer makes the call and returns its output. The mode is off meanwhile, so that a
     function built from others shows once.
@@ -26,6 +29,8 @@ class FunctionalLayers(TorchFunctionMode):
     def __init__(self, observe: Callable[[str | None, Call, tuple[Any, ...], dict[str, Any]], Any]):
         super().__init__()
         self._observe = observe
+        self.onlooker: Callable[[Call, tuple[Any, ...], dict[str, Any]], None] | None = None
+        """Told of every call, of whatever function."""
 
     def __torch_function__(
         self,
@@ -36,7 +41,9 @@ class FunctionalLayers(TorchFunctionMode):
     ) -> Any:
         """Call `func`, observed if it is a layer."""
         name = FUNCTIONAL_LAYERS.get(func)
-        if name is None and func not in FUNCTIONAL_DROPOUT:
+        if self.onlooker is not None:
+            self.onlooker(func, args, kwargs or {})
+        if name is None and func not in _UNNAMED:
             return func(*args, **(kwargs or {}))
         return self._observe(name, func, args, kwargs or {})
 

@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.observing.functional import Call, FunctionalLayers
+from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.options import call_options, dropout_options
 from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
 from pytest_modelhealth.capture.observing.tensors import (
@@ -199,6 +200,12 @@ class Hooks:
         self, name: str | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Make one functional call, as a layer of the module that is running, if it is one."""
+        if call in LOSS_FUNCTIONS:
+            value = call(*args, **kwargs)
+            if not (_is_traced() or _is_recomputation()):
+                layer = self._stack[-1].layer if self._stack else None
+                self.recorder.add_loss_call(layer, call, args, kwargs, value)
+            return value
         if not self._stack or self._stack[-1].layer.activation is not None or _is_traced():
             return call(*args, **kwargs)
         caller = self._stack[-1]

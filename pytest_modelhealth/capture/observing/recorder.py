@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS, loss_call
 from pytest_modelhealth.capture.observing.options import module_options
 from pytest_modelhealth.capture.observing.samples import equal_samples
 from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
@@ -22,7 +24,7 @@ from pytest_modelhealth.layers import (
     has_forward,
     type_name,
 )
-from pytest_modelhealth.report import LayerRecord, Option, Status
+from pytest_modelhealth.report import LayerRecord, LossCall, Option, Status
 from pytest_modelhealth.statistics import (
     Entry,
     Ledger,
@@ -84,6 +86,7 @@ class Recorder:
         self.layers: dict[str, Layer] = {}
         self.errors: list[str] = []
         self.notes: list[str] = []
+        self.loss_calls: list[LossCall] = []
         self.by_module: dict[nn.Module, Layer] = {}
         self._selection = selection
         self._scale = scale
@@ -186,6 +189,23 @@ class Recorder:
             equal = equal_samples(unchanged, self._samples)
             if equal is not None:
                 layer.equal_input_samples = equal
+
+    def add_loss_call(
+        self,
+        layer: Layer | None,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        value: Any,
+    ) -> None:
+        """Take what a loss function was given and gave; it was called by `layer`, if by any."""
+        try:
+            with torch._C.DisableTorchFunction():
+                name = None if layer is None else layer.name
+                seen = loss_call(call, args, kwargs, value, layer=name, samples=self._samples)
+            self.loss_calls.append(seen)
+        except Exception as error:  # noqa: BLE001 - ours, as in a hook
+            self.errors.append(f"loss {LOSS_FUNCTIONS[call]}: {type(error).__name__}: {error}")
 
     def note_options(self) -> None:
         """Take down how every module is set up."""

@@ -21,6 +21,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.inputs import Inputs
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.loss import compute_loss
+from pytest_modelhealth.capture.step.loss_phase import LossPhase
 from pytest_modelhealth.capture.step.state import (
     State,
     Versions,
@@ -30,7 +31,7 @@ from pytest_modelhealth.capture.step.state import (
 )
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import ensure_match, named_modules
-from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report import LayerRecord, LossPath, Observation
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def run_step(
     notes = [*notes, *_unregistered(model, state)]
     with exited_whole(untouched(state, batch), watch(recorder)) as hooks:
         output = model(*arguments.args, **arguments.kwargs)
-        loss = compute_loss(output, request.target, request.loss)
+        loss, path = _watched_loss(output, request, hooks)
         backward = _wants_backward(loss, request.backward, notes)
         # buffers and parameters as the forward left them: what the loss was computed with
         recorder.note_options()
@@ -90,7 +91,21 @@ def run_step(
         samples=samples,
         notes=(*notes, *recorder.notes),
         errors=tuple(recorder.errors),
+        loss_calls=tuple(recorder.loss_calls),
+        loss_path=path,
     )
+
+
+def _watched_loss(
+    output: Any, request: Request, hooks: Hooks
+) -> tuple[Tensor | None, LossPath | None]:
+    """Return the loss and, where it is the user's, how it was computed."""
+    if request.loss is None or not hooks.functional.is_on:
+        return compute_loss(output, request.target, request.loss), None
+    phase = LossPhase(output, request.target, request.loss)
+    with phase.watching(hooks):
+        loss = compute_loss(output, request.target, request.loss)
+    return loss, None if loss is None else phase.path(loss)
 
 
 def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:

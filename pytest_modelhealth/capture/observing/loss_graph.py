@@ -1,0 +1,157 @@
+"""Reads autograd's graph between a loss and the model's output, without running it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_AS_IT_IS = frozenset(
+    {"Alias", "AsStrided", "Clone", "Contiguous", "Expand", "Permute", "Reshape", "ReshapeAlias"}
+    | {"Squeeze", "T", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View", "Index", "Slice"}
+    | {"Select"}
+)
+"""Operations that leave values what they are."""
+
+_STILL_PROBABILITIES = _AS_IT_IS | {"Clamp", "ClampMin", "ClampMax"}
+_KEEPS_SIGN = _AS_IT_IS | {"Mean", "Sum", "Gather", "Max", "Min", "Stack", "Cat", "Sqrt", "Nansum"}
+_NEVER_NEGATIVE = frozenset(
+    {"Abs", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "Exp", "HuberLoss", "MseLoss"}
+    | {"Relu", "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus", "LinalgVectorNorm"}
+)
+_NEVER_POSITIVE = frozenset({"LogSoftmax", "LogSigmoid"})
+
+_TURNS_SIGN = frozenset({"Neg", "NllLoss", "NllLoss2D", "NllLossNd"})
+
+_MOST_NODES = 20_000
+_DEEPEST = 100
+
+
+class Origin(NamedTuple):
+    """The operation that made a tensor, views and copies apart, and the dimension it ran along."""
+
+    function: str = ""
+    dimension: int | None = None
+
+
+def origin(tensor: Tensor) -> Origin:
+    """Return what made `tensor`: ``softmax``, ``sigmoid``; nothing where it has no graph."""
+    node: Any = tensor.grad_fn
+    moved = False
+    while node is not None and operation(node) in _STILL_PROBABILITIES:
+        moved = moved or operation(node) not in ("Clone", "ToCopy", "Alias", "Contiguous")
+        node = node.next_functions[0][0] if node.next_functions else None
+    if node is None:
+        return Origin()
+    dimension = getattr(node, "_saved_dim", None)
+    if moved or not isinstance(dimension, int):
+        return Origin(_snake_case(operation(node)))
+    if dimension >= 1 << 63:  # stored without a sign
+        dimension -= 1 << 64
+    return Origin(_snake_case(operation(node)), dimension % max(tensor.ndim, 1))
+
+
+def operation(node: Any) -> str:
+    """Return an autograd node's operation: ``Softmax`` for ``SoftmaxBackward0``."""
+    return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+class Between(NamedTuple):
+    """What lies between a loss and the output of the model.
+
+    Args:
+        operations: names of the operations, each once.
+        reaches_output: whether the loss depends on the output at all.
+        sign: 1 if the loss cannot be negative, whatever the output, -1 if it cannot be positive, 0
+            if neither is certain.
+    """
+
+    operations: tuple[str, ...]
+    reaches_output: bool
+    sign: int
+
+
+def between(loss: Tensor, outputs: Iterable[Any]) -> Between | None:
+    """Return what lies between `loss` and the autograd nodes of the output.
+
+    ``None`` where there is no graph, or a very large one.
+    """
+    ends = {end for end in outputs if end is not None}
+    if loss.grad_fn is None or not ends:
+        return None
+    nodes = list(islice(_nodes(loss.grad_fn, ends), _MOST_NODES))
+    if len(nodes) == _MOST_NODES:
+        return None
+    names = dict.fromkeys(_snake_case(operation(node)) for node in nodes)
+    following = {after for node in nodes for after, _ in node.next_functions}
+    reached = loss.grad_fn in ends or not ends.isdisjoint(following)
+    return Between(tuple(names), reached, _Signs(ends).of(loss.grad_fn))
+
+
+def _nodes(root: Any, ends: set[Any]) -> Iterator[Any]:
+    stack, met = [root], {root}
+    while stack:
+        node = stack.pop()
+        if node in ends:
+            continue
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in met:
+                met.add(following)
+                stack.append(following)
+
+
+class _Signs:
+    """The sign that each node must have: 1 never negative, -1 never positive, 0 unknown."""
+
+    def __init__(self, ends: set[Any]) -> None:
+        self._known: dict[Any, int] = dict.fromkeys((None, *ends), 0)
+
+    def of(self, node: Any, depth: int = 0) -> int:
+        """Return the sign of `node`."""
+        if node not in self._known:
+            self._known[node] = 0 if depth > _DEEPEST else self._derived(node, depth)
+        return self._known[node]
+
+    def _derived(self, node: Any, depth: int) -> int:
+        name = operation(node)
+        if name in _NEVER_NEGATIVE or (name == "Pow" and _is_even(node)):
+            return 1
+        if name in _NEVER_POSITIVE:
+            return -1
+        below = [following for following, _ in node.next_functions]
+        signs = {self.of(following, depth + 1) for following in below}
+        if len(signs) != 1:
+            signs = {self.of(below[0], depth + 1)} if below and _is_scaling(node) else {0}
+        (sign,) = signs
+        if name in _KEEPS_SIGN or (name == "Add" and len(below) == 2):
+            return sign
+        if name in _TURNS_SIGN:
+            return -sign
+        return sign * _factor_sign(node) if _is_scaling(node) else 0
+
+
+def _is_scaling(node: Any) -> bool:
+    """Whether this multiplies or divides one value that has a graph by one that has none."""
+    below = [following for following, _ in node.next_functions]
+    return operation(node) in ("Mul", "Div") and bool(below) and not any(below[1:])
+
+
+def _is_even(node: Any) -> bool:
+    exponent = getattr(node, "_saved_exponent", None)
+    return isinstance(exponent, int | float) and exponent % 2 == 0
+
+
+def _factor_sign(node: Any) -> int:
+    """Return the sign of the number that something is multiplied or divided by; 0 if it is none."""
+    factor = getattr(node, "_saved_other", None)
+    if isinstance(factor, Tensor):
+        factor = float(factor) if factor.ndim == 0 else 0.0
+    return (factor > 0) - (factor < 0) if isinstance(factor, int | float) else 0

@@ -1,0 +1,47 @@
+"""Tells a model that was just initialised from one that was trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.report import LayerRecord, Observation
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
+_FEW = 16
+_UNIFORM = 1.8  # largest magnitude over standard deviation; the square root of 3 if it is uniform
+_MOST = 0.8
+
+
+def is_fresh(observation: Observation) -> bool:
+    """Whether the parameters look as initialisers leave them, whatever their scale.
+
+    Training makes biases leave zero, scales of normalisations leave one, and gives a uniform
+    distribution, torch's default for weights, a tail. At least 80 % of the layers that tell must
+    tell of an initialiser, and no normalisation may have counted more than the batch of this run.
+    """
+    votes = []
+    for record in observation.layers.values():
+        batches = record.buffers.get("num_batches_tracked")
+        if batches is not None and batches.max > observation.batches:
+            return False
+        vote = _looks_initialised(record)
+        if vote is not None:
+            votes.append(vote)
+    return bool(votes) and sum(votes) >= _MOST * len(votes)
+
+
+def _looks_initialised(record: LayerRecord) -> bool | None:
+    weight, bias = record.parameters.get("weight"), record.parameters.get("bias")
+    if weight is None or not weight.finite_count:
+        return None
+    if len(weight.shape) < 2:
+        return weight.std == 0.0 and (bias is None or bias.abs_max == 0.0)
+    if bias is None:
+        return True if _is_uniform(weight) else None
+    return bias.abs_max == 0.0 or _is_uniform(weight)
+
+
+def _is_uniform(weight: TensorStatistics) -> bool:
+    return weight.count >= _FEW and 0.0 < weight.abs_max <= _UNIFORM * weight.std

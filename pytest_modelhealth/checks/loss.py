@@ -1,0 +1,458 @@
+"""A loss that is given what it takes, and that says how wrong the output is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import zip_longest
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.evidence import called, producer
+from pytest_modelhealth.checks.freshness import is_fresh
+from pytest_modelhealth.report import (
+    Inconclusive,
+    LayerRecord,
+    LossCall,
+    LossPath,
+    Observation,
+    Violation,
+)
+from pytest_modelhealth.settings import Setting, Settings
+
+_SQUASHING = frozenset({"sigmoid", "hardsigmoid", "softmax"})
+_SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
+_ELEMENTWISE = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
+_TAKES_LOG_PROBABILITIES = frozenset({"nll_loss", "ctc_loss", "kl_div"})
+_NEVER_NEGATIVE = _ELEMENTWISE | {
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+}
+_FLAT = frozenset(
+    {"ceil", "clamp", "clamp_max", "clamp_min", "floor", "hardtanh", "relu", "round", "sign"}
+    | {"threshold", "trunc"}
+)
+
+_UNNORMALISED = 0.1
+_FEWEST_ROWS = 2
+_FEWEST_TARGETS = 8
+_PADDED = 0.05
+_MAGNIFIES = 3.0
+
+
+class Loss(Check):
+    """The loss function is given what it takes, and the loss can be learnt from.
+
+    What a loss was given shows in its numbers and in autograd's graph. Log-probabilities into
+    cross_entropy are no fault: it takes the log_softmax of them, which changes nothing.
+    """
+
+    name = "loss"
+    summary = "The loss is given what it takes, is not negated, and depends on the output."
+    gravity = 15
+    definition = (
+        "Calls of torch's loss functions are held against what they take: logits, "
+        "log-probabilities, targets of the same shape, some of them not ignored. The loss as a "
+        "whole is not provably below zero, passes a gradient to the output and reads its target; "
+        "that of a freshly initialised classifier is at most max_initial_loss times ln(classes)."
+    )
+    source = (
+        "torch.nn.functional's documentation of each loss; Karpathy, A Recipe for Training Neural "
+        "Networks (initial loss)"
+    )
+    minimum_evidence = (
+        "one call of a loss function with 2 rows of classes; 8 targets for the initial loss"
+    )
+    settings = (
+        Setting(
+            "max_initial_loss",
+            float,
+            default=10.0,
+            minimum=1.0,
+            help="largest loss of a freshly initialised classifier, as a multiple of ln(classes), "
+            "which is that of a uniform guess",
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield what each loss call was wrongly given, then what is wrong with the loss."""
+        found = [f for call in observation.loss_calls for f in _of_call(call, observation)]
+        if not found:
+            found = list(_batch_softmax(observation))
+        if not found and observation.loss_path is not None:
+            found = list(_of_path(observation.loss_path, observation))
+        if not found:
+            found = list(_negated(observation))
+        yield from found
+        if not found:
+            yield from _initial(observation, settings)
+
+
+_Judge = Callable[[LossCall, Observation], Finding | None]
+
+
+def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
+    """Yield the first fault of one call: a later one would only follow from it."""
+    judges: tuple[_Judge, ...] = (
+        _ignored,
+        _padding,
+        _single_class,
+        _over_batch,
+        _probabilities,
+        _squashed,
+        _no_log_probabilities,
+        _widened,
+    )
+    for judge in judges:
+        finding = judge(call, observation)
+        if finding is not None:
+            yield finding
+            return
+
+
+def _ignored(call: LossCall, observation: Observation) -> Finding | None:
+    targets = call.targets
+    if targets is None or targets.ignored < targets.count:
+        return None
+    ignore = call.options.get("ignore_index", -100)
+    return _violation(
+        _culprit(call, observation),
+        float(targets.ignored),
+        f"{call.function} ignores all of its {targets.count} targets (ignore_index={ignore})",
+        "the targets are masked or padded everywhere: look at how they are built",
+    )
+
+
+def _padding(call: LossCall, observation: Observation) -> Finding | None:
+    targets = call.targets
+    if targets is None or targets.tail is None or targets.tail_share < _PADDED:
+        return None
+    if targets.tail == call.options.get("ignore_index", -100):
+        return None
+    padded = [r for r in called(observation) if _pads_with(r, targets.tail, call.classes)]
+    if not padded:
+        return None
+    return _violation(
+        _culprit(call, observation),
+        targets.tail_share,
+        f"{targets.tail_share:.0%} of the targets of {call.function} are padding: they end in "
+        f"{targets.tail}, the padding_idx of {padded[0].label!r}, and are not ignored",
+        f"pass ignore_index={targets.tail}, or replace padded targets by -100",
+    )
+
+
+def _pads_with(record: LayerRecord, index: int, classes: int) -> bool:
+    options = record.options
+    return options.get("padding_idx") == index and options.get("num_embeddings") == classes
+
+
+def _single_class(call: LossCall, observation: Observation) -> Finding | None:
+    if call.function != "cross_entropy" or call.input is None or not call.input.count:
+        return None
+    if call.classes == 1:
+        return _violation(
+            _culprit(call, observation),
+            1.0,
+            "cross_entropy over a single class is zero whatever the output",
+            "one output for a yes or no: use binary_cross_entropy_with_logits",
+        )
+    samples = _samples(observation)
+    if call.input.shape == (samples,) and call.targets is None and samples > 1:
+        return _violation(
+            _culprit(call, observation),
+            float(samples),
+            f"cross_entropy takes the {samples} samples of the batch for classes: its input has "
+            f"shape {_shape(call.input.shape)}",
+            "an output of shape (N,) or a squeeze too many; for one number a sample use "
+            "binary_cross_entropy_with_logits or mse_loss",
+        )
+    return None
+
+
+def _over_batch(call: LossCall, observation: Observation) -> Finding | None:
+    if not call.over_batch:
+        return None
+    return _violation(
+        _culprit(call, observation),
+        1.0,
+        f"the input of {call.function} sums to one over the batch, not over its "
+        f"{call.classes} classes",
+        "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1",
+    )
+
+
+def _probabilities(call: LossCall, observation: Observation) -> Finding | None:
+    if call.function != "cross_entropy" or call.rows != "probabilities":
+        return None
+    rows = call.input.count // call.classes if call.input is not None else 0
+    culprit = _culprit(call, observation)
+    if rows < _FEWEST_ROWS and call.made_by != "softmax":
+        reason = f"its {rows} row sums to one; give at least {_FEWEST_ROWS} samples"
+        return Inconclusive(Loss.name, culprit.name, reason)
+    return _violation(
+        culprit,
+        1.0,
+        "cross_entropy is given probabilities: every row of its input sums to one",
+        "a softmax before cross_entropy, which applies one itself: pass it the logits",
+    )
+
+
+def _squashed(call: LossCall, observation: Observation) -> Finding | None:
+    """Judge by what made the input: small logits may lie between 0 and 1 by chance."""
+    culprit = _culprit(call, observation)
+    made_by = call.made_by or culprit.activation or ""
+    if call.function == "cross_entropy":
+        if made_by not in ("sigmoid", "hardsigmoid"):
+            return None
+    elif call.function != "binary_cross_entropy_with_logits" or made_by not in _SQUASHING:
+        return None
+    return _violation(
+        culprit,
+        1.0,
+        f"{call.function} takes logits and is given the output of a {made_by}",
+        f"the {made_by} before it is one too many: it is part of the loss"
+        if call.function != "cross_entropy"
+        else f"the {made_by} before it holds the logits between 0 and 1: leave it out",
+    )
+
+
+def _no_log_probabilities(call: LossCall, observation: Observation) -> Finding | None:
+    if call.function not in _TAKES_LOG_PROBABILITIES or call.log_normalizer is None:
+        return None
+    probabilities = call.rows == "probabilities"
+    known = call.rows == "log_probabilities" or call.function == "kl_div"
+    if not probabilities and (known or call.log_normalizer <= _UNNORMALISED):
+        return None
+    if probabilities:
+        given, cause = "probabilities", "the logarithm is missing: use log_softmax, not softmax"
+    else:
+        given, cause = "logits", "log_softmax before it is missing"
+        if call.function == "nll_loss":
+            cause += ": use cross_entropy on logits"
+    return _violation(
+        _culprit(call, observation),
+        call.log_normalizer,
+        f"{call.function} takes log-probabilities and is given {given}",
+        cause,
+    )
+
+
+def _widened(call: LossCall, observation: Observation) -> Finding | None:
+    if call.function not in _ELEMENTWISE or call.input is None or call.target is None:
+        return None
+    if not _widens(call.input.shape, call.target.shape):
+        return None
+    return _broadcast(
+        _culprit(call, observation), call.function, call.input.shape, call.target.shape
+    )
+
+
+def _widens(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether broadcasting gives more elements than either has."""
+    sizes = [max(m, n) for m, n in zip_longest(reversed(a), reversed(b), fillvalue=1)]
+    return math.prod(sizes) > max(math.prod(a), math.prod(b))
+
+
+def _broadcast(
+    culprit: LayerRecord, what: str, output: tuple[int, ...], target: tuple[int, ...]
+) -> Violation:
+    return _violation(
+        culprit,
+        float(math.prod(output)),
+        f"{what} compares an output of shape {_shape(output)} with a target of shape "
+        f"{_shape(target)}: broadcast, every sample is compared with every other's target",
+        "one of the two has a dimension too many: squeeze(1) the output, or unsqueeze(1) the "
+        "target",
+    )
+
+
+def _batch_softmax(observation: Observation) -> Iterator[Finding]:
+    """Yield a softmax over the samples in a model that gives something for each of them.
+
+    Pooling over a set (multiple instances, the nodes of a graph) gives one thing for all, or
+    weights with nothing beside the set; a square of similarities is normalised either way.
+    """
+    samples = _samples(observation)
+    root = observation.layers.get("")
+    if samples < 2 or root is None or root.activations is None:
+        return
+    if root.activations.shape[:1] != (samples,):
+        return
+    for record in called(observation):
+        shape = () if record.activations is None else record.activations.shape
+        if record.activation not in _SOFTMAX or len(shape) < 2 or shape[0] != samples:
+            continue
+        dimension = record.options.get("dim")
+        if not isinstance(dimension, int) or dimension % len(shape) != 0:
+            continue
+        if shape[1] != samples and math.prod(shape[1:]) > 1:
+            yield _violation(
+                record,
+                0.0,
+                f"its {record.activation} runs along dimension 0, over the {samples} samples of "
+                "the batch",
+                "dim=0 is the batch: use dim=1, or dim=-1",
+            )
+
+
+def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
+    root = observation.layers[""]
+    if path.widened is not None:
+        yield _broadcast(root, "the loss", *path.widened)
+    elif _is_independent(path, observation):
+        yield _violation(
+            root,
+            0.0,
+            "the loss does not depend on the output of the model",
+            "it is computed from something else, or from a copy without a graph",
+            role="loss",
+        )
+    elif path.sign < 0 and (observation.loss or 0.0) < 0.0:
+        yield _negative(root, observation)
+    elif _is_flat(root, observation):
+        yield _flat(root, path, observation)
+    elif path.uses_target is False and not any(
+        call.target is not None for call in observation.loss_calls
+    ):
+        yield _violation(
+            root,
+            0.0,
+            "the loss never reads its target",
+            "it compares the output with nothing, or with itself; a parameter that is not needed "
+            "is named with a leading underscore: loss=lambda output, _: ...",
+            role="loss",
+        )
+
+
+def _is_independent(path: LossPath, observation: Observation) -> bool:
+    """Whether no gradient came from the loss; it may reach layers without the output."""
+    seen = any(record.gradients is not None for record in observation.layers.values())
+    return path.reaches_output is False and observation.backward and not seen
+
+
+def _is_flat(root: LayerRecord, observation: Observation) -> bool:
+    gradient, loss = root.gradients, observation.loss
+    if gradient is None or loss is None or not math.isfinite(loss) or loss == 0.0:
+        return False
+    return gradient.finite_count == gradient.count > 0 and gradient.abs_max == 0.0
+
+
+def _flat(root: LayerRecord, path: LossPath, observation: Observation) -> Violation:
+    flat = sorted(_FLAT.intersection(path.operations))
+    cause = (
+        f"{' and '.join(flat)} in the loss passes no gradient at these values"
+        if flat
+        else "the loss is constant: what it computes cancels out, or is multiplied by zero"
+    )
+    message = f"the loss is {observation.loss:.3g}, and its gradient at the output is exactly zero"
+    return _violation(root, 0.0, message, cause, role="loss")
+
+
+def _negated(observation: Observation) -> Iterator[Violation]:
+    """Yield a loss that is one of torch's with the sign turned."""
+    calls = [c for c in observation.loss_calls if c.function in _NEVER_NEGATIVE and c.value]
+    loss = observation.loss
+    if len(calls) != 1 or len(observation.loss_calls) != 1 or loss is None or not loss < 0.0:
+        return
+    value = calls[0].value or 0.0
+    if abs(loss + value) <= 1e-3 * abs(value) and not _targets_leave_range(calls[0]):
+        yield _negative(observation.layers[""], observation)
+
+
+def _targets_leave_range(call: LossCall) -> bool:
+    return call.function not in _ELEMENTWISE and call.value is not None and call.value < 0.0
+
+
+def _negative(root: LayerRecord, observation: Observation) -> Violation:
+    return _violation(
+        root,
+        observation.loss or 0.0,
+        f"the loss is {observation.loss:.3g} and can never be positive: it is negated",
+        "a minus sign too many or too few: minimising it makes the model worse",
+        limit=0.0,
+        role="loss",
+    )
+
+
+def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    for call in observation.loss_calls:
+        guess = _uniform_guess(call)
+        if guess is None or call.value is None or call.input is None:
+            continue
+        culprit = _culprit(call, observation)
+        limit = settings.limit("max_initial_loss", culprit.name)
+        if not call.value > limit.value * guess or not _magnifies(culprit):
+            continue
+        if not is_fresh(observation):
+            continue
+        message = (
+            f"the loss of the untrained model is {call.value:.3g}, {call.value / guess:.3g} times "
+            f"that of a uniform guess ({guess:.3g})"
+        )
+        count = call.targets.count - call.targets.ignored if call.targets else call.input.count
+        if count < _FEWEST_TARGETS:
+            reason = f"{message}, but {count} targets say little; give at least {_FEWEST_TARGETS}"
+            yield Inconclusive(Loss.name, culprit.name, reason)
+            continue
+        cause = (
+            f"its weights are too large: the logits have a root mean square of {call.input.rms:.3g}"
+            " where about 1 is usual"
+        )
+        ratio = call.value / guess
+        yield _violation(culprit, ratio, message, cause, limit.value, limit.origin)
+
+
+def _magnifies(head: LayerRecord) -> bool:
+    """Whether the logits are large by this layer's own doing, not by its inputs'."""
+    if head.inputs is None or head.activations is None or not head.inputs.finite_count:
+        return False
+    return head.activations.rms > _MAGNIFIES * head.inputs.rms
+
+
+def _uniform_guess(call: LossCall) -> float | None:
+    """Return the loss of a uniform guess; ``None`` where that is not known."""
+    if call.options.get("reduction", "mean") != "mean" or call.options.get("weight"):
+        return None
+    if call.function == "cross_entropy" and call.targets is not None and call.classes > 1:
+        return math.log(call.classes)
+    if call.function == "binary_cross_entropy_with_logits" and not call.options.get("pos_weight"):
+        return math.log(2.0)
+    return None
+
+
+def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
+    """Return the layer whose output the loss is given, else the one that calls it."""
+    root = observation.layers[""]
+    end = max((record.completed or 0 for record in called(observation)), default=0) + 1
+    taker = replace(root, inputs=call.input, entered=end)
+    return producer(observation, taker) or observation.layers.get(call.layer or "", root)
+
+
+def _samples(observation: Observation) -> int:
+    return observation.samples // max(observation.batches, 1)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _violation(
+    record: LayerRecord,
+    value: float,
+    message: str,
+    cause: str,
+    limit: float | None = None,
+    origin: str = "always",
+    role: str = "activations",
+) -> Violation:
+    return Violation(
+        check=Loss.name,
+        layer=record.name,
+        role=role,
+        value=value,
+        limit=limit,
+        origin=origin,
+        message=message,
+        cause=cause,
+    )

@@ -1,0 +1,442 @@
+"""The `loss` check: what a loss is wrongly given, and what only looks like it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+
+from pytest_modelhealth.report import Verdict
+
+
+@pytest.fixture
+def labels():
+    """A class for each sample of the batch."""
+    return torch.randint(0, 10, (64,))
+
+
+def findings(report):
+    """Return what the check found, as (layer, message and cause)."""
+    return [(v.layer, f"{v.message}; {v.cause}") for v in report.violations if v.check == "loss"]
+
+
+def one(report):
+    """Return the only violation of the report, which must be the check's."""
+    (violation,) = report.violations
+    assert violation.check == "loss", violation
+    return violation
+
+
+ONLY = {"checks": ["loss"]}
+"""Settings that leave out other checks, which see the same fault from another side."""
+
+
+def with_last(mlp, layer):
+    """Return a model with one more layer."""
+    return nn.Sequential(mlp, layer)
+
+
+class Functional(nn.Module):
+    """A model that ends in a function."""
+
+    def __init__(self, model, function):
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, x):
+        return self.function(self.model(x))
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)])
+def test_softmax_before_cross_entropy_is_named(mlp, batch, labels, inspect, loss):
+    """Probabilities into cross_entropy are found at the layer that makes them."""
+    violation = one(inspect(with_last(mlp, nn.Softmax(-1)), batch, labels, loss=loss))
+    assert violation.layer == "1"
+    assert "probabilities" in violation.message
+    assert "softmax before cross_entropy" in violation.cause
+
+
+def test_functional_softmax_is_named(mlp, batch, labels, inspect):
+    """A softmax called as a function is a layer, and the culprit."""
+    model = Functional(mlp, lambda x: F.softmax(x, dim=1))
+    assert one(inspect(model, batch, labels, loss=F.cross_entropy)).layer == "softmax"
+
+
+def test_softmax_inside_the_loss_is_found(mlp, batch, labels, inspect):
+    """A softmax that the loss applies is no layer; the model is named."""
+    violation = one(
+        inspect(mlp, batch, labels, loss=lambda o, t: F.cross_entropy(torch.softmax(o, 1), t))
+    )
+    assert (violation.layer, "probabilities" in violation.message) == ("", True)
+
+
+def test_softmax_in_reduced_precision_is_found(mlp, batch, labels, inspect):
+    """Rows that sum to one only up to the rounding of bfloat16 are probabilities."""
+    model = with_last(mlp, nn.Softmax(1)).bfloat16()
+    assert one(inspect(model, batch.bfloat16(), labels, loss=F.cross_entropy)).layer == "1"
+
+
+def test_softmax_without_a_graph_is_found(mlp, batch, labels, inspect):
+    """The numbers tell where autograd does not."""
+    with torch.no_grad():
+        report = inspect(with_last(mlp, nn.Softmax(1)), batch, labels, loss=F.cross_entropy)
+    assert one(report).layer == "1"
+
+
+def test_log_softmax_before_cross_entropy_is_no_fault(mlp, batch, labels, inspect):
+    """cross_entropy of log-probabilities is cross_entropy of the logits."""
+    report = inspect(with_last(mlp, nn.LogSoftmax(1)), batch, labels, loss=F.cross_entropy)
+    assert findings(report) == []
+
+
+@pytest.mark.parametrize("softmax", [nn.Softmax(0), nn.LogSoftmax(0)])
+def test_softmax_over_the_batch_is_named(mlp, batch, labels, inspect, softmax):
+    """Columns that sum to one where rows should are a softmax along the wrong dimension."""
+    loss = F.cross_entropy if isinstance(softmax, nn.Softmax) else F.nll_loss
+    violation = one(inspect(with_last(mlp, softmax), batch, labels, loss=loss))
+    assert violation.layer == "1"
+    assert "dimension 0" in violation.cause
+
+
+def test_softmax_over_the_batch_is_named_inside_a_model(batch, inspect):
+    """A softmax along dimension 0 in the middle of a model mixes its samples."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.Softmax(0), nn.Linear(8, 2))
+    assert one(inspect(model, batch)).layer == "1"
+
+
+class Pooling(nn.Module):
+    """Attention over the instances of a bag: the whole batch is one set."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.head = nn.Linear(16, 1), nn.Linear(16, 3)
+
+    def forward(self, x):
+        weights = torch.softmax(self.score(x), dim=0)
+        return self.head((weights * x).sum(0, keepdim=True))
+
+
+def test_attention_over_a_set_is_no_fault(batch, inspect):
+    """A softmax over the instances of a bag, which gives one output, is meant."""
+    assert findings(inspect(Pooling(), batch)) == []
+
+
+def test_contrastive_softmax_is_no_fault(batch, inspect):
+    """A square of similarities may be normalised along either dimension."""
+
+    class Contrastive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(16, 8)
+
+        def forward(self, x):
+            h = F.normalize(self.fc(x), dim=1)
+            return torch.log_softmax(h @ h.t() / 0.1, dim=0)
+
+    assert findings(inspect(Contrastive(), batch)) == []
+
+
+@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Hardsigmoid(), nn.Softmax(1)])
+def test_squashed_output_into_bce_with_logits_is_named(mlp, batch, inspect, last):
+    """What a sigmoid made is no logit, whatever was reshaped or clamped after it."""
+    target = torch.randint(0, 2, (64, 10)).float()
+
+    def loss(output, target):
+        return bce(output.clamp(1e-6, 1 - 1e-6).reshape(-1), target.reshape(-1))
+
+    violation = one(inspect(with_last(mlp, last), batch, target, loss=loss))
+    assert "takes logits" in violation.message
+    assert one(inspect(with_last(mlp, last), batch, target, loss=bce)).layer == "1"
+
+
+def test_small_positive_logits_are_no_probabilities(inspect, batch):
+    """Logits of a fresh head that happen to lie between 0 and 1 are logits."""
+    model = nn.Linear(16, 1)
+    nn.init.normal_(model.weight, std=0.01)
+    nn.init.constant_(model.bias, 0.5)
+    report = inspect(model, batch, torch.randint(0, 2, (64, 1)).float(), loss=bce)
+    assert findings(report) == []
+
+
+def test_sigmoid_before_cross_entropy_is_named(mlp, batch, labels, inspect):
+    """A sigmoid holds logits between 0 and 1."""
+    report = inspect(with_last(mlp, nn.Sigmoid()), batch, labels, loss=F.cross_entropy)
+    assert one(report).layer == "1"
+
+
+@pytest.mark.parametrize(
+    ("last", "says"), [(nn.Identity(), "cross_entropy on logits"), (nn.Softmax(1), "logarithm")]
+)
+def test_nll_loss_takes_log_probabilities(mlp, batch, labels, inspect, last, says):
+    """Logits and probabilities into nll_loss are told apart."""
+    violation = one(inspect(with_last(mlp, last), batch, labels, loss=F.nll_loss))
+    assert says in violation.cause
+
+
+def test_log_probabilities_into_nll_loss_are_right(mlp, batch, labels, inspect):
+    """Log-probabilities are what nll_loss takes, also with classes that are masked out."""
+    report = inspect(with_last(mlp, nn.LogSoftmax(1)), batch, labels, loss=F.nll_loss)
+    assert findings(report) == []
+    mask = torch.zeros(10)
+    mask[9] = -math.inf
+    model = Functional(mlp, lambda x: F.log_softmax(x + mask, dim=1))
+    assert findings(inspect(model, batch, labels % 9, loss=F.nll_loss)) == []
+
+
+@pytest.mark.parametrize("function", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss])
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_column_against_row_is_named(batch, inspect, function):
+    """(N, 1) against (N,) compares every sample with every target."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 1))
+    violation = one(inspect(model, batch, torch.randn(64), loss=function))
+    assert violation.layer == "1"
+    assert "(64, 1)" in violation.message
+    assert "(64,)" in violation.message
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: ((o - t) ** 2).mean(),
+        lambda o, t: (t - o).abs().mean(),
+        lambda o, t: torch.sub(o, t).square().mean(),
+        lambda o, t: -(t * F.logsigmoid(o) + (1 - t) * F.logsigmoid(-o)).mean(),
+    ],
+)
+def test_column_against_row_by_hand_is_found(batch, inspect, loss):
+    """So does arithmetic."""
+    violation = one(inspect(nn.Linear(16, 1), batch, (torch.randn(64) > 0).float(), loss=loss))
+    assert "(64, 1)" in violation.message
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: ((o.squeeze(1) - t) ** 2).mean(),
+        lambda o, t: ((o - t[:, None]) ** 2).mean(),
+        lambda o, t: (o.squeeze(1)[:, None] - t).abs().mean(),
+        lambda o, t: (o - o.squeeze(1)).abs().mean() + 0 * t.sum(),
+        lambda o, t: F.mse_loss(o, torch.zeros(1, 1)) + 0 * t.sum(),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_broadcasting_that_is_meant_is_no_fault(batch, inspect, loss):
+    """All pairs asked for, one target for all, and equal shapes are no fault."""
+    assert findings(inspect(nn.Linear(16, 1), batch, torch.randn(64), loss=loss)) == []
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: -F.cross_entropy(o, t),
+        lambda o, t: F.cross_entropy(o, t) * -0.5,
+        lambda o, t: F.log_softmax(o, 1).gather(1, t[:, None]).mean(),
+        lambda o, t: -((o - F.one_hot(t, 10)) ** 2).mean() / 2,
+    ],
+)
+def test_negated_loss_is_named(mlp, batch, labels, inspect, loss):
+    """A loss that the graph proves never to be positive is negated."""
+    assert "negated" in one(inspect(mlp, batch, labels, loss=loss)).message
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: F.cross_entropy(o, t) - 10.0,
+        lambda o, t: -F.cosine_similarity(o, F.one_hot(t, 10).float()).mean(),
+        lambda o, t: -F.log_softmax(o, 1).gather(1, t[:, None]).mean(),
+        lambda o, t: (
+            F.cross_entropy(o, t) + 5 * (F.softmax(o, 1) * F.log_softmax(o, 1)).sum(1).mean()
+        ),
+        lambda o, t: torch.distributions.Categorical(logits=o).log_prob(t).neg().mean(),
+    ],
+)
+def test_losses_that_may_be_negative_are_no_fault(mlp, batch, labels, inspect, loss):
+    """A similarity, an entropy bonus and an offset may make a loss negative."""
+    assert findings(inspect(mlp, batch, labels, loss=loss)) == []
+
+
+def test_negated_loss_inside_the_model_is_named(mlp, batch, labels, inspect):
+    """A model that returns its own loss is judged by the calls inside it."""
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = mlp
+
+        def forward(self, x, labels):
+            logits = self.model(x)
+            return {"loss": -F.cross_entropy(logits, labels), "logits": logits}
+
+    report = inspect(WithLoss(), {"x": batch, "labels": labels})
+    assert "negated" in one(report).message
+
+
+def test_initial_loss_of_a_head_too_large_is_named(mlp, batch, labels, inspect):
+    """A fresh classifier that is far from a uniform guess is too sure of itself."""
+    nn.init.uniform_(mlp.head.weight, -100.0, 100.0)
+    violation = one(inspect(mlp, batch, labels, loss=F.cross_entropy, settings=ONLY))
+    assert violation.layer == "head"
+    with torch.no_grad():
+        expected = F.cross_entropy(mlp(batch), labels).item() / math.log(10)
+    assert violation.value == pytest.approx(expected, rel=1e-5)
+    assert (violation.limit, violation.origin) == (10.0, "default")
+
+
+def test_initial_loss_of_few_targets_is_inconclusive(mlp, batch, labels, inspect):
+    """Four samples say little about a loss."""
+    nn.init.uniform_(mlp.head.weight, -100.0, 100.0)
+    report = inspect(mlp, batch[:4], labels[:4], loss=F.cross_entropy, settings=ONLY)
+    assert "loss" in {finding.check for finding in report.judgement.inconclusive}
+    assert report.verdict is Verdict.INCONCLUSIVE
+
+
+def test_loss_of_a_trained_model_may_be_large(mlp, batch, labels, inspect):
+    """A trained classifier on labels that are not its own is no fault of its initialisation."""
+    optimizer = torch.optim.Adam(mlp.parameters(), lr=0.03)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(mlp(batch), labels).backward()
+        optimizer.step()
+    with torch.no_grad():
+        mlp.head.weight.mul_(20.0)
+    report = inspect(mlp, batch, (labels + 1) % 10, loss=F.cross_entropy)
+    assert report.loss > 10 * math.log(10)
+    assert findings(report) == []
+
+
+def test_targets_that_are_all_ignored_are_named(mlp, batch, inspect):
+    """A mean over no target is NaN, and the reason is said."""
+    report = inspect(mlp, batch, torch.full((64,), -100), loss=F.cross_entropy)
+    assert any("ignores all of its 64 targets" in text for _, text in findings(report))
+
+
+class Tagger(nn.Module):
+    """A sequence model whose embedding knows its padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 20)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids)).flatten(0, 1)
+
+
+def padded():
+    """Return ids whose last four of twelve are padding."""
+    ids = torch.randint(1, 20, (8, 12))
+    ids[:, 8:] = 0
+    return ids
+
+
+def test_padding_that_is_not_ignored_is_named(inspect):
+    """Targets that end in the embedding's padding index are padding."""
+    ids = padded()
+    violation = one(inspect(Tagger(), ids, ids.flatten(), loss=F.cross_entropy))
+    assert "33%" in violation.message
+    assert "ignore_index=0" in violation.cause
+
+
+def test_padding_that_is_ignored_is_no_fault(inspect):
+    """With ignore_index, or without padding, there is nothing to say."""
+    ids = padded()
+    ignoring = nn.CrossEntropyLoss(ignore_index=0)
+    assert findings(inspect(Tagger(), ids, ids.flatten(), loss=ignoring)) == []
+    full = torch.randint(0, 20, (8, 12))
+    assert findings(inspect(Tagger(), full, full.flatten(), loss=F.cross_entropy)) == []
+
+
+@pytest.mark.parametrize("flat", ["clamp", "round", "sign", "relu"])
+def test_loss_without_a_gradient_is_named(mlp, batch, inspect, flat):
+    """An operation that is flat everywhere in the batch is named as the likely cause."""
+    functions = {
+        "clamp": lambda x: x.clamp(min=100.0),
+        "round": lambda x: torch.round(20 * x),
+        "sign": torch.sign,
+        "relu": lambda x: F.relu(x - 100.0) + 1.0,
+    }
+    report = inspect(mlp, batch, loss=lambda o: functions[flat](o).abs().mean())
+    assert "gradient at the output is exactly zero" in one(report).message
+    assert flat in one(report).cause
+
+
+def test_constant_loss_is_named(mlp, batch, inspect):
+    """A loss that multiplies the output by zero is constant."""
+    report = inspect(mlp, batch, loss=lambda o: (o * 0.0).sum() + 3.0)
+    assert "constant" in one(report).cause
+
+
+def test_hinge_that_is_met_is_no_fault(mlp, batch, inspect):
+    """A loss of zero has a gradient of zero."""
+    report = inspect(mlp, batch, loss=lambda o: F.relu(o - 100.0).mean())
+    assert findings(report) == []
+
+
+def test_loss_of_something_else_is_named(mlp, batch, inspect):
+    """A loss that does not depend on the output trains nothing."""
+    other = torch.ones(3, requires_grad=True)
+    report = inspect(mlp, batch, loss=lambda o: other.pow(2).sum())
+    assert any("does not depend on the output" in text for _, text in findings(report))
+
+
+def test_loss_of_what_the_model_keeps_is_no_fault(batch, inspect):
+    """A loss may reach the model by what its forward left on it."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(16, 4)
+
+        def forward(self, x):
+            self.energy = self.fc(x).pow(2).mean()
+            return x.detach()
+
+    model = Keeps()
+    report = inspect(model, batch.clone().requires_grad_(), loss=lambda o: model.energy)
+    assert findings(report) == []
+
+
+def test_target_that_is_never_read_is_named(mlp, batch, labels, inspect):
+    """A loss that takes a target and does not use it learns nothing from it."""
+    report = inspect(mlp, batch, labels, loss=lambda o, t: o.pow(2).mean() + t.shape[0])
+    assert "never reads its target" in one(report).message
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, _: o.pow(2).mean(),
+        lambda o, t: F.mse_loss(o, torch.zeros_like(o)),
+        lambda o, t: (o - torch.tensor(t.tolist())[:, None]).pow(2).mean(),
+        lambda o, t: torch.stack([o[i, c] for i, c in enumerate(t)]).pow(2).mean(),
+    ],
+)
+def test_target_that_is_read_or_not_needed_is_no_fault(mlp, batch, labels, inspect, loss):
+    """Reading a target in any way counts; an underscore says that it is not needed."""
+    assert findings(inspect(mlp, batch, labels, loss=loss)) == []
+
+
+def test_single_class_is_named(batch, inspect):
+    """cross_entropy over one class is zero whatever the output."""
+    report = inspect(
+        nn.Linear(16, 1), batch, torch.zeros(64, dtype=torch.long), loss=F.cross_entropy
+    )
+    assert "single class" in one(report).message
+
+
+def test_batch_taken_for_classes_is_named(batch, inspect):
+    """An output of shape (N,) makes cross_entropy take the samples for classes."""
+    model = nn.Sequential(nn.Linear(16, 1), nn.Flatten(0))
+    report = inspect(model, batch, torch.randint(0, 2, (64,)).float(), loss=F.cross_entropy)
+    assert "samples of the batch for classes" in one(report).message
+
+
+def test_user_thresholds_are_obeyed(mlp, batch, labels, inspect):
+    """max_initial_loss can be set."""
+    nn.init.uniform_(mlp.head.weight, -100.0, 100.0)
+    options = {"settings": {"max_initial_loss": 1e6}}
+    assert findings(inspect(mlp, batch, labels, loss=F.cross_entropy, **options)) == []
