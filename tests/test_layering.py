@@ -20,6 +20,7 @@ LAYERS = (
     {"report"},
     {"layers"},
     {"capture", "checks"},
+    {"tolerance"},
     {"comparison", "snapshot"},
     {"inspector"},
     {"rendering"},

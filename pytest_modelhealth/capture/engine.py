@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.visiting import Visitor
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
@@ -40,6 +41,7 @@ class Request:
         scaler: a `torch.amp.GradScaler`: the backward pass runs on the loss it scales, and
             gradients are reported without the scale.
         selection: which roles of which layers to observe.
+        visitor: is shown every tensor that is observed.
     """
 
     model: Any
@@ -49,6 +51,7 @@ class Request:
     backward: Backward = None
     scaler: Any = None
     selection: Selection = field(default_factory=Selection)
+    visitor: Visitor | None = None
 
 
 class Engine(ABC):

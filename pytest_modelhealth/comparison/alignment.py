@@ -12,10 +12,11 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 
 from pytest_modelhealth.report import LayerRecord, Status
 from pytest_modelhealth.statistics import TensorStatistics
@@ -134,8 +135,9 @@ def align(reference: Mapping[str, LayerRecord], candidate: Mapping[str, LayerRec
         _match_leaves(a, b, matching)
         _match_idle(a, b, matching)
         _match_containers(a, b, matching)
-    pairs = _explained(_pairs(a, b, matching), a, b)
-    return Alignment(pairs, tuple(_splits(a, b, matching)))
+    splits = tuple(_splits(a, b, matching))
+    pairs = _with_folds(_pairs(a, b, matching), a, b)
+    return Alignment(tuple(_with_splits(pairs, splits)), splits)
 
 
 @dataclass
@@ -483,10 +485,10 @@ def _container_of(
     around = Counter(above for image in images for above in _ancestors(image) if above in free)
     best, best_worth = None, 0.5
     for name, count in around.items():
-        overlap = count / (len(images | held[name]) or 1)
         same_type = side.records[name].type_name == record.type_name
-        worth = overlap + 0.2 * same_type + 0.1 * (name == record.name)
-        if overlap >= 0.5 and worth > best_worth:
+        overlap = count / len(images | held[name])
+        worth = overlap + 0.2 * same_type + 0.2 * (name == record.name)
+        if 2 * count >= len(images) and worth > best_worth:
             best, best_worth = name, worth
     return best
 
@@ -554,23 +556,37 @@ def _with_inserted(pairs: list[Pair], b: _Side, matching: _Matching) -> list[Pai
     return result
 
 
-def _explained(pairs: list[Pair], a: _Side, b: _Side) -> tuple[Pair, ...]:
+def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
     """Return the pairs with a note where a batch norm was folded into the layer before it."""
-    by_name = {pair.reference: index for index, pair in enumerate(pairs)}
-    for i, name in enumerate(a.leaves[1:]):
-        before = a.leaves[i]
-        norm, host = pairs[by_name[name]], pairs[by_name[before]]
-        if norm.change is Change.REMOVED and host.candidate is not None:
-            x, y = a.records[before], b.records[host.candidate]
-            if "BatchNorm" in a.records[name].type_name and fingerprint(x) != fingerprint(y):
-                folded = f"{name!r} was folded into it"
-                pairs[by_name[before]] = Pair(
-                    before, host.candidate, host.change, folded, output_of=name
-                )
-                pairs[by_name[name]] = Pair(
-                    name, None, Change.REMOVED, f"folded into {host.candidate!r}"
-                )
-    return tuple(pairs)
+    place = {pair.reference: index for index, pair in enumerate(pairs)}
+    for host_name, name in pairwise(a.leaves):
+        norm, host = pairs[place[name]], pairs[place[host_name]]
+        if host.candidate is None or not _is_folded(norm, host, a, b):
+            continue
+        note = f"has {name} folded into it"
+        pairs[place[host_name]] = replace(host, note=note, output_of=name)
+        pairs[place[name]] = replace(norm, note=f"is folded into {host.candidate}")
+    return pairs
+
+
+def _is_folded(norm: Pair, host: Pair, a: _Side, b: _Side) -> bool:
+    """Whether a batch norm is gone and the layer before it has other parameters."""
+    gone = norm.candidate is None or _is_inert(b.records[norm.candidate])
+    was_norm = "BatchNorm" in a.records[norm.reference or ""].type_name
+    ours, theirs = a.records[host.reference or ""], b.records[host.candidate or ""]
+    return gone and was_norm and fingerprint(ours) != fingerprint(theirs)
+
+
+def _with_splits(pairs: Iterable[Pair], splits: Iterable[Split]) -> Iterator[Pair]:
+    """Yield the pairs with a note on those that are one layer or its parts."""
+    notes = {}
+    for split in splits:
+        verb = "is fused from" if split.fused else "is split into"
+        notes[split.fused, split.whole] = f"{verb} {', '.join(split.parts)}"
+        notes |= {(not split.fused, part): f"is a part of {split.whole}" for part in split.parts}
+    for pair in pairs:
+        note = notes.get((pair.reference is None, pair.name), "")
+        yield pair if pair.aligned or not note else replace(pair, note=note)
 
 
 MOST_PARTS = 8

@@ -18,6 +18,7 @@ from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
 from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.observing.sources import note_sources
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.observing.visiting import VisitedRecorder
 from pytest_modelhealth.capture.step.inputs import Inputs
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.loss import compute_loss
@@ -62,13 +63,15 @@ def run_step(
     arguments = Inputs.of(request.inputs)
     batch = (arguments.args, arguments.kwargs, request.target)
     samples = _samples(batch)
-    recorder = Recorder(named_modules(model), request.selection, scale, samples)
+    recorder = _recorder(request, model, scale, samples)
     note_sources(recorder)
     state = State(model)
     writes = Versions(_writable(recorder, batch))
     notes = [*notes, *_unregistered(model, state)]
     with exited_whole(untouched(state, batch), watch(recorder)) as hooks:
         output = model(*arguments.args, **arguments.kwargs)
+        if request.visitor is not None:
+            request.visitor.see_output(output)
         loss, path = _watched_loss(output, request, hooks)
         backward = _wants_backward(loss, request.backward, notes)
         # buffers and parameters as the forward left them: what the loss was computed with
@@ -106,6 +109,14 @@ def _watched_loss(
     with phase.watching(hooks):
         loss = compute_loss(output, request.target, request.loss)
     return loss, None if loss is None else phase.path(loss)
+
+
+def _recorder(request: Request, model: nn.Module, scale: LossScale, samples: int) -> Recorder:
+    if request.visitor is None:
+        return Recorder(named_modules(model), request.selection, scale, samples)
+    recorder = VisitedRecorder(named_modules(model), request.selection, scale, samples)
+    recorder.visitor = request.visitor
+    return recorder
 
 
 def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:

@@ -1,0 +1,64 @@
+"""A recorder that shows each tensor it sees to a visitor, for what statistics cannot answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
+from pytest_modelhealth.capture.observing.tensors import holds_numbers
+
+
+class Visitor(Protocol):
+    """Sees every tensor of a run, in the order in which they appear."""
+
+    def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
+        """See one tensor of a layer, which is the model's own: to be read now, never changed.
+
+        Args:
+            layer: name of the layer.
+            role: ``inputs``, ``activations``, ``gradients`` or ``parameter_gradients``.
+            tensor: own name of the tensor, for gradients of parameters; else ``""``.
+            value: the tensor. Gradients of parameters are still without a loss scale.
+        """
+
+    def see_output(self, output: Any) -> None:
+        """See what the model returned."""
+
+
+class VisitedRecorder(Recorder):
+    """Records as ever, and shows each tensor to `visitor`, which is set before the run."""
+
+    visitor: Visitor
+
+    def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> None:
+        """Take and show what `layer` was called with."""
+        super().add_inputs(layer, tensors)
+        for tensor in [t for t in tensors if holds_numbers(t)] or tensors:
+            self.visitor.see(layer.name, "inputs", "", tensor)
+
+    def complete(
+        self, layer: Layer, tensors: list[Tensor], unit_dimensions: list[int | None]
+    ) -> None:
+        """Take and show what a call of `layer` returned."""
+        super().complete(layer, tensors, unit_dimensions)
+        for tensor in tensors:
+            self.visitor.see(layer.name, "activations", "", tensor)
+
+    def add_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
+        """Take and show a gradient of the loss with respect to an output of `layer`."""
+        super().add_gradient(layer, gradient, unit_dimension)
+        self.visitor.see(layer.name, "gradients", "", gradient)
+
+    def add_state(self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]) -> None:
+        """Take parameters, their gradients or buffers; show the gradients."""
+        super().add_state(role, self._shown(tensors) if role == "parameter_gradients" else tensors)
+
+    def _shown(
+        self, tensors: Iterable[tuple[Layer, str, Tensor]]
+    ) -> Iterator[tuple[Layer, str, Tensor]]:
+        for layer, name, tensor in tensors:
+            self.visitor.see(layer.name, "parameter_gradients", name, tensor)
+            yield layer, name, tensor

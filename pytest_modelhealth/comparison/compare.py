@@ -1,0 +1,275 @@
+"""`compare`: runs both models on one batch and says where and why they part."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from pytest_modelhealth.capture import Request
+from pytest_modelhealth.capture.engine import Backward, Loss
+from pytest_modelhealth.comparison.alignment import Alignment, align
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
+from pytest_modelhealth.comparison.judging import FACTOR, Further, TensorResult, judge
+from pytest_modelhealth.comparison.links import link, missing_gradients
+from pytest_modelhealth.comparison.measures import coarser
+from pytest_modelhealth.comparison.store import TensorStore
+from pytest_modelhealth.comparison.story import Story, changed_values
+from pytest_modelhealth.comparison.subjects import (
+    Subject,
+    candidate_subject,
+    placement,
+    reference_subject,
+    run,
+)
+from pytest_modelhealth.comparison.trace import Trace, container
+from pytest_modelhealth.tolerance import QUANTISED, RUNS, coarsest_epsilon, epsilon_of
+
+MEMORY_BUDGET = 1 << 30
+"""Bytes of tensors that a comparison keeps in memory."""
+
+TF32 = 2**-11
+"""Half the step of the inputs to a matrix product in TensorFloat-32."""
+
+
+def compare(
+    reference: Any,
+    candidate: Any,
+    inputs: Any,
+    target: Any = None,
+    *,
+    loss: Loss | None = None,
+    backward: Backward = None,
+    strict_names: bool = False,
+    factor: float = FACTOR,
+    memory_budget: int = MEMORY_BUDGET,
+    noise_runs: int = RUNS,
+) -> Comparison:
+    """Compare two models on one batch: every layer, forward and backward, element by element.
+
+    Both start from the same random state and run in the mode they are in. Both are left as they
+    were, bit for bit.
+
+    Args:
+        reference: the model that is right.
+        candidate: a model that should compute the same: refactored, compiled, exported, scripted,
+            of another dtype, quantised, on another device; a `state_dict`, which is loaded into a
+            copy of the reference; or an ONNX model or file, of which the outputs are compared.
+        inputs: the batch, as for `Inspector.run_inspection`. It is brought to the dtype and device
+            of the candidate's parameters.
+        target: what `loss` compares the output with.
+        loss: ``loss(output, target)``, else ``loss(output)``; ``None`` takes ``output.loss``, a
+            scalar output, or a fixed random projection of the outputs.
+        backward: ``False`` leaves gradients out.
+        strict_names: whether a renamed, moved, retyped, inserted or removed layer fails too.
+        factor: how many times its natural noise a difference may be.
+        memory_budget: bytes of tensors to keep in memory; the rest lies in a temporary file, which
+            is removed however this ends.
+        noise_runs: perturbed runs of the reference, made where something seems to differ.
+
+    Raises:
+        InspectionError: one of the two is nothing that can be run, or a `state_dict` does not fit.
+        Exception: whatever a model or the loss raises, with a note on which of the two ran.
+    """
+    ours, theirs = reference_subject(reference), candidate_subject(candidate, reference)
+    request = Request(reference, inputs, target, loss, backward)
+    with TensorStore(memory_budget) as store:
+        a = run(ours, request, store)
+        b = run(theirs, request, store, placement(theirs, inputs))
+        notes = _notes(ours, theirs, a, b)
+        alignment = align(a.observation.layers, b.observation.layers)
+        lower = _lower(ours, theirs)
+        epsilons = _epsilon(ours, a), _epsilon(theirs, b)
+        further = Further(ours.module, request, noise_runs, notes)
+        results = judge(link(alignment, a, b), a, b, store, further, epsilons, lower, factor)
+        results += _problems(alignment, a, b, factor)
+        results.sort(key=lambda result: a.entries[result.key].moment)
+        return _comparison(
+            ours, theirs, a, b, alignment, results, notes, store, strict_names, epsilons
+        )
+
+
+def _comparison(
+    ours: Subject,
+    theirs: Subject,
+    a: Trace,
+    b: Trace,
+    alignment: Alignment,
+    results: list[TensorResult],
+    notes: list[str],
+    store: TensorStore,
+    strict_names: bool,
+    epsilons: tuple[float, float],
+) -> Comparison:
+    modules = ours.modules, theirs.modules
+    slack = epsilons[1] if epsilons[1] > epsilons[0] else 0.0
+    changed = {
+        pair.reference: changed_values(pair, a, b, modules, slack)
+        for pair in alignment.pairs
+        if pair.reference is not None
+    }
+    story = Story(alignment, a, b, modules, changed, tuple(results))
+    divergence = story.first_divergence() or _other_structure(a, b, results)
+    notes += _remarks(alignment, a, b, results, changed, divergence)
+    return Comparison(
+        reference=a.observation.model_type,
+        candidate=b.observation.model_type,
+        alignment=alignment,
+        layers=_layers(alignment, a, b, results, changed),
+        outputs=tuple(result for result in results if result.key.role == "outputs"),
+        first_divergence=divergence,
+        losses=(a.observation.loss, b.observation.loss),
+        strict_names=strict_names,
+        basis=_basis(results),
+        notes=tuple(dict.fromkeys(notes)),
+        spilled=store.on_disk,
+    )
+
+
+def _layers(
+    alignment: Alignment,
+    a: Trace,
+    b: Trace,
+    results: list[TensorResult],
+    changed: dict[str, tuple[str, ...]],
+) -> dict[tuple[str | None, str | None], AlignedLayer]:
+    of_layer: dict[str, list[TensorResult]] = defaultdict(list)
+    for result in results:
+        if result.key.role != "outputs":
+            of_layer[result.key.layer].append(result)
+    layers = {}
+    for pair in alignment.pairs:
+        side = a if pair.reference is not None else b
+        layers[pair.reference, pair.candidate] = AlignedLayer(
+            pair=pair,
+            type_name=side.observation.layers[pair.name].type_name,
+            tensors=tuple(of_layer.get(pair.reference, ())) if pair.reference is not None else (),
+            changed_parameters=changed.get(pair.reference, ())
+            if pair.reference is not None
+            else (),
+        )
+    return layers
+
+
+def _problems(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[TensorResult]:
+    """Return the gradients that the candidate does not have."""
+    return [
+        TensorResult(
+            key=key,
+            candidate=(alignment.to_candidate.get(key.layer, ""),),
+            difference=None,
+            ratio=math.inf,
+            source="none",
+            noise=0.0,
+            limit=factor,
+            problem=f"there is no gradient in the candidate: {why}",
+        )
+        for key, why in missing_gradients(alignment, a, b)
+    ]
+
+
+def _other_structure(a: Trace, b: Trace, results: list[TensorResult]) -> Divergence | None:
+    """Return the divergence of outputs that are built in another way."""
+    counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
+    if counts[0] == counts[1] and (
+        container(a.output) == container(b.output) or not b.observation.layers
+    ):
+        return None
+    story = f"the reference returns {a.output}, the candidate {b.output}"
+    first = next((result for result in results if result.key.role == "outputs"), None)
+    return Divergence(
+        "", "", a.observation.model_type, "structure", first, story, "another output structure"
+    )
+
+
+def _epsilon(subject: Subject, trace: Trace) -> float:
+    """Return the machine epsilon of the coarsest number a model computes with."""
+    found = coarsest_epsilon(trace.observation) or epsilon_of(torch.float32)
+    if subject.quantised:
+        found = max(found, QUANTISED)
+    if any(
+        p.is_cuda
+        for module in subject.modules.values()
+        for p in module._parameters.values()
+        if p is not None
+    ):
+        cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        if cuda.allow_tf32 or cudnn.allow_tf32:
+            found = max(found, TF32)
+    return found
+
+
+def _lower(ours: Subject, theirs: Subject) -> torch.dtype | None:
+    """Return the dtype of the candidate's parameters, if it is coarser than the reference's."""
+    dtypes = [
+        {p.dtype for p in subject.module.parameters() if p.is_floating_point()}
+        if subject.engine is not None
+        else set()
+        for subject in (ours, theirs)
+    ]
+    if len(dtypes[0]) != 1 or len(dtypes[1]) != 1 or dtypes[0] == dtypes[1]:
+        return None
+    (ours_dtype,), (theirs_dtype,) = dtypes
+    return theirs_dtype if coarser(ours_dtype, theirs_dtype) == theirs_dtype else None
+
+
+def _basis(results: list[TensorResult]) -> str:
+    sources = {result.source for result in results}
+    for source, phrase in (
+        ("perturbed", "runs of the reference perturbed by rounding"),
+        ("float64", "the reference's own distance from a float64 run"),
+        ("lower precision", "the reference in the candidate's precision"),
+        ("floor", "machine epsilon and depth"),
+    ):
+        if source in sources:
+            return phrase
+    return "bitwise equality"
+
+
+def _notes(ours: Subject, theirs: Subject, a: Trace, b: Trace) -> list[str]:
+    notes = [theirs.note] if theirs.note else []
+    if theirs.quantised:
+        notes.append("a quantised model has no gradients: the forward pass is compared")
+    for subject, trace in ((ours, a), (theirs, b)):
+        notes += [f"{subject.side}: {note}" for note in trace.observation.notes]
+    return notes
+
+
+def _remarks(
+    alignment: Alignment,
+    a: Trace,
+    b: Trace,
+    results: list[TensorResult],
+    changed: dict[str, tuple[str, ...]],
+    divergence: Divergence | None,
+) -> list[str]:
+    """Return what is worth saying of the models beyond the verdict."""
+    notes = []
+    if b.observation.layers and len(alignment.to_candidate) <= 1 < len(a.observation.layers):
+        notes.append(
+            "no layer of the reference was found in the candidate: only the inputs and outputs of "
+            "the models are compared"
+        )
+    both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]
+    if both_nan:
+        layers = list(dict.fromkeys(r.key.layer or a.observation.model_type for r in both_nan))
+        notes.append(f"equal, but NaN on both sides: {_listed(layers)}")
+    unused = [name for name, phrases in changed.items() if phrases]
+    if unused and divergence is None:
+        phrase = changed[unused[0]][0]
+        notes.append(f"parameters differ that this batch does not show: {unused[0]}: {phrase}")
+    for ours, theirs in alignment.to_candidate.items():
+        calls = a.observation.layers[ours].calls, b.observation.layers[theirs].calls
+        if calls[0] != calls[1] and min(calls):
+            notes.append(
+                f"{ours!r} is called {calls[1]} times, was {calls[0]}: the first {min(calls)} are "
+                "compared"
+            )
+    return notes
+
+
+def _listed(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

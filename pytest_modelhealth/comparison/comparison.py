@@ -1,0 +1,186 @@
+"""`Comparison`: the frozen result of comparing two models."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair
+from pytest_modelhealth.comparison.judging import TensorResult
+from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORWARD = ("inputs", "activations", "outputs")
+
+
+@dataclass(frozen=True)
+class AlignedLayer:
+    """One layer on both sides, and how far its tensors are apart.
+
+    Args:
+        pair: its names, and what became of it.
+        type_name: its class in the reference, or in the candidate where it was inserted.
+        tensors: its tensors that were compared, in order of appearance.
+        changed_parameters: its parameters and buffers whose values differ.
+    """
+
+    pair: Pair
+    type_name: str
+    tensors: tuple[TensorResult, ...] = ()
+    changed_parameters: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in the reference where it has one there, else in the candidate."""
+        return self.pair.name
+
+    @property
+    def label(self) -> str:
+        """The name for people: the class name where the layer is the model itself."""
+        return self.name or self.type_name
+
+    @property
+    def diverged(self) -> bool:
+        """Whether any of its tensors differs by more than rounding explains."""
+        return any(result.diverged for result in self.tensors)
+
+    def worst(self, *roles: str) -> TensorResult | None:
+        """Return the tensor furthest beyond its noise, of these roles; ``None`` for none."""
+        found = [result for result in self.tensors if not roles or result.key.role in roles]
+        return max(found, key=_badness, default=None)
+
+
+def _badness(result: TensorResult) -> tuple[float, float]:
+    relative = result.difference.relative_l2 if result.difference is not None else math.inf
+    return result.ratio, relative
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two models first compute something else, and why.
+
+    Args:
+        layer: name of the culprit in the reference (in the candidate, if it was inserted there).
+        candidate: its name in the candidate; ``None`` where it was removed.
+        label: the culprit for people.
+        kind: ``"parameters"``, ``"computation"``, ``"inserted"``, ``"removed"``, ``"moved"``,
+            ``"structure"`` or ``"backward"``.
+        result: the first tensor that diverged.
+        story: what of the culprit is the same and what is not, one sentence.
+        cause: the likely cause, one sentence; ``""`` where nothing tells.
+        affected: names of the other layers that diverged, which only show what began here.
+    """
+
+    layer: str
+    candidate: str | None
+    label: str
+    kind: str
+    result: TensorResult | None
+    story: str
+    cause: str
+    affected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What separates a candidate from its reference, layer by layer.
+
+    `str` is a table through depth, `repr` one line.
+
+    Args:
+        reference: class name of the reference.
+        candidate: class name of the candidate, or what it is.
+        alignment: which layer is which.
+        layers: every layer of both, by the name in the reference, else in the candidate.
+        outputs: the tensors that the models return.
+        first_divergence: where they first differ by more than rounding explains; ``None`` where
+            they do not.
+        losses: the loss of both, where there was one.
+        strict_names: whether a renamed, moved, inserted or removed layer is a failure too.
+        basis: what the verdict rests on, one phrase.
+        notes: what a reader should know, a sentence each.
+        spilled: bytes that did not fit the memory budget and were kept in a temporary file.
+    """
+
+    reference: str
+    candidate: str
+    alignment: Alignment
+    layers: Mapping[tuple[str | None, str | None], AlignedLayer]
+    outputs: tuple[TensorResult, ...]
+    first_divergence: Divergence | None
+    losses: tuple[float | None, float | None]
+    strict_names: bool
+    basis: str
+    notes: tuple[str, ...] = ()
+    spilled: int = 0
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether the two compute the same, as far as rounding lets one tell.
+
+        With `strict_names`, every layer has to have kept its name, type and place too.
+        """
+        return self.first_divergence is None and not (self.strict_names and self.changed_names)
+
+    @cached_property
+    def changed_names(self) -> tuple[Pair, ...]:
+        """The layers that were renamed, moved, retyped, inserted or removed."""
+        return tuple(p for p in self.alignment.pairs if p.change is not Change.MATCHED)
+
+    @cached_property
+    def diverged(self) -> tuple[AlignedLayer, ...]:
+        """The layers with a tensor that differs by more than rounding explains."""
+        return tuple(layer for layer in self.layers.values() if layer.diverged)
+
+    def __getitem__(self, name: str) -> AlignedLayer:
+        """Return a layer by its name in the reference, else in the candidate.
+
+        Raises:
+            LayerNotFoundError: neither has such a layer; the message names the nearest.
+        """
+        pair = self.alignment.by_reference.get(name) or self.alignment.by_candidate.get(name)
+        if pair is None:
+            known = [*self.alignment.by_reference, *self.alignment.by_candidate]
+            raise LayerNotFoundError(f"neither model has a layer {name!r}{suggest(name, known)}")
+        return self.layers[pair.reference, pair.candidate]
+
+    def __len__(self) -> int:
+        """Return the number of layers, those on one side only included."""
+        return len(self.layers)
+
+    def assert_equivalent(self) -> None:
+        """Do nothing if the two are equivalent.
+
+        Raises:
+            ModelHealthError: they are not. Its first line names the layer where they part.
+        """
+        __tracebackhide__ = True
+        if not self.equivalent:
+            raise ModelHealthError(_rendering("comparison").failure(self), self)
+
+    def __repr__(self) -> str:
+        text: str = _rendering("comparison").line(self)
+        return f"<Comparison {text}>"
+
+    def __str__(self) -> str:
+        text: str = _rendering("comparison").overview(self)
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain dictionaries, lists, numbers and strings."""
+        return dict(_rendering("comparison").to_dict(self))
+
+    def plot_errors(self) -> Figure:
+        """Return a figure of the error beside its noise through the depth of the model."""
+        figure: Figure = _rendering("error_depth").plot_errors(self)
+        return figure
+
+
+def _rendering(name: str) -> Any:
+    return importlib.import_module(f"pytest_modelhealth.rendering.{name}")

@@ -1,0 +1,362 @@
+"""Whether a difference is more than rounding explains: cheap tests first, further runs if need be.
+
+1. Equal elements need no tolerance.
+2. A difference within the floor, of epsilon and depth, needs no run.
+3. A float64 copy of the reference is the truth: the candidate may be `factor` times as far from it
+   as the reference itself. For a candidate of lower precision, the reference is the truth, and a
+   copy of it in that precision shows how far rounding takes it.
+4. Perturbed copies of the reference confirm what is left, before anything is called a divergence.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.comparison.links import Link
+from pytest_modelhealth.comparison.measures import Difference, gap, is_equal, measure
+from pytest_modelhealth.comparison.store import TensorStore
+from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
+from pytest_modelhealth.statistics.dense import dense_values
+from pytest_modelhealth.tolerance import (
+    converted_batch,
+    converted_copy,
+    default_dtype,
+    floor,
+    perturbed_batch,
+    perturbed_copy,
+)
+
+FACTOR = 10.0
+"""How many times the natural noise a difference may be."""
+
+TRUSTED = 30.0
+"""A float64 run that is further off than this multiple of the perturbation noise is no truth: the
+model keeps numbers in float32 whatever it is converted to, or draws others in float64."""
+
+
+@dataclass(frozen=True)
+class TensorResult:
+    """What became of one tensor of the reference.
+
+    Args:
+        key: the tensor.
+        candidate: names of the candidate's layers that hold its counterpart.
+        difference: what separates the two; ``None`` where they cannot be compared.
+        ratio: the error by the natural noise; infinite where no rounding explains it.
+        source: what the noise was measured by: ``"equal"``, ``"floor"``, ``"float64"``,
+            ``"lower precision"``, ``"perturbed"``, or ``"none"`` where there is nothing to measure.
+        noise: the natural noise, relative to the reference's norm.
+        limit: the ratio up to which the two are equivalent.
+        problem: what is wrong, where it is no number that is off: a shape, a missing gradient.
+    """
+
+    key: Key
+    candidate: tuple[str, ...]
+    difference: Difference | None
+    ratio: float
+    source: str
+    noise: float
+    limit: float
+    problem: str = ""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether there is more than rounding explains."""
+        return self.ratio > self.limit
+
+
+@dataclass(eq=False)
+class _Case:
+    """A linked pair of tensors on its way to a verdict."""
+
+    link: Link
+    difference: Difference | None = None
+    problem: str = ""
+    floor: tuple[float, float] = (0.0, 0.0)
+    error: tuple[float, float] = (0.0, 0.0)
+    own: tuple[float, float] = (0.0, 0.0)
+    noise: tuple[float, float] = (0.0, 0.0)
+    source: str = "floor"
+
+    def scale(self) -> tuple[float, float]:
+        """Return the natural noise: as L2 norm, and for a single element."""
+        own = self.own
+        if any(self.noise):
+            limit = tuple(TRUSTED * max(n, f) for n, f in zip(self.noise, self.floor, strict=True))
+            own = own if own[0] <= limit[0] else (0.0, 0.0)
+        norm, largest = (max(x) for x in zip(self.floor, own, self.noise, strict=True))
+        return norm, largest
+
+    def ratio(self) -> float:
+        """Return the error by the noise, of the norm or of the worst element."""
+        if self.problem or (self.difference is not None and self.difference.nonfinite):
+            return math.inf
+        pairs = zip(self.error, self.scale(), strict=True)
+        return max((e / s if s else math.inf) for e, s in pairs) if any(self.error) else 0.0
+
+
+@dataclass
+class Further:
+    """Further runs of the reference.
+
+    Args:
+        model: the module that has its layers.
+        request: batch, target, loss and backward.
+        runs: how many perturbed runs at most.
+        notes: takes what a reader should know.
+    """
+
+    model: nn.Module
+    request: Request
+    runs: int
+    notes: list[str]
+
+    def run(self, build: Callable[[], tuple[nn.Module, Any, Any]], watcher: Watcher) -> str:
+        """Run a copy of the reference before `watcher`; return why that failed, if it did.
+
+        The copy is not the user's model: what it raises or warns of is not for them.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model, inputs, target = build()
+                request = replace(
+                    self.request, model=model, inputs=inputs, target=target, visitor=watcher
+                )
+                errors = find_engine(model).run(request).errors
+        except Exception as error:  # noqa: BLE001 - a copy in another precision may fail anyhow
+            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return errors[0] if errors else ""
+
+
+def judge(
+    links: Iterable[Link],
+    a: Trace,
+    b: Trace,
+    store: TensorStore,
+    further: Further,
+    epsilons: tuple[float, float],
+    lower: torch.dtype | None,
+    factor: float,
+) -> list[TensorResult]:
+    """Return what became of each linked tensor.
+
+    Args:
+        links: the tensors to compare.
+        a: the reference's run.
+        b: the candidate's run.
+        store: holds the tensors of both.
+        further: makes further runs of the reference.
+        epsilons: machine epsilon of the reference and of the candidate.
+        lower: the dtype of the candidate's parameters, if it is less precise than the reference's.
+        factor: how many times the noise a difference may be.
+    """
+    cases = [_Case(one) for one in links]
+    _measure(cases, a, b, store)
+    _set_floors(cases, a, max(epsilons))
+    open_ = [case for case in cases if _is_open(case, factor)]
+    if open_ and epsilons[1] > epsilons[0]:
+        _measure_lower(open_, a, store, further, lower)
+    elif open_:
+        _measure_truth(open_, a, b, store, further)
+    rest = [case for case in open_ if _is_open(case, factor)]
+    if rest or any(_is_implausible(case, epsilons[0]) for case in open_):
+        _measure_noise(open_, a, store, further, max(epsilons))
+    return [_result(case, factor) for case in cases]
+
+
+def _result(case: _Case, factor: float) -> TensorResult:
+    layers = tuple(dict.fromkeys(key.layer for key in case.link.candidate))
+    difference = case.difference
+    equal = difference is not None and not difference.unequal
+    norm = difference.norm if difference is not None else 0.0
+    return TensorResult(
+        key=case.link.reference,
+        candidate=layers,
+        difference=difference,
+        ratio=0.0 if equal else case.ratio(),
+        source="equal" if equal else "none" if math.isinf(case.ratio()) else case.source,
+        noise=case.scale()[0] / norm if norm else 0.0,
+        limit=factor,
+        problem=case.problem,
+    )
+
+
+def _is_open(case: _Case, factor: float) -> bool:
+    return factor < case.ratio() < math.inf
+
+
+def _is_implausible(case: _Case, epsilon: float) -> bool:
+    """Whether the truth is so far from the reference that it may be none."""
+    if case.difference is None or case.source != "float64":
+        return False
+    return case.own[0] > math.sqrt(epsilon) * case.difference.norm
+
+
+def _measure(cases: list[_Case], a: Trace, b: Trace, store: TensorStore) -> None:
+    """Measure each difference, once for tensors that are seen several times."""
+    known: dict[tuple[object, ...], tuple[Difference | None, str]] = {}
+    for case in cases:
+        slot, slots = a.entries[case.link.reference].slot, case.link.slots(b)
+        identity = (slot, slots, case.link.part, case.link.transposed)
+        if identity not in known:
+            known[identity] = _difference(*case.link.read(store, a, b))
+        case.difference, case.problem = known[identity]
+        if case.difference is not None:
+            case.error = case.difference.error_norm, case.difference.max_abs
+
+
+def _difference(expected: Tensor, found: Tensor) -> tuple[Difference | None, str]:
+    if expected.shape != found.shape:
+        return None, f"shape {_shape(found)} instead of {_shape(expected)}"
+    if is_equal(expected, found):
+        return Difference(expected.numel(), nan_both=int(expected.isnan().sum())), ""
+    difference = measure(expected, found)
+    if difference.unequal and not expected.is_floating_point():
+        return difference, f"{difference.unequal} of {difference.count} whole numbers differ"
+    return difference, ""
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
+
+
+def _set_floors(cases: list[_Case], a: Trace, epsilon: float) -> None:
+    """Set the least noise of each tensor; a layer's parameter gradients share the largest scale."""
+    largest: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    for layer, record in a.observation.layers.items():
+        for statistics in record.parameter_gradients.values():
+            rms, most = largest[layer]
+            if math.isfinite(statistics.rms):
+                largest[layer] = max(rms, statistics.rms), max(most, statistics.abs_max)
+    for case in cases:
+        key, difference = case.link.reference, case.difference
+        if difference is None:
+            continue
+        norm, most = difference.norm, difference.abs_max
+        if key.role == "parameter_gradients":
+            rms, abs_max = largest[key.layer]
+            norm, most = max(norm, rms * math.sqrt(difference.count)), max(most, abs_max)
+        roundings = a.depths[a.entries[key].moment]
+        if key.role == "parameter_gradients":
+            terms, rms = _terms(a, key)
+            roundings *= terms
+            norm = max(norm, rms * math.sqrt(terms * difference.count))
+            most = max(most, rms * math.sqrt(terms))
+        relative = floor(epsilon, roundings)
+        case.floor = relative * norm, relative * most
+
+
+def _terms(a: Trace, key: Key) -> tuple[int, float]:
+    """Return how many terms the gradient of a parameter sums, and the root mean square of these.
+
+    There is a term for each sample and position. Their errors may have one sign, as where a batch
+    norm takes a rounded mean off all of them, so that they add up rather than cancel; the terms
+    themselves may cancel, and then the sum says nothing of their size. Of matrices the terms are
+    not known, and the sum has to do.
+    """
+    layer, shape = a.observation.layers[key.layer], a.entries[key].shape
+    if layer.activations is None or not shape:
+        return 1, 0.0
+    terms = max(layer.activations.count // max(shape[0], 1), 1)
+    known = len(shape) == 1 and layer.gradients is not None
+    return terms, layer.gradients.rms if known and layer.gradients is not None else 0.0
+
+
+class _Beside(Watcher):
+    """Shows each tensor of a further run to the cases of the tensor of its name."""
+
+    def __init__(self, cases: list[_Case], see: Callable[[_Case, Tensor], None]) -> None:
+        super().__init__()
+        self._see_case = see
+        self._cases: dict[Key, list[_Case]] = defaultdict(list)
+        for case in cases:
+            self._cases[case.link.reference].append(case)
+
+    def take(self, key: Key, value: Tensor) -> None:
+        """Measure a tensor against those that were kept."""
+        for case in self._cases.get(key, ()):
+            self._see_case(case, dense_values(value).values.cpu())
+
+
+def _measure_truth(
+    cases: list[_Case], a: Trace, b: Trace, store: TensorStore, further: Further
+) -> None:
+    found: list[tuple[_Case, tuple[float, float], tuple[float, float]]] = []
+
+    def see(case: _Case, truth: Tensor) -> None:
+        expected, candidate = case.link.read(store, a, b)
+        if truth.shape == expected.shape:
+            found.append((case, gap(expected, truth), gap(candidate, truth)))
+
+    def build() -> tuple[nn.Module, Any, Any]:
+        request = further.request
+        model = converted_copy(further.model, torch.float64)
+        inputs = converted_batch(request.inputs, torch.float64)
+        return model, inputs, converted_batch(request.target, torch.float64)
+
+    with default_dtype(torch.float64):
+        failure = further.run(build, _Beside(cases, see))
+    if failure:
+        further.notes.append(f"the reference has no float64 run to compare with: {failure}")
+        return
+    for case, own, error in found:
+        case.own, case.error, case.source = own, error, "float64"
+
+
+def _measure_lower(
+    cases: list[_Case],
+    a: Trace,
+    store: TensorStore,
+    further: Further,
+    lower: torch.dtype | None,
+) -> None:
+    if lower is None:
+        return
+
+    def see(case: _Case, value: Tensor) -> None:
+        expected = store[a.entries[case.link.reference].slot]
+        if value.shape == expected.shape:
+            case.own, case.source = gap(expected, value), "lower precision"
+
+    def build() -> tuple[nn.Module, Any, Any]:
+        request = further.request
+        model = converted_copy(further.model, lower)
+        return model, converted_batch(request.inputs, lower), request.target
+
+    failure = further.run(build, _Beside(cases, see))
+    if failure:
+        further.notes.append(f"the reference does not run in {lower}: {failure}")
+
+
+def _measure_noise(
+    cases: list[_Case], a: Trace, store: TensorStore, further: Further, epsilon: float
+) -> None:
+    def see(case: _Case, value: Tensor) -> None:
+        expected = store[a.entries[case.link.reference].slot]
+        if value.shape == expected.shape:
+            seen = gap(expected, value)
+            case.noise = max(case.noise[0], seen[0]), max(case.noise[1], seen[1])
+            if case.source == "floor":
+                case.source = "perturbed"
+
+    for seed in range(further.runs):
+
+        def build(seed: int = seed) -> tuple[nn.Module, Any, Any]:
+            request = further.request
+            model = perturbed_copy(further.model, epsilon, seed)
+            return model, perturbed_batch(request.inputs, epsilon, seed), request.target
+
+        failure = further.run(build, _Beside(cases, see))
+        if failure:
+            further.notes.append(f"the noise could not be measured: {failure}")
+            return

@@ -1,0 +1,199 @@
+"""Which tensor of the candidate stands beside which of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.comparison.alignment import Alignment, Pair, Split, fingerprint
+from pytest_modelhealth.comparison.store import TensorStore
+from pytest_modelhealth.comparison.trace import Key, Trace
+from pytest_modelhealth.report import Status
+from pytest_modelhealth.statistics import TensorStatistics
+
+FLOWING = ("inputs", "activations", "gradients")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One tensor of the reference and what it is compared with.
+
+    Args:
+        reference: the tensor in the reference.
+        candidate: the tensor in the candidate; several that together are the one.
+        part: the rows of the candidate's tensor that are compared, if not all: first and last + 1.
+        transposed: whether the candidate keeps it transposed.
+    """
+
+    reference: Key
+    candidate: tuple[Key, ...]
+    part: tuple[int, int] | None = None
+    transposed: bool = False
+
+    def slots(self, b: Trace) -> tuple[int, ...]:
+        """Return where the candidate's tensors are kept."""
+        return tuple(b.entries[key].slot for key in self.candidate)
+
+    def read(self, store: TensorStore, a: Trace, b: Trace) -> tuple[Tensor, Tensor]:
+        """Return both tensors in the reference's shape; in their own where these do not fit."""
+        expected = store[a.entries[self.reference].slot]
+        return expected, self.fit([store[slot] for slot in self.slots(b)], expected.shape)
+
+    def fit(self, tensors: list[Tensor], shape: torch.Size) -> Tensor:
+        """Return the candidate's tensors as one of the reference's shape, if they can be."""
+        found = tensors[0]
+        if len(tensors) > 1:
+            found = _joined(tensors, shape)
+        elif self.part is not None:
+            found = _narrowed(found, shape, *self.part)
+        if self.transposed:
+            found = found.T
+        if found.shape != shape and found.numel() == shape.numel():
+            found = found.reshape(shape)
+        return found
+
+
+def _joined(tensors: list[Tensor], shape: torch.Size) -> Tensor:
+    for dim in range(tensors[0].ndim - 1, -1, -1):
+        if _size(tensors, dim) == shape[dim : dim + 1].numel() and len(shape) == tensors[0].ndim:
+            return torch.cat(tensors, dim)
+    return tensors[0]
+
+
+def _size(tensors: list[Tensor], dim: int) -> int:
+    return sum(tensor.shape[dim] for tensor in tensors)
+
+
+def _narrowed(tensor: Tensor, shape: torch.Size, start: int, stop: int) -> Tensor:
+    for dim in range(tensor.ndim - 1, -1, -1):
+        if len(shape) == tensor.ndim and shape[dim] == stop - start != tensor.shape[dim] >= stop:
+            return tensor.narrow(dim, start, stop - start)
+    return tensor
+
+
+def link(alignment: Alignment, a: Trace, b: Trace) -> list[Link]:
+    """Return every tensor of the reference that has a counterpart, in order of appearance."""
+    links = list(_outputs(a, b))
+    folded = {pair.output_of for pair in alignment.pairs if pair.output_of is not None}
+    for pair in alignment.pairs:
+        if pair.reference is not None and pair.candidate is not None:
+            if pair.reference in folded:
+                continue  # what it gave, the layer that it is folded into gives
+            links += _of_pair(pair, pair.reference, pair.candidate, a, b)
+    for split in alignment.splits:
+        links += _of_fusion(split, a, b) if split.fused else _of_split(split, a, b)
+    links.sort(key=lambda one: a.entries[one.reference].moment)
+    return links
+
+
+def _outputs(a: Trace, b: Trace) -> Iterator[Link]:
+    for key in a.of_role["", "outputs"]:
+        if key in b.entries:
+            yield Link(key, (key,))
+
+
+def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:
+    for role in FLOWING:
+        source = ours if role == "inputs" or pair.output_of is None else pair.output_of
+        left, right = a.of_role[source, role], b.of_role[theirs, role]
+        if role == "gradients" and len(left) != len(right):
+            continue  # they come in reverse: the first of two calls is the last
+        if role == "gradients" and len(left) > 1:  # of several outputs, in any order
+            left = sorted(left, key=lambda key: a.entries[key].shape)
+            right = sorted(right, key=lambda key: b.entries[key].shape)
+        for one, other in zip(left, right, strict=False):
+            yield Link(one, (other,))
+    if pair.output_of is None:
+        yield from _parameter_gradients(ours, theirs, a, b)
+
+
+def _parameter_gradients(ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:
+    names = parameter_names(ours, theirs, a, b)
+    for key in a.of_role[ours, "parameter_gradients"]:
+        other = Key(theirs, "parameter_gradients", names.get(key.tensor, key.tensor))
+        if other in b.entries:
+            yield Link(key, (other,), transposed=_is_transposed(key, other, a, b))
+
+
+def parameter_names(ours: str, theirs: str, a: Trace, b: Trace) -> dict[str, str]:
+    """Return the candidate's name of each parameter of a layer: the same, or that of its values."""
+    x, y = a.observation.layers[ours], b.observation.layers[theirs]
+    if set(x.parameters) & set(y.parameters) or len(x.parameters) != len(y.parameters):
+        return {name: name for name in x.parameters if name in y.parameters}
+    if fingerprint(x) == fingerprint(y):
+        order = [_by_values(x.parameters), _by_values(y.parameters)]
+        return dict(zip(*order, strict=True))
+    return dict(zip(x.parameters, y.parameters, strict=True))
+
+
+def _by_values(parameters: Mapping[str, TensorStatistics]) -> list[str]:
+    def values(name: str) -> tuple[float, ...]:
+        tensor = parameters[name]
+        return tensor.count, tensor.zero_count, tensor.min, tensor.max
+
+    return sorted(parameters, key=values)
+
+
+def _is_transposed(key: Key, other: Key, a: Trace, b: Trace) -> bool:
+    shape, found = a.entries[key].shape, b.entries[other].shape
+    types = [trace.observation.layers[one.layer].type_name for trace, one in ((a, key), (b, other))]
+    square = shape == found and types[0] != types[1] and "Conv1D" in types
+    return len(shape) == 2 and found == shape[::-1] and (shape != found or square)
+
+
+def _of_split(split: Split, a: Trace, b: Trace) -> Iterator[Link]:
+    """Yield the one layer's tensors beside those of its parts, joined."""
+    for role in ("activations", "gradients"):
+        groups = zip(*(b.of_role[part, role] for part in split.parts), strict=False)
+        for one, others in zip(a.of_role[split.whole, role], groups, strict=False):
+            yield Link(one, tuple(others))
+    for one in a.of_role[split.whole, "inputs"][:1]:
+        for other in b.of_role[split.parts[0], "inputs"][:1]:
+            yield Link(one, (other,))
+    for one in a.of_role[split.whole, "parameter_gradients"]:
+        others = tuple(one._replace(layer=part) for part in split.parts)
+        if all(other in b.entries for other in others):
+            yield Link(one, others)
+
+
+def _of_fusion(split: Split, a: Trace, b: Trace) -> Iterator[Link]:
+    """Yield the tensors of each part beside its rows of the candidate's one layer."""
+    start = 0
+    for part in split.parts:
+        parameters = a.observation.layers[part].parameters
+        rows = next(iter(parameters.values())).shape[0]
+        for role in (*FLOWING, "parameter_gradients"):
+            for one in a.of_role[part, role]:
+                other = one._replace(layer=split.whole)
+                if other in b.entries:
+                    yield Link(one, (other,), None if role == "inputs" else (start, start + rows))
+        start += rows
+
+
+def missing_gradients(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[Key, str]]:
+    """Yield what has a gradient in the reference and none in the candidate, and why.
+
+    Where the candidate's layers cannot be seen, nothing is missed.
+    """
+    if not (a.observation.backward and b.observation.backward):
+        return
+    lost = (Status.NO_GRAD_PATH, Status.UNUSED_IN_LOSS)
+    for pair in alignment.pairs:
+        if pair.reference is None or pair.candidate is None or pair.output_of is not None:
+            continue
+        x, y = (
+            a.observation.layers[pair.reference],
+            b.observation.layers[pair.candidate],
+        )
+        if x.status is Status.OBSERVED and y.status in lost:
+            for key in a.of_role[pair.reference, "gradients"][:1]:
+                yield key, y.reason
+        names = parameter_names(pair.reference, pair.candidate, a, b)
+        for key in a.of_role[pair.reference, "parameter_gradients"]:
+            other = names.get(key.tensor, key.tensor)
+            if other in y.parameters and other not in y.parameter_gradients:
+                frozen = other in y.frozen
+                yield key, f"{other} is frozen there" if frozen else "the loss does not reach it"

@@ -1,0 +1,378 @@
+"""Where two models first compute something else: inputs, parameters or computation, and why."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair, kind
+from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
+from pytest_modelhealth.comparison.judging import TensorResult
+from pytest_modelhealth.comparison.links import parameter_names
+from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.report import LayerRecord, Option, Status
+
+Modules = Mapping[str, nn.Module]
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that tells why two models differ.
+
+    Args:
+        alignment: which layer is which.
+        a: the reference's run.
+        b: the candidate's run.
+        modules: the modules of both, by name.
+        changed: the parameters and buffers of each layer of the reference whose values differ, a
+            phrase each.
+        results: what became of each tensor, in order of appearance in the reference.
+    """
+
+    alignment: Alignment
+    a: Trace
+    b: Trace
+    modules: tuple[Modules, Modules]
+    changed: Mapping[str, tuple[str, ...]]
+    results: tuple[TensorResult, ...]
+
+    def first_divergence(self) -> Divergence | None:
+        """Return where the two first differ: forward, or else backward, each in its own order."""
+        diverged = [result for result in self.results if result.diverged]
+        forward = [result for result in diverged if result.key.role in FORWARD]
+        if forward:
+            return self._forward(forward[0], diverged)
+        return self._backward(diverged[0], diverged) if diverged else None
+
+    def _forward(self, first: TensorResult, diverged: list[TensorResult]) -> Divergence:
+        name = first.key.layer
+        moved = self.alignment.by_reference.get(name)
+        if first.key.role == "inputs" and moved is not None and moved.change is Change.MOVED:
+            story = "it runs at another place among the layers, on another input"
+            return self._made(moved, "moved", first, diverged, story, "")
+        if first.key.role == "inputs":
+            return self._between(
+                first, diverged, _parent(name), f"the input of {self._label(name)}"
+            )
+        if first.key.role == "outputs":
+            return self._between(first, diverged, "", "what the model returns")
+        pair = self._pair(name)
+        if pair is None or pair.reference is None:
+            together = ", ".join(first.candidate)
+            story = f"same input, and {together} together give another output"
+            return self._made(_unpaired(name), "computation", first, diverged, story, "")
+        if self._runs_others(pair.reference):
+            return self._between(first, diverged, pair.reference, "its output")
+        return self._own(pair, first, diverged)
+
+    def _own(self, pair: Pair, first: TensorResult, diverged: list[TensorResult]) -> Divergence:
+        """Return the story of a layer whose inputs are right and whose outputs are not."""
+        name = pair.reference or ""
+        changed = self.changed.get(name, ())
+        if pair.output_of is not None:
+            story = f"same input, and its output is not that of {pair.output_of}, which was folded"
+            return self._made(pair, "computation", first, diverged, f"{story} into it", "")
+        given = "same input" if self.a.of_role[name, "inputs"] else "no input"
+        if changed:
+            story = f"{given}, other weights, other output"
+            return self._made(pair, "parameters", first, diverged, story, "; ".join(changed))
+        owns = bool(self.a.observation.layers[name].parameters)
+        same = f"{given}, same weights" if owns else given
+        cause = "; ".join(self._settings(pair)) or _NO_SETTING
+        return self._made(pair, "computation", first, diverged, f"{same}, other output", cause)
+
+    def _between(
+        self, first: TensorResult, diverged: list[TensorResult], parent: str, seen: str
+    ) -> Divergence:
+        """Return the story of what is wrong although all aligned layers before are right."""
+        added, lost = self._unmatched_before(first)
+        if added or lost:
+            pair = (added or lost)[-1]
+            parts = [
+                f"{what} {', '.join(self._of(pair) for pair in pairs)}"
+                for what, pairs in (("inserted", added), ("removed", lost))
+                if pairs
+            ]
+            story = f"all before is right, {seen} is not; between them: {' and '.join(parts)}"
+            return self._made(pair, "inserted" if added else "removed", first, diverged, story, "")
+        while parent and self._pair(parent) is None:
+            parent = _parent(parent)
+        pair = self._pair(parent) or _unpaired(parent)
+        before = self._last_good(first)
+        after = f" after {self._label(before)}" if before else ""
+        changed = self.changed.get(parent, ())
+        if first.problem:
+            return self._made(
+                pair, "structure", first, diverged, f"{seen} has another form", first.problem
+            )
+        story = f"every layer before is right, {seen} is not: its own code{after} changed"
+        cause = "; ".join((*changed, *self._settings(pair)))
+        return self._made(
+            pair, "parameters" if changed else "computation", first, diverged, story, cause
+        )
+
+    def _backward(self, first: TensorResult, diverged: list[TensorResult]) -> Divergence:
+        name, role = first.key.layer, first.key.role
+        pair = self._pair(name) or _unpaired(name)
+        if role == "parameter_gradients":
+            tensor = f"{self._label(name)}.{first.key.tensor}".lstrip(".")
+            story = f"forward is right, and so are all gradients before that of {tensor}"
+            return self._made(pair, "backward", first, diverged, story, first.problem)
+        consumer = self._consumer(name)
+        story = (
+            f"forward is right; the gradient that reaches the output of {self._label(name)} is not"
+        )
+        if consumer is not None:
+            story += f", while the one that reaches {self._label(consumer)}, which follows it, is"
+            pair = self._pair(consumer) or pair
+        else:
+            owner = self._pair(_parent(name))
+            story += ": the code behind it changed"
+            pair = owner or pair
+        cause = first.problem or "its backward changed: a detach(), a custom autograd.Function"
+        return self._made(pair, "backward", first, diverged, story, cause)
+
+    def _made(
+        self,
+        pair: Pair,
+        what: str,
+        result: TensorResult,
+        diverged: list[TensorResult],
+        story: str,
+        cause: str,
+    ) -> Divergence:
+        affected = dict.fromkeys(r.key.layer for r in diverged if r.key.role != "outputs")
+        others = tuple(name for name in affected if name not in (pair.name, result.key.layer))
+        return Divergence(
+            layer=pair.name,
+            candidate=pair.candidate,
+            label=self._of(pair),
+            kind=what,
+            result=result,
+            story=story,
+            cause=cause,
+            affected=others,
+        )
+
+    def _pair(self, name: str) -> Pair | None:
+        """Return the pair of a layer of the reference; of a folded one, that of its host."""
+        for pair in self.alignment.pairs:
+            if pair.output_of is not None and pair.output_of == name:
+                return pair
+        found = self.alignment.by_reference.get(name)
+        return found if found is not None and found.aligned else None
+
+    def _label(self, name: str) -> str:
+        return name or self.a.observation.model_type
+
+    def _of(self, pair: Pair) -> str:
+        return pair.name or self.a.observation.model_type
+
+    def _runs_others(self, name: str) -> bool:
+        """Whether other layers ran inside this one."""
+        prefix = f"{name}." if name else ""
+        layers = self.a.observation.layers
+        return any(n != name and n.startswith(prefix) and layers[n].calls for n in layers)
+
+    def _last_good(self, first: TensorResult) -> str | None:
+        """Return the layer whose output was the last to be right before `first`."""
+        good = None
+        for result in self.results:
+            if result is first:
+                break
+            if result.key.role == "activations" and not result.diverged:
+                good = result.key.layer
+        return good
+
+    def _unmatched_before(self, first: TensorResult) -> tuple[list[Pair], list[Pair]]:
+        """Return what was inserted and removed between the last good tensor and `first`."""
+        start_a = start_b = -1
+        for result in self.results:
+            if result is first:
+                break
+            if result.key.role == "activations" and not result.diverged:
+                start_a = self.a.entries[result.key].moment
+                start_b = max(start_b, self._moment(result))
+        stop_a, stop_b = self.a.entries[first.key].moment, self._moment(first)
+        added, lost = [], []
+        for pair in self.alignment.pairs:
+            if pair.reference is None and pair.candidate is not None:
+                if _ran(self.b, pair.candidate, start_b, stop_b):
+                    added.append(pair)
+            elif (
+                pair.candidate is None
+                and pair.reference is not None
+                and not pair.note
+                and _ran(self.a, pair.reference, start_a, stop_a)
+            ):
+                lost.append(pair)
+        return added, lost
+
+    def _moment(self, result: TensorResult) -> int:
+        """Return when the counterpart of a tensor appeared in the candidate."""
+        key = result.key
+        keys = [
+            found
+            for layer in result.candidate
+            for found in self.b.of_role[layer, key.role]
+            if found.number == key.number
+        ]
+        return max((self.b.entries[found].moment for found in keys), default=-1)
+
+    def _consumer(self, name: str) -> str | None:
+        """Return the one aligned layer that takes the output of another, with a right gradient."""
+        slots = {self.a.entries[key].slot for key in self.a.of_role[name, "activations"]}
+        found = [
+            key.layer
+            for key, entry in self.a.entries.items()
+            if key.role == "inputs" and entry.slot in slots and not self._runs_others(key.layer)
+        ]
+        wrong = {r.key.layer for r in self.results if r.diverged and r.key.role == "gradients"}
+        return found[0] if len(found) == 1 and found[0] not in wrong else None
+
+    def _settings(self, pair: Pair) -> Iterator[str]:
+        """Yield how the two modules of a pair are set up differently."""
+        if pair.reference is None or pair.candidate is None:
+            return
+        layers = self.a.observation.layers, self.b.observation.layers
+        x, y = layers[0][pair.reference], layers[1][pair.candidate]
+        ours, theirs = (side.get(n) for side, n in zip(self.modules, (x.name, y.name), strict=True))
+        if kind(x) != kind(y) or (x.type_name != y.type_name and x.functional == y.functional):
+            yield f"it is a {y.type_name}, was a {x.type_name}"
+        if ours is not None and theirs is not None:
+            if ours.training != theirs.training:
+                yield f"it {_mode(theirs)}, the reference {_mode(ours)}"
+            yield from settings_difference(ours, theirs)
+        yield from _options_difference(x, y)
+
+
+_NO_SETTING = (
+    "its settings are the same: the code of its forward changed, or it draws random numbers"
+)
+
+
+def _mode(module: nn.Module) -> str:
+    return "is in training mode" if module.training else "is in evaluation mode"
+
+
+def _unpaired(name: str) -> Pair:
+    """Return a stand-in for a layer that has no counterpart of its own."""
+    return Pair(name, None, Change.REMOVED)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _ran(trace: Trace, layer: str, start: int, stop: int) -> bool:
+    """Whether a layer that computes something itself gave an output in this span of moments."""
+    record = trace.observation.layers[layer]
+    if record.status is Status.ALIAS_OF_INPUT:
+        return False
+    inside = any(name.startswith(f"{layer}.") for name in trace.observation.layers)
+    return not inside and any(
+        start < trace.entries[key].moment <= stop for key in trace.of_role[layer, "activations"]
+    )
+
+
+_PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)
+_UNTOLD = {"training", "layer_idx", "layer_id", "call_super_init", "dump_patches"}
+
+
+def settings_difference(reference: nn.Module, candidate: nn.Module) -> Iterator[str]:
+    """Yield each public attribute that both modules have and that differs: ``"eps is 1e-12, was
+    1e-05"``.
+    """
+    theirs = vars(candidate)
+    for name, ours in vars(reference).items():
+        if name.startswith("_") or name in _UNTOLD or name not in theirs:
+            continue
+        other = theirs[name]
+        if _is_plain(ours) and _is_plain(other):
+            if ours != other and not (_is_nan(ours) and _is_nan(other)):
+                yield f"{name} is {other}, was {ours}"
+        elif _named(ours) != _named(other):
+            yield f"{name} is {_named(other)}, was {_named(ours)}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _named(value: Any) -> str:
+    """Return the name of a function; ``""`` for any other object."""
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+        return value.__qualname__
+    return ""
+
+
+def _options_difference(x: LayerRecord, y: LayerRecord) -> Iterator[str]:
+    if not (x.functional or y.functional):
+        return
+    options: Mapping[str, Option] = y.options
+    for name, ours in x.options.items():
+        if name in options and options[name] != ours:
+            yield f"{name} is {options[name]}, was {ours}"
+
+
+def changed_values(
+    pair: Pair, a: Trace, b: Trace, modules: tuple[Modules, Modules], epsilon: float
+) -> tuple[str, ...]:
+    """Return a phrase for each parameter and buffer of an aligned layer whose values differ.
+
+    Values that differ by no more than rounding to the candidate's dtype are the same.
+    """
+    x, y = (
+        side.get(name or "")
+        for side, name in zip(modules, (pair.reference, pair.candidate), strict=True)
+    )
+    if pair.reference is None or pair.candidate is None or x is None or y is None:
+        return ()
+    names = parameter_names(pair.reference, pair.candidate, a, b)
+    theirs: dict[str, Tensor | None] = {**y._parameters, **y._buffers}
+    found = []
+    for name, ours in (*x._parameters.items(), *x._buffers.items()):
+        other = theirs.get(names.get(name, name))
+        if ours is not None and other is not None and ours is not other:
+            phrase = _values_difference(name, ours, other, epsilon)
+            if phrase:
+                found.append(phrase)
+    return tuple(found)
+
+
+def _values_difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float) -> str:
+    if ours.is_meta or theirs.is_meta or ours.layout != theirs.layout != torch.strided:
+        return ""
+    with torch.no_grad():
+        x, y = (tensor.detach().cpu() for tensor in (ours, theirs))
+        if x.shape != y.shape:
+            if x.ndim == 2 and x.shape == y.shape[::-1]:
+                y = y.T
+            else:
+                return f"{name} has shape {tuple(y.shape)}, was {tuple(x.shape)}"
+        x, y = (t.dequantize() if t.is_quantized else t for t in (x, y))
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        rounded, x, y = x.to(y.dtype).to(wide), x.to(wide), y.to(wide)
+        apart = ((x - y).abs() > epsilon * x.abs()) & (rounded != y)
+        apart |= x.isnan() != y.isnan()
+        count = int(apart.sum())
+        if not count or (x.ndim == 2 and x.shape[0] == x.shape[1] and torch.equal(x, y.T)):
+            return ""
+        place = tuple(int(i) for i in apart.nonzero()[0])
+        at = f"[{', '.join(map(str, place))}]" if place else ""
+        return (
+            f"{name} differs in {count:,} of {x.numel():,} values: "
+            f"{name}{at} is {y[place].item():.6g}, was {x[place].item():.6g}"
+        )

@@ -1,0 +1,251 @@
+"""What can be compared with a reference, and how each kind is run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture import Inputs, Request, find_engine
+from pytest_modelhealth.capture.eager import is_compiled
+from pytest_modelhealth.capture.engine import Engine
+from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.observing.recorder import Recorder
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.run import run_step
+from pytest_modelhealth.comparison import onnx
+from pytest_modelhealth.comparison.store import TensorStore
+from pytest_modelhealth.comparison.trace import Keeper, Trace, structure
+from pytest_modelhealth.errors import InspectionError, suggest
+from pytest_modelhealth.layers import named_modules
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.tolerance import converted_batch, copied_batch
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under comparison.
+
+    Args:
+        model: what runs.
+        side: ``"reference"`` or ``"candidate"``.
+        engine: what runs it; ``None`` for a model that only gives outputs.
+        note: what a reader should know of how it came about.
+    """
+
+    model: Any
+    side: str
+    engine: Engine | None
+    note: str = ""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that has the layers."""
+        assert self.engine is not None
+        return self.engine.module(self.model)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Every module by its name as a layer."""
+        if self.engine is None:
+            return {}
+        return {named.name: named.module for named in named_modules(self.module)}
+
+    @property
+    def quantised(self) -> bool:
+        """Whether layers of it compute with quantised numbers, through which no gradient flows."""
+        return any(".quantized" in type(module).__module__ for module in self.modules.values())
+
+
+def reference_subject(model: Any) -> Subject:
+    """Return the reference, which must be a model.
+
+    Raises:
+        InspectionError: it is none.
+    """
+    if isinstance(model, Mapping) or onnx.is_onnx(model):
+        raise InspectionError(
+            f"the reference is a {type(model).__name__}: it must be a model that runs in PyTorch; "
+            "a state_dict or an ONNX file can only be the candidate"
+        )
+    return Subject(model, "reference", _engine(model, "reference"))
+
+
+def candidate_subject(candidate: Any, reference: Any) -> Subject:
+    """Return the candidate: a model, a `state_dict` for a copy of the reference, or ONNX.
+
+    Raises:
+        InspectionError: it is nothing of these, or the `state_dict` does not fit the reference.
+    """
+    if onnx.is_onnx(candidate):
+        return Subject(onnx.load(candidate), "candidate", None, "an ONNX model: outputs only")
+    if isinstance(candidate, Mapping):
+        loaded = _loaded(candidate, reference)
+        note = f"a copy of the reference with the {len(candidate)} tensors of the state_dict"
+        return Subject(loaded, "candidate", find_engine(loaded), note)
+    return Subject(candidate, "candidate", _engine(candidate, "candidate"))
+
+
+def _engine(model: Any, side: str) -> Engine:
+    if isinstance(model, str | Path):
+        raise InspectionError(
+            f"the {side} is the path {str(model)!r}: load it first; only ONNX files (*.onnx) are "
+            "read from disk"
+        )
+    compiled = isinstance(model, nn.Module) and any(map(is_compiled, model.modules()))
+    try:
+        return find_engine(model, compiled="observe" if compiled else "eager")
+    except InspectionError as error:
+        raise InspectionError(f"the {side}: {error}") from None
+
+
+def _loaded(state: Mapping[Any, Any], reference: Any) -> nn.Module:
+    if not isinstance(reference, nn.Module):
+        raise InspectionError(
+            "a state_dict is loaded into a copy of the reference, which must be a torch.nn.Module, "
+            f"not a {type(reference).__name__}"
+        )
+    _ensure_fits(state, reference.state_dict())
+    model = copy.deepcopy(reference)
+    model.load_state_dict(dict(state))
+    return model
+
+
+def _ensure_fits(state: Mapping[Any, Any], own: Mapping[str, Any]) -> None:
+    """Do nothing if a `state_dict` has the keys and shapes of the reference's.
+
+    Raises:
+        InspectionError: it has not; the message says which keys, and what may help.
+    """
+    if not state:
+        raise InspectionError("the state_dict is empty: it holds no tensor to load")
+    wrapped = next((key for key, value in state.items() if isinstance(value, Mapping)), None)
+    if wrapped is not None:
+        raise InspectionError(
+            f"this is no state_dict but a checkpoint that may hold one: pass candidate[{wrapped!r}]"
+        )
+    missing = [key for key in own if key not in state]
+    unexpected = [str(key) for key in state if key not in own]
+    if missing or unexpected:
+        raise InspectionError(
+            "the state_dict does not fit the reference: "
+            + "; ".join(
+                filter(
+                    None, (_listed("missing", missing), _listed("not in the reference", unexpected))
+                )
+            )
+            + _advice(missing, unexpected)
+        )
+    for key, value in state.items():
+        shape = getattr(value, "shape", None)
+        if isinstance(own[key], Tensor) and shape != own[key].shape:
+            raise InspectionError(
+                f"the state_dict does not fit the reference: {key!r} has shape "
+                f"{tuple(shape) if shape is not None else None}, expected {tuple(own[key].shape)}"
+            )
+
+
+def _listed(what: str, keys: list[str]) -> str:
+    if not keys:
+        return ""
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return f"{len(keys)} keys {what}: {', '.join(map(repr, keys[:3]))}{more}"
+
+
+def _advice(missing: list[str], unexpected: list[str]) -> str:
+    for prefix in ("module.", "_orig_mod.", "model."):
+        if unexpected and all(key.startswith(prefix) for key in unexpected):
+            return f"; strip {prefix!r} from its keys"
+    return suggest(unexpected[0], missing) if unexpected and missing else ""
+
+
+def run(
+    subject: Subject,
+    request: Request,
+    store: TensorStore,
+    like: tuple[torch.dtype | None, torch.device | None] = (None, None),
+) -> Trace:
+    """Run the request's batch through a subject, and keep every tensor.
+
+    Args:
+        subject: what to run.
+        request: batch, target, loss and backward; its model is not read.
+        store: keeps the tensors.
+        like: dtype and device to bring the floating tensors of the batch to.
+
+    Raises:
+        InspectionError: the request cannot be carried out on this model.
+        Exception: whatever the model or the loss raises, with a note on which of the two it was.
+    """
+    keeper = Keeper(store)
+    try:
+        if subject.engine is None:
+            return _outputs_of(subject.model, request.inputs, keeper)
+        batch = converted_batch(request.inputs, *like)
+        target = converted_batch(request.target, None, like[1]) if like[1] else request.target
+        own = replace(request, model=subject.model, inputs=batch, target=target, visitor=keeper)
+        if subject.quantised:
+            own = replace(own, backward=False)
+        observation = subject.engine.run(own)
+        if subject.engine.compiled:
+            observation = _with_compiled_outputs(subject, own, keeper, observation)
+    except Exception as error:
+        error.add_note(f"raised while the {subject.side} of compare(reference, candidate, ...) ran")
+        raise
+    if observation.errors:
+        raise InspectionError(
+            f"could not keep what the {subject.side} computes: {observation.errors[0]}"
+        )
+    return Trace(observation, keeper.entries, keeper.output)
+
+
+def _outputs_of(session: Any, inputs: Any, keeper: Keeper) -> Trace:
+    outputs = onnx.run(session, Inputs.of(copied_batch(inputs)))
+    keeper.see_output(outputs)
+    return Trace(Observation({}, "ONNX"), keeper.entries, structure(outputs))
+
+
+def _with_compiled_outputs(
+    subject: Subject, request: Request, keeper: Keeper, observation: Observation
+) -> Observation:
+    """Take outputs and parameter gradients from the compiled code itself, which nothing watches."""
+    own = Keeper(keeper.store)
+    bare = run_step(replace(request, visitor=own), subject.model, [], watch=_unwatched)
+    for key, entry in own.entries.items():
+        if key.role in ("outputs", "parameter_gradients"):
+            moment = keeper.entries[key].moment if key in keeper.entries else len(keeper.entries)
+            keeper.entries[key] = entry._replace(moment=moment)
+    return replace(observation, loss=bare.loss)
+
+
+@contextmanager
+def _unwatched(recorder: Recorder) -> Iterator[Hooks]:
+    yield Hooks(recorder)
+
+
+def placement(subject: Subject, inputs: Any) -> tuple[torch.dtype | None, torch.device | None]:
+    """Return the dtype and device that the batch must have for this model; ``None`` as it is.
+
+    A model whose parameters are all of one floating dtype, or all on one device, takes its batch
+    likewise.
+    """
+    if subject.engine is None:
+        return None, None
+    parameters = [p for p in subject.module.parameters() if not p.is_meta]
+    dtypes = {p.dtype for p in parameters if p.is_floating_point()}
+    devices = {p.device for p in parameters}
+    tensors = list(find_tensors(_plain(inputs)))
+    floating = {t.dtype for t in tensors if t.is_floating_point()}
+    dtype = next(iter(dtypes)) if len(dtypes) == 1 and floating - dtypes else None
+    device = next(iter(devices)) if len(devices) == 1 else None
+    return dtype, device if {t.device for t in tensors} - {device} else None
+
+
+def _plain(inputs: Any) -> Any:
+    return (inputs.args, inputs.kwargs) if isinstance(inputs, Inputs) else inputs

@@ -1,0 +1,181 @@
+"""One run of a model with every tensor kept, and further runs measured against it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors, version
+from pytest_modelhealth.comparison.store import TensorStore
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.statistics import UnsupportedTensorError
+from pytest_modelhealth.statistics.dense import dense_values
+
+
+class Key(NamedTuple):
+    """Names one tensor of a run: the `number`-th that a layer showed in a role."""
+
+    layer: str
+    role: str
+    tensor: str = ""
+    number: int = 0
+
+
+OUTPUT = Key("", "outputs")
+"""The tensors that the model returns; their number counts them."""
+
+
+class Entry(NamedTuple):
+    """What is kept of a tensor.
+
+    Args:
+        slot: its number in the store; a tensor seen again, unchanged, has the same.
+        moment: its place in the order in which the tensors of the run appeared.
+        shape: its shape, complex and sparse ones as real and dense.
+        dtype: its dtype, likewise.
+    """
+
+    slot: int
+    moment: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass
+class Trace:
+    """Everything that one run showed.
+
+    Args:
+        observation: the statistics.
+        entries: the tensors, by their names.
+        output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
+    """
+
+    observation: Observation
+    entries: dict[Key, Entry]
+    output: str
+
+    @cached_property
+    def of_role(self) -> Mapping[tuple[str, str], list[Key]]:
+        """The names of the tensors of each layer and role, in order of appearance."""
+        found: dict[tuple[str, str], list[Key]] = defaultdict(list)
+        for key in self.entries:
+            found[key.layer, key.role].append(key)
+        return found
+
+    @cached_property
+    def depths(self) -> dict[int, int]:
+        """How many layers have computed something when each tensor appears, by its moment."""
+        depth, seen, found = 1, set(), {}
+        for key, entry in self.entries.items():
+            found[entry.moment] = depth
+            if key.role in ("activations", "gradients") and entry.slot not in seen:
+                seen.add(entry.slot)
+                depth += 1
+        return found
+
+
+class _Seen:
+    """Recognises a tensor that is shown again unchanged, without keeping it alive."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Any]] = {}
+
+    def get(self, tensor: Tensor) -> Any:
+        found = self._seen.get(id(tensor))
+        if found is None or found[0]() is not tensor or found[1] != version(tensor):
+            return None
+        return found[2]
+
+    def put(self, tensor: Tensor, value: Any) -> None:
+        current = version(tensor)
+        if current is not None:
+            self._seen[id(tensor)] = (weakref.ref(tensor), current, value)
+
+
+class Watcher:
+    """A visitor that names each tensor; a subclass takes them."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], int] = defaultdict(int)
+
+    def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
+        """Name a tensor by its layer, role and how many there were before it."""
+        name = layer, role, tensor
+        number = self._counts[name]
+        self._counts[name] += 1
+        self._see(Key(layer, role, tensor, number), value)
+
+    def see_output(self, output: Any) -> None:
+        """Take what the model returned as tensors of the role ``outputs``."""
+        for number, tensor in enumerate(find_tensors(output)):
+            self._see(Key("", "outputs", "", number), tensor)
+
+    def _see(self, key: Key, value: Tensor) -> None:
+        try:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                self.take(key, value)
+        except UnsupportedTensorError:
+            pass  # the recorder has said so of this layer
+
+    def take(self, key: Key, value: Tensor) -> None:
+        """Do something with a tensor.
+
+        Raises:
+            UnsupportedTensorError: it has no values to read.
+        """
+        raise NotImplementedError
+
+
+@dataclass
+class Keeper(Watcher):
+    """Keeps every tensor in a store."""
+
+    store: TensorStore
+    entries: dict[Key, Entry] = field(default_factory=dict)
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._slots = _Seen()
+
+    def see_output(self, output: Any) -> None:
+        """Keep what the model returned, and how it is built."""
+        self.output = structure(output)
+        super().see_output(output)
+
+    def take(self, key: Key, value: Tensor) -> None:
+        """Keep a tensor, once if it is shown several times."""
+        known: Entry | None = self._slots.get(value)
+        if known is None:
+            values = dense_values(value).values
+            slot = self.store.put(values)
+            known = Entry(slot, 0, tuple(values.shape), values.dtype)
+            self._slots.put(value, known)
+        self.entries[key] = known._replace(moment=len(self.entries))
+
+
+def structure(value: Any) -> str:
+    """Return how an output is built, its tensors by shape."""
+    if isinstance(value, Tensor):
+        return "tensor " + ("x".join(map(str, value.shape)) or "scalar")
+    if isinstance(value, Mapping):
+        parts = (f"{key}: {structure(part)}" for key, part in value.items())
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__}({', '.join(map(structure, value))})"
+    return type(value).__name__
+
+
+def container(value: str) -> str:
+    """Return what `structure` says without the names of classes, which a refactor may change."""
+    for name in ("OrderedDict(", "ModelOutput(", "list("):
+        value = value.replace(name, "(")
+    return value

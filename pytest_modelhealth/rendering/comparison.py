@@ -1,0 +1,348 @@
+"""A comparison of two models as text: one line, a table through depth, a failure; and as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from pytest_modelhealth.comparison.alignment import Change, Pair
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
+from pytest_modelhealth.comparison.judging import TensorResult
+from pytest_modelhealth.comparison.measures import Difference
+from pytest_modelhealth.rendering.notation import (
+    NOT_SEEN,
+    abbreviate,
+    number,
+    plural,
+    printable,
+    shorten,
+    table,
+)
+
+FORWARD_ROLES = ("activations",)
+BACKWARD_ROLES = ("gradients", "parameter_gradients")
+MOST_ROWS = 9
+MOST_NOTES = 4
+MOST_NAMES = 4
+
+
+def line(comparison: Comparison) -> str:
+    """Return verdict, culprit and what it rests on, in one line."""
+    found = comparison.first_divergence
+    if found is not None:
+        why = ": ".join(filter(None, (found.story, found.cause)))
+        return printable(f"not equivalent: {found.label}: {why}")
+    if not comparison.equivalent:
+        first = comparison.changed_names[0]
+        return printable(
+            f"not equivalent (strict_names): {_pair(first)}; every number is the same, by "
+            f"{comparison.basis}"
+        )
+    layers = _compared(comparison)
+    compared = plural(layers, "layer") if layers else "all its outputs"
+    return printable(
+        f"equivalent by {comparison.basis}: {comparison.candidate} computes what "
+        f"{comparison.reference} does, in {compared}"
+    )
+
+
+def _compared(comparison: Comparison) -> int:
+    return sum(bool(layer.tensors) for layer in comparison.layers.values())
+
+
+def overview(comparison: Comparison, *, width: int = 100) -> str:
+    """Return the verdict and a line a layer, in execution order of the reference."""
+    head = [line(comparison), *_alignment(comparison), *_notes(comparison)]
+    layers = [layer for layer in comparison.layers.values() if _is_shown(layer)]
+    if not layers:
+        return "\n".join(head)
+    return "\n".join([*head, "", *_table(comparison, layers, width)])
+
+
+def _is_shown(layer: AlignedLayer) -> bool:
+    return bool(layer.tensors) or layer.pair.change is not Change.MATCHED
+
+
+def failure(comparison: Comparison) -> str:
+    """Return at most a screenful: its first line is the verdict and the culprit."""
+    found = comparison.first_divergence
+    if found is None:
+        return "\n".join(
+            [
+                line(comparison),
+                "",
+                *(f"  {_pair(pair)}" for pair in comparison.changed_names[:MOST_ROWS]),
+                *_more(len(comparison.changed_names) - MOST_ROWS, "layer"),
+                "",
+                "accept it:    leave out strict_names=True",
+            ]
+        )
+    cause = [f"likely cause: {printable(found.cause)}"] if found.cause else []
+    return "\n".join(
+        [
+            line(comparison),
+            "",
+            *_evidence(found.result, comparison.reference),
+            *(f"  {row}" for row in _around(comparison)),
+            *_folded(comparison),
+            "",
+            f"what differs: {printable(found.story)}",
+            *cause,
+            f"verdict by:   {comparison.basis}, times {_limit(comparison):g}",
+            *_alignment(comparison),
+            *_notes(comparison),
+            "look:         print(comparison), comparison.plot_errors()",
+        ]
+    )
+
+
+def _limit(comparison: Comparison) -> float:
+    found = comparison.first_divergence
+    return found.result.limit if found is not None and found.result is not None else math.nan
+
+
+def _evidence(result: TensorResult | None, model: str) -> Iterator[str]:
+    """Yield how far the first tensor that diverged is off, and where most."""
+    if result is None:
+        return
+    what = _tensor(result, model)
+    difference = result.difference
+    if difference is None:
+        yield f"  {what}: {result.problem}"
+        yield ""
+        return
+    yield (
+        f"  {what}: {difference.unequal:,} of {difference.count:,} elements differ, by "
+        f"{_times(result.ratio)} the natural noise (limit {result.limit:g})"
+    )
+    if difference.nonfinite:
+        yield f"  {_nonfinite(difference)}"
+    elif difference.at is not None:
+        yield (
+            f"  most at {list(difference.at)}: {difference.found:.6g} instead of "
+            f"{difference.expected:.6g}; {_measures(difference)}"
+        )
+    yield ""
+
+
+def _nonfinite(difference: Difference) -> str:
+    parts = [
+        (difference.nan_candidate, "NaN in the candidate only"),
+        (difference.nan_reference, "NaN in the reference only"),
+        (difference.other_infinities, "infinite on one side only"),
+    ]
+    said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+    at = "" if difference.at is None else f"; the first at {list(difference.at)}"
+    return f"{said}{at}"
+
+
+def _measures(difference: Difference) -> str:
+    return (
+        f"relative L2 {number(difference.relative_l2)}, cosine {difference.cosine:.6g}, "
+        f"SQNR {_decibels(difference.sqnr)}, {difference.max_ulp:,.0f} ULP"
+    )
+
+
+def _decibels(value: float) -> str:
+    return f"{value:.0f} dB" if math.isfinite(value) else "inf dB"
+
+
+def _tensor(result: TensorResult, model: str) -> str:
+    key = result.key
+    layer = printable(key.layer or model)
+    if key.role == "outputs":
+        return f"output {key.number} of {layer}"
+    if key.role == "parameter_gradients":
+        return f"gradient of {layer}.{key.tensor}"
+    return f"{key.role} of {layer}"
+
+
+def _times(ratio: float) -> str:
+    if math.isinf(ratio):
+        return "more than"
+    return f"{ratio:,.1f} times" if ratio < 100 else f"{ratio:,.0f} times"
+
+
+def _around(comparison: Comparison) -> list[str]:
+    """Return the rows of the table around the first divergence."""
+    layers = [layer for layer in comparison.layers.values() if _is_shown(layer)]
+    found = comparison.first_divergence
+    names = [layer.name for layer in layers]
+    seen_at = found.result.key.layer if found is not None and found.result is not None else ""
+    at = names.index(seen_at) if seen_at in names else 0
+    start = max(0, min(at - MOST_ROWS // 2, len(layers) - MOST_ROWS))
+    return _table(comparison, layers[start : start + MOST_ROWS], 96)
+
+
+def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -> list[str]:
+    found = comparison.first_divergence
+    culprit = None if found is None else (found.layer, found.candidate)
+    titles = ["", "layer", "is now", "forward", "x noise", "gradient", "x noise"]
+    rows = [titles]
+    for layer in layers:
+        is_culprit = culprit is not None and layer.name == culprit[0]
+        mark = "!" if is_culprit else "~" if layer.diverged else ""
+        forward, backward = layer.worst(*FORWARD_ROLES), layer.worst(*BACKWARD_ROLES)
+        rows.append([mark, layer.label, _now(layer.pair), *_cells(forward), *_cells(backward)])
+    names = max(16, (width - 44) * 3 // 5)
+    cut = [
+        [
+            row[0],
+            abbreviate(printable(row[1]), names),
+            shorten(row[2], width - 44 - names),
+            *row[3:],
+        ]
+        for row in rows
+    ]
+    return table(cut, left=(0, 1, 2))
+
+
+def _now(pair: Pair) -> str:
+    """Return what became of a layer; empty where it is as it was."""
+    if pair.change is Change.MATCHED:
+        return pair.note and "folded"
+    if pair.note:
+        return pair.note.removeprefix("is ").partition(" ")[0]
+    if pair.change in (Change.INSERTED, Change.REMOVED) or pair.candidate == pair.reference:
+        return str(pair.change)
+    return printable(pair.candidate or "")
+
+
+def _cells(result: TensorResult | None) -> list[str]:
+    """Return relative L2 error and its ratio to the noise."""
+    if result is None:
+        return [NOT_SEEN, NOT_SEEN]
+    if result.difference is None or result.problem:
+        return [shorten(result.problem.partition(":")[0], 10), "inf"]
+    if not result.difference.unequal:
+        return ["equal", "0"]
+    return [number(result.difference.relative_l2), number(result.ratio)]
+
+
+def _folded(comparison: Comparison) -> Iterator[str]:
+    found = comparison.first_divergence
+    if found is not None and found.affected:
+        show = "shows" if len(found.affected) == 1 else "show"
+        yield (
+            f"  {plural(len(found.affected), 'other layer')} only {show} what began in "
+            f"{printable(found.label)}"
+        )
+
+
+def _alignment(comparison: Comparison) -> Iterator[str]:
+    """Yield which layers were not simply matched."""
+    alignment = comparison.alignment
+    parts = []
+    for change in (Change.RENAMED, Change.RETYPED, Change.MOVED, Change.INSERTED, Change.REMOVED):
+        pairs = [pair for pair in alignment.of(change) if not pair.note or pair.aligned]
+        if pairs:
+            names = _names(_pair(pair, short=True) for pair in pairs)
+            parts.append(f"{len(pairs)} {change} ({names})")
+    noted = [f"{pair.name} {pair.note}" for pair in alignment.pairs if _tells(pair)]
+    if noted:
+        parts.append(_names(noted))
+    if parts:
+        yield f"alignment:    {printable('; '.join(parts))}"
+
+
+def _tells(pair: Pair) -> bool:
+    """Whether a pair has a note that no other pair's note says too."""
+    return bool(pair.note) and not pair.note.startswith("is a part of") and not pair.output_of
+
+
+def _names(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
+    return ", ".join(every[:MOST_NAMES]) + more
+
+
+def _pair(pair: Pair, *, short: bool = False) -> str:
+    if pair.reference is None or pair.candidate is None:
+        return pair.name if short else f"{pair.name} {pair.change}"
+    name = pair.name or "the model"
+    arrow = name if pair.candidate == pair.reference else f"{name} -> {pair.candidate}"
+    return arrow if short else f"{arrow} {pair.change}"
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    notes = [*comparison.notes]
+    if comparison.spilled:
+        notes.append(f"{comparison.spilled / 2**20:,.0f} MiB of tensors lay in a temporary file")
+    for note in notes[:MOST_NOTES]:
+        yield f"note:         {printable(shorten(note, 160))}"
+    yield from _more(len(notes) - MOST_NOTES, "note")
+
+
+def _more(count: int, what: str) -> Iterator[str]:
+    if count > 0:
+        yield f"  ... and {plural(count, f'more {what}')}"
+
+
+def to_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return everything as plain dictionaries, lists, numbers and strings."""
+    found = comparison.first_divergence
+    return {
+        "equivalent": comparison.equivalent,
+        "reference": comparison.reference,
+        "candidate": comparison.candidate,
+        "basis": comparison.basis,
+        "losses": list(comparison.losses),
+        "notes": list(comparison.notes),
+        "first_divergence": None
+        if found is None
+        else {
+            "layer": found.layer,
+            "candidate": found.candidate,
+            "kind": found.kind,
+            "story": found.story,
+            "cause": found.cause,
+            "affected": list(found.affected),
+            "tensor": None if found.result is None else _plain(found.result),
+        },
+        "layers": [
+            {
+                "reference": layer.pair.reference,
+                "candidate": layer.pair.candidate,
+                "change": str(layer.pair.change),
+                "note": layer.pair.note,
+                "type": layer.type_name,
+                "diverged": layer.diverged,
+                "changed_parameters": list(layer.changed_parameters),
+                "tensors": [_plain(result) for result in layer.tensors],
+            }
+            for layer in comparison.layers.values()
+        ],
+        "outputs": [_plain(result) for result in comparison.outputs],
+    }
+
+
+def _plain(result: TensorResult) -> dict[str, Any]:
+    difference = result.difference
+    measures = (
+        {}
+        if difference is None
+        else {
+            "count": difference.count,
+            "unequal": difference.unequal,
+            "nan_both": difference.nan_both,
+            "nonfinite": difference.nonfinite,
+            "max_abs": difference.max_abs,
+            "max_rel": difference.max_rel,
+            "relative_l2": difference.relative_l2,
+            "cosine": difference.cosine,
+            "sqnr_db": difference.sqnr,
+            "max_ulp": difference.max_ulp,
+        }
+    )
+    return {
+        "role": result.key.role,
+        "tensor": result.key.tensor,
+        "number": result.key.number,
+        "diverged": result.diverged,
+        "ratio": result.ratio,
+        "noise": result.noise,
+        "source": result.source,
+        "problem": result.problem,
+        **measures,
+    }

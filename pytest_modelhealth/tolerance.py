@@ -1,0 +1,280 @@
+"""The natural numerical noise of a model, measured: how far rounding alone moves its numbers.
+
+Two ways to measure it. A float64 copy tells how far the model's own rounding has taken it from the
+truth. Copies whose parameters and inputs are multiplied by ``1 + u``, with ``|u|`` up to one
+machine epsilon, tell how far a change that no one can be blamed for moves each number. Where both
+say next to nothing, the epsilon and the depth of the layer are the floor.
+``docs/concepts/tolerance.md`` explains, ``docs/decisions/0007-comparison.md`` has the measurements.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.engine import Backward, Loss
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import Selection
+from pytest_modelhealth.report import ROLES, Observation
+from pytest_modelhealth.statistics import TensorStatistics
+
+RUNS = 3
+"""Perturbed runs: each costs a step, and the largest deviation grows slowly with their number."""
+
+STATISTICS = (
+    "mean",
+    "std",
+    "rms",
+    "min",
+    "max",
+    "abs_max",
+    "norm",
+    "zero_fraction",
+    "dead_fraction",
+)
+"""The statistics whose noise `measure_noise` gives."""
+
+TensorName = tuple[str, str, str]
+"""Layer, role and own name of a tensor."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far rounding alone moves each statistic of each tensor.
+
+    Args:
+        deviations: the largest absolute deviation over the runs, by tensor and statistic.
+        runs: number of perturbed runs.
+        epsilon: largest relative perturbation of a parameter or input element.
+    """
+
+    deviations: Mapping[TensorName, Mapping[str, float]]
+    runs: int
+    epsilon: float
+
+    def of(self, layer: str, role: str, tensor: str, statistic: str) -> float:
+        """Return the noise of one statistic; 0 where the tensor was not seen."""
+        return self.deviations.get((layer, role, tensor), {}).get(statistic, 0.0)
+
+
+def measure_noise(
+    model: Any,
+    inputs: Any,
+    target: Any = None,
+    *,
+    loss: Loss | None = None,
+    backward: Backward = None,
+    selection: Selection | None = None,
+    runs: int = RUNS,
+    base: Observation | None = None,
+) -> Noise:
+    """Return the noise of each statistic of `model` on this batch, from `runs` perturbed runs.
+
+    Args:
+        model: as for `Inspector`; it is left as it was, and copied once a run.
+        inputs: the batch, as for `Inspector.run_inspection`; likewise `target`, `loss`, `backward`.
+        target: what `loss` compares the output with.
+        loss: as there.
+        backward: as there; ``None`` or ``False``.
+        selection: which roles of which layers to observe.
+        runs: number of perturbed runs.
+        base: what an unperturbed run saw, if there was one; it is run otherwise.
+
+    Raises:
+        InspectionError: the model cannot be copied.
+        Exception: whatever the model or the loss raises, untouched.
+    """
+    engine = find_engine(model)
+    chosen = Selection() if selection is None else selection
+    if base is None:
+        base = engine.run(Request(model, inputs, target, loss, backward, selection=chosen))
+    epsilon = coarsest_epsilon(base)
+    seen = []
+    for seed in range(runs):
+        copied = perturbed_copy(engine.module(model), epsilon, seed)
+        batch = perturbed_batch(inputs, epsilon, seed)
+        request = Request(copied, batch, target, loss, backward, selection=chosen)
+        seen.append(find_engine(copied).run(request))
+    return Noise(deviations(base, seen), runs, epsilon)
+
+
+def deviations(
+    base: Observation, others: Sequence[Observation]
+) -> dict[TensorName, dict[str, float]]:
+    """Return how far each statistic of `base` is from the farthest of `others`."""
+    found: dict[TensorName, dict[str, float]] = {}
+    for name, statistics in _tensors(base):
+        layer, role, tensor = name
+        rivals = [
+            other.layers[layer].tensors(role).get(tensor)
+            for other in others
+            if layer in other.layers
+        ]
+        found[name] = {
+            statistic: max(
+                (_distance(statistics, rival, statistic) for rival in rivals if rival is not None),
+                default=0.0,
+            )
+            for statistic in STATISTICS
+        }
+    return found
+
+
+def _tensors(observation: Observation) -> Iterator[tuple[TensorName, TensorStatistics]]:
+    for layer, record in observation.layers.items():
+        for role in ROLES:
+            for tensor, statistics in record.tensors(role).items():
+                yield (layer, role, tensor), statistics
+
+
+def _distance(a: TensorStatistics, b: TensorStatistics, statistic: str) -> float:
+    ours, theirs = getattr(a, statistic), getattr(b, statistic)
+    if ours is None or theirs is None or not (math.isfinite(ours) and math.isfinite(theirs)):
+        return 0.0
+    return abs(float(ours) - float(theirs))
+
+
+def coarsest_epsilon(observation: Observation) -> float:
+    """Return the machine epsilon of the least precise dtype a model keeps or computes in."""
+    dtypes = {
+        statistics.dtype
+        for (_, role, _), statistics in _tensors(observation)
+        if role in ("activations", "parameters")
+    }
+    return max(map(epsilon_of, dtypes), default=0.0)
+
+
+def epsilon_of(dtype: str | torch.dtype) -> float:
+    """Return the machine epsilon of a dtype; half a step for quantised ones, 0 for integers."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        return 0.0
+    if found in (torch.qint8, torch.quint8):
+        return QUANTISED
+    if found.is_floating_point or found.is_complex:
+        return torch.finfo(found).eps
+    return 0.0
+
+
+QUANTISED = 2**-7
+"""The step of eight quantised bits, by the largest magnitude."""
+
+
+def floor(epsilon: float, roundings: int) -> float:
+    """Return the least relative noise to expect of a tensor after so many roundings in a row.
+
+    Independent ones, one a layer, add up as a random walk; an eighth of the epsilon is about half
+    the standard deviation of one.
+    """
+    return epsilon * math.sqrt(max(roundings, 1)) / 8
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a deep copy of a model.
+
+    Raises:
+        InspectionError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise InspectionError(
+            f"{type(model).__name__} cannot be copied, so its noise cannot be measured: {error}"
+        ) from error
+
+
+def perturbed_copy(model: nn.Module, epsilon: float, seed: int) -> nn.Module:
+    """Return a copy whose every parameter element is multiplied by ``1 + u``, ``|u| <= epsilon``.
+
+    Raises:
+        InspectionError: the model cannot be copied.
+    """
+    result = copied(model)
+    generator = torch.Generator().manual_seed(seed)
+    for leaf in State(result).leaves:
+        _perturb(leaf, epsilon, generator)
+    return result
+
+
+def perturbed_batch(batch: Any, epsilon: float, seed: int) -> Any:
+    """Return a copy of a batch, perturbed likewise."""
+    result = copied_batch(batch)
+    generator = torch.Generator().manual_seed(seed + 1_000_003)
+    for tensor in find_tensors(result):
+        if tensor.is_leaf:
+            _perturb(tensor, epsilon, generator)
+    return result
+
+
+def _perturb(tensor: Tensor, epsilon: float, generator: torch.Generator) -> None:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout != torch.strided:
+        return
+    u = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
+    factor = u.mul_(epsilon).add_(1).to(tensor.device)
+    wide = tensor.data.to(torch.promote_types(tensor.dtype, torch.float64))
+    tensor.data = (wide * factor).to(tensor.dtype)
+
+
+def copied_batch(batch: Any) -> Any:
+    """Return a deep copy of a batch; the batch itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(batch)
+    except Exception:  # noqa: BLE001 - a tensor with a graph, an object of the user's
+        return batch
+
+
+def converted_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy that keeps and computes in `dtype`: parameters, buffers, plain attributes.
+
+    Raises:
+        InspectionError: the model cannot be copied.
+    """
+    result = copied(model)
+    state = State(result)
+    for tensor in (*state.leaves, *state.tensors):
+        if tensor.is_leaf and tensor.layout == torch.strided:
+            convert(tensor, dtype)
+    return result
+
+
+def converted_batch(
+    batch: Any, dtype: torch.dtype | None, device: torch.device | None = None
+) -> Any:
+    """Return a copy of a batch with its floating tensors in `dtype`, and all on `device`."""
+    result = copied_batch(batch)
+    for tensor in find_tensors(result):
+        if tensor.is_leaf:
+            if device is not None:
+                tensor.data = tensor.data.to(device)
+            if dtype is not None:
+                convert(tensor, dtype)
+    return result
+
+
+def convert(tensor: Tensor, dtype: torch.dtype) -> None:
+    """Bring a floating or complex tensor to `dtype` or the complex dtype of its width, in place."""
+    if tensor.is_complex():
+        tensor.data = tensor.data.to(dtype.to_complex())
+    elif tensor.is_floating_point():
+        tensor.data = tensor.data.to(dtype)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let tensors that a model makes while it runs be of `dtype`; for the whole process."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

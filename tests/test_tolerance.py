@@ -1,0 +1,175 @@
+"""The natural noise of a model is measured on copies, and is what rounding explains."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth import Inspector
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.tolerance import (
+    coarsest_epsilon,
+    converted_batch,
+    converted_copy,
+    default_dtype,
+    deviations,
+    epsilon_of,
+    floor,
+    measure_noise,
+    perturbed_batch,
+    perturbed_copy,
+)
+
+EPSILON = 2.0**-23
+
+
+def model() -> nn.Module:
+    """Return a small classifier."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 3))
+
+
+def test_a_perturbed_copy_is_off_by_at_most_an_epsilon():
+    """Each parameter moves by one rounding at most, most of them do, and the model stays."""
+    original = model()
+    before = copy.deepcopy(original.state_dict())
+    found = perturbed_copy(original, EPSILON, seed=0)
+    moved = 0
+    for ours, theirs in zip(original.parameters(), found.parameters(), strict=True):
+        relative = ((theirs - ours).double() / ours.double()).abs().nan_to_num()
+        assert relative.max() <= 1.5 * EPSILON  # u and the rounding of the product
+        moved += int((relative > 0).sum())
+    assert moved > 200
+    for name, value in original.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_perturbations_differ_by_seed_and_repeat_for_one():
+    """A seed gives one perturbation; of parameters and of the batch."""
+    batch = {"x": torch.randn(4, 8), "ids": torch.arange(3)}
+    first, again, other = (perturbed_batch(batch, EPSILON, seed) for seed in (0, 0, 1))
+    assert torch.equal(first["x"], again["x"])
+    assert not torch.equal(first["x"], other["x"])
+    assert torch.equal(first["ids"], batch["ids"])
+    weights = [perturbed_copy(model(), EPSILON, seed)[0].weight for seed in (0, 1)]
+    assert not torch.equal(*weights)
+
+
+def test_the_noise_of_a_statistic_is_its_largest_deviation():
+    """`deviations` is the maximum over runs of the distance, by hand."""
+    reports = [Inspector(model()).run_inspection(torch.ones(4, 8) * s) for s in (1.0, 1.1, 1.3)]
+    base, *others = [report.observation for report in reports]
+    found = deviations(base, others)[("0", "activations", "")]
+    values = [seen.layers["0"].activations.mean for seen in (base, *others)]
+    assert found["mean"] == max(abs(value - values[0]) for value in values[1:])
+    assert deviations(base, [base])[("0", "activations", "")]["rms"] == 0
+
+
+def test_measured_noise_is_small_and_covers_gradients():
+    """The noise of a small model is a few roundings, and every tensor has one."""
+    torch.manual_seed(1)
+    batch = torch.randn(16, 8)
+    original = model()
+    state = copy.deepcopy(original.state_dict())
+    noise = measure_noise(original, batch, runs=2)
+    report = Inspector(original).run_inspection(batch)
+    assert noise.epsilon == EPSILON
+    for record in report:
+        for role in ("activations", "gradients", "parameter_gradients"):
+            for name, statistics in record.tensors(role).items():
+                found = noise.of(record.name, role, name, "abs_max")
+                assert found <= 100 * EPSILON * statistics.abs_max
+    assert noise.of("3", "activations", "", "abs_max") > 0
+    assert noise.of("no such layer", "activations", "", "mean") == 0
+    for name, value in original.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_a_change_of_a_weight_is_far_outside_the_noise():
+    """A layer scaled by 1.001 moves hundreds of times what rounding does."""
+    torch.manual_seed(1)
+    batch = torch.randn(16, 8)
+    original, scaled = model(), model()
+    scaled[0].weight.data *= 1.001
+    noise = measure_noise(original, batch)
+    a, b = (Inspector(m).run_inspection(batch)["0"].activations for m in (original, scaled))
+    allowed = max(noise.of("0", "activations", "", "rms"), floor(EPSILON, 1) * a.rms)
+    assert abs(a.rms - b.rms) > 100 * allowed
+
+
+def test_a_float64_copy_computes_in_float64():
+    """Parameters, buffers and plain tensors are converted; integers and the original are not."""
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+            self.plain = torch.ones(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x) * self.plain
+
+    original = Holder()
+    found = converted_copy(original, torch.float64)
+    output = found(converted_batch(torch.randn(4, 8), torch.float64))
+    assert output.dtype == torch.float64
+    assert found.norm.num_batches_tracked.dtype == torch.int64
+    assert original.plain.dtype == original.norm.weight.dtype == torch.float32
+
+
+def test_the_default_dtype_comes_back_after_an_error():
+    """The setting of the process is put back however the run ends."""
+
+    def failing() -> None:
+        with default_dtype(torch.float64):
+            assert torch.ones(1).dtype == torch.float64
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        failing()
+    assert torch.ones(1).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (torch.float32, 2**-23),
+        ("bfloat16", 2**-7),
+        ("complex64", 2**-23),
+        (torch.int64, 0.0),
+        ("qint8", 2**-7),
+        ("no dtype", 0.0),
+    ],
+)
+def test_the_epsilon_of_a_dtype(dtype, expected):
+    """The machine epsilon of torch; none for whole numbers."""
+    assert epsilon_of(dtype) == expected
+
+
+def test_the_coarsest_dtype_decides():
+    """A model under autocast has float32 weights and bfloat16 roundings."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        report = Inspector(model()).run_inspection(torch.randn(4, 8))
+    assert coarsest_epsilon(report.observation) == 2**-7
+
+
+def test_the_floor_grows_with_the_root_of_the_depth():
+    """Roundings add up as a random walk."""
+    assert floor(EPSILON, 100) == pytest.approx(10 * floor(EPSILON, 1))
+    assert floor(EPSILON, 0) == floor(EPSILON, 1) > 0
+    assert not math.isnan(floor(0.0, 5))
+
+
+def test_a_model_that_cannot_be_copied_is_refused_with_a_reason():
+    """The message says that the copy failed, and why."""
+
+    class Uncopyable(nn.Linear):
+        def __deepcopy__(self, memo: object) -> nn.Module:
+            raise TypeError("no copies, please")
+
+    with pytest.raises(InspectionError, match=r"cannot be copied.*no copies, please"):
+        perturbed_copy(Uncopyable(2, 2), EPSILON, 0)
