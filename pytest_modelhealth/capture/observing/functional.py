@@ -70,13 +70,18 @@ class FunctionalLayers(TorchFunctionMode):
         turn_on: Callable[[], None] = self.turn_on
         return turn_on
 
+    @property
+    def is_on(self) -> bool:
+        """Whether calls are seen now."""
+        depth = torch._C._len_torch_function_stack()
+        return any(torch._C._get_function_stack_at(level) is self for level in range(depth))
+
     def suspend(self) -> Callable[[], None] | None:
         """Turn the mode off, and return what turns it on again in its place among the user's own.
 
         Inside a call that was seen it is off already: then there is nothing to return.
         """
-        depth = torch._C._len_torch_function_stack()
-        if not any(torch._C._get_function_stack_at(level) is self for level in range(depth)):
+        if not self.is_on:
             return None
         above = []
         while (mode := torch._C._pop_torch_function_stack()) is not self:
