@@ -1,8 +1,14 @@
-/* What is done with one block of finite or other values; included once for each REAL.
+/* What is done with values a block at a time; included once for each REAL.
  *
  * Sums run in LANES separate lanes whose order is fixed here and not by the compiler, so that every
  * CPU gives the same bits. The loops over lanes are what compilers turn into vector instructions.
  */
+
+/* A piece of memory to read at once: `rows` of `columns` values, `stride` apart. */
+typedef struct {
+    const REAL *values;
+    int64_t rows, columns, stride;
+} NAME(Tile);
 
 typedef struct {
     double mean, deviations; /* mean, sum of squared deviations from it */
@@ -10,54 +16,82 @@ typedef struct {
     REAL low, high;
 } NAME(Block);
 
+typedef struct {
+    double sums[LANES], squares[LANES];
+    int32_t zeros[LANES];
+    REAL low[LANES], high[LANES];
+} NAME(Lanes);
+
 static inline REAL NAME(lesser)(REAL a, REAL b) { return a < b ? a : b; }
 static inline REAL NAME(greater)(REAL a, REAL b) { return a > b ? a : b; }
 
-/* One pass over `count` values, deviations taken from `pivot`; false where one is not finite. */
-static bool NAME(summarize_block)(const REAL *values, int64_t count, double pivot,
-                                  NAME(Block) *block) {
-    double sums[LANES] = {0}, squares[LANES] = {0};
-    int32_t zeros[LANES] = {0};
-    REAL low[LANES], high[LANES];
-    int64_t start = 0;
-    for (int lane = 0; lane < LANES; lane++) low[lane] = high[lane] = values[0];
-    for (; start + LANES <= count; start += LANES) {
-        for (int lane = 0; lane < LANES; lane++) {
-            REAL value = values[start + lane];
-            double deviation = value - pivot;
-            sums[lane] += deviation;
-            squares[lane] += deviation * deviation;
-            zeros[lane] += value == 0;
-            low[lane] = NAME(lesser)(value, low[lane]);
-            high[lane] = NAME(greater)(value, high[lane]);
-        }
+static inline void NAME(add_value)(REAL value, int lane, double pivot, NAME(Lanes) *lanes) {
+    double deviation = value - pivot;
+    lanes->sums[lane] += deviation;
+    lanes->squares[lane] += deviation * deviation;
+    lanes->zeros[lane] += value == 0;
+    lanes->low[lane] = NAME(lesser)(value, lanes->low[lane]);
+    lanes->high[lane] = NAME(greater)(value, lanes->high[lane]);
+}
+
+#ifdef VECTORS
+#include VECTORS
+#endif
+
+/* Add a row to the lanes, deviations taken from `pivot`. */
+static inline void NAME(add_row)(const REAL *values, int64_t count, double pivot,
+                                 NAME(Lanes) *lanes) {
+    int64_t start = ADD_VECTORS(values, count, pivot, lanes);
+    if (count - start >= LANES) {
+        NAME(Lanes) own = *lanes; /* where compilers keep it in registers */
+        for (; start + LANES <= count; start += LANES)
+            for (int lane = 0; lane < LANES; lane++)
+                NAME(add_value)(values[start + lane], lane, pivot, &own);
+        *lanes = own;
     }
-    for (int lane = 0; start + lane < count; lane++) {
-        REAL value = values[start + lane];
-        double deviation = value - pivot;
-        sums[lane] += deviation;
-        squares[lane] += deviation * deviation;
-        zeros[lane] += value == 0;
-        low[lane] = NAME(lesser)(value, low[lane]);
-        high[lane] = NAME(greater)(value, high[lane]);
-    }
+    for (int lane = 0; start + lane < count; lane++)
+        NAME(add_value)(values[start + lane], lane, pivot, lanes);
+}
+
+/* Add a tile's rows to lanes, and all lanes to the first. */
+static void NAME(add_tile)(const NAME(Tile) *tile, double pivot, NAME(Lanes) *lanes) {
+    *lanes = (NAME(Lanes)){{0}, {0}, {0}, {0}, {0}};
+    for (int lane = 0; lane < LANES; lane++) lanes->low[lane] = lanes->high[lane] = tile->values[0];
+    for (int64_t row = 0; row < tile->rows; row++)
+        NAME(add_row)(tile->values + row * tile->stride, tile->columns, pivot, lanes);
     for (int half = LANES / 2; half; half /= 2) {
         for (int lane = 0; lane < half; lane++) {
-            sums[lane] += sums[lane + half];
-            squares[lane] += squares[lane + half];
-            zeros[lane] += zeros[lane + half];
-            low[lane] = NAME(lesser)(low[lane], low[lane + half]);
-            high[lane] = NAME(greater)(high[lane], high[lane + half]);
+            lanes->sums[lane] += lanes->sums[lane + half];
+            lanes->squares[lane] += lanes->squares[lane + half];
+            lanes->zeros[lane] += lanes->zeros[lane + half];
+            lanes->low[lane] = NAME(lesser)(lanes->low[lane], lanes->low[lane + half]);
+            lanes->high[lane] = NAME(greater)(lanes->high[lane], lanes->high[lane + half]);
         }
     }
-    double shift = sums[0] / (double)count;
-    block->mean = pivot + shift;
-    block->deviations = squares[0] - sums[0] * shift;
-    if (!(block->deviations > 0)) block->deviations = 0; /* rounding of a constant */
-    block->zeros = zeros[0];
-    block->low = low[0];
-    block->high = high[0];
-    return isfinite(sums[0]);
+}
+
+/* Summarize a tile, deviations taken from *pivot; false where a value is not finite.
+ *
+ * Squares of floats are exact in float64, so that a pivot of 0 loses digits only where the mean is
+ * large beside the deviations. Then the tile is read again, and *pivot becomes a better one.
+ */
+static bool NAME(summarize)(const NAME(Tile) *tile, double *pivot, NAME(Block) *block) {
+    NAME(Lanes) lanes;
+    double count = (double)(tile->rows * tile->columns), sum, shift, deviations;
+    for (;;) {
+        NAME(add_tile)(tile, *pivot, &lanes);
+        sum = lanes.sums[0];
+        shift = sum / count;
+        deviations = lanes.squares[0] - sum * shift;
+        if (!isfinite(sum) || sizeof(REAL) == 8 || *pivot || deviations * MOST_CANCELLED >= lanes.squares[0]) break;
+        *pivot = (REAL)shift;
+        if (!*pivot) break;
+    }
+    *block = (NAME(Block)){*pivot + shift, deviations > 0 ? deviations : 0, lanes.zeros[0],
+                           lanes.low[0], lanes.high[0]};
+    bool is_finite = isfinite(sum);
+    if (is_finite && (sizeof(REAL) == 8 || *pivot)) *pivot = (REAL)block->mean;
+    return is_finite;
 }
 
 /* Count what is not finite; copy the rest to `finite` and return how many that are. */
@@ -73,32 +107,28 @@ static int64_t NAME(take_finite)(const REAL *values, int64_t count, REAL *finite
     return kept;
 }
 
-/* Chan, Golub and LeVeque 1979, as in moments.py. */
 static void NAME(add_block)(Summary *summary, const NAME(Block) *block, int64_t count) {
-    double gap = block->mean - summary->mean;
-    double part = (double)count / (double)(summary->finite + count);
-    summary->mean += gap * part;
-    summary->deviations += block->deviations + gap * gap * ((double)summary->finite * part);
-    summary->finite += count;
-    summary->zeros += block->zeros;
-    if (block->low < summary->low) summary->low = block->low;
-    if (block->high > summary->high) summary->high = block->high;
+    merge(summary, &(Summary){.finite = count,
+                              .zeros = block->zeros,
+                              .mean = block->mean,
+                              .deviations = block->deviations,
+                              .low = block->low,
+                              .high = block->high});
 }
 
-/* Lower *low to the least of `lows` and raise *high to the greatest of `highs`. */
-static void NAME(run_extremes)(const REAL *lows, const REAL *highs, int64_t count, REAL *low,
-                               REAL *high) {
+/* Lower *low to the least of the values and raise *high to the greatest. */
+static void NAME(run_extremes)(const REAL *values, int64_t count, REAL *low, REAL *high) {
     REAL least[LANES], most[LANES];
     int64_t start = 0;
     if (count >= LANES) {
         for (int lane = 0; lane < LANES; lane++) {
-            least[lane] = lows[0];
-            most[lane] = highs[0];
+            least[lane] = values[lane];
+            most[lane] = values[lane];
         }
-        for (; start + LANES <= count; start += LANES) {
+        for (start = LANES; start + LANES <= count; start += LANES) {
             for (int lane = 0; lane < LANES; lane++) {
-                least[lane] = NAME(lesser)(lows[start + lane], least[lane]);
-                most[lane] = NAME(greater)(highs[start + lane], most[lane]);
+                least[lane] = NAME(lesser)(values[start + lane], least[lane]);
+                most[lane] = NAME(greater)(values[start + lane], most[lane]);
             }
         }
         for (int half = LANES / 2; half; half /= 2) {
@@ -111,8 +141,8 @@ static void NAME(run_extremes)(const REAL *lows, const REAL *highs, int64_t coun
         *high = NAME(greater)(most[0], *high);
     }
     for (; start < count; start++) {
-        *low = NAME(lesser)(lows[start], *low);
-        *high = NAME(greater)(highs[start], *high);
+        *low = NAME(lesser)(values[start], *low);
+        *high = NAME(greater)(values[start], *high);
     }
 }
 
@@ -125,10 +155,10 @@ static void NAME(column_extremes)(const REAL *restrict values, int64_t count, RE
 }
 
 /* Four rows at a time: `low` and `high` are read and written a quarter as often. */
-static void NAME(four_rows)(const REAL *restrict values, int64_t columns, REAL *restrict low,
-                            REAL *restrict high) {
-    const REAL *first = values, *second = first + columns, *third = second + columns,
-               *fourth = third + columns;
+static void NAME(four_rows)(const REAL *restrict values, int64_t stride, int64_t columns,
+                            REAL *restrict low, REAL *restrict high) {
+    const REAL *first = values, *second = first + stride, *third = second + stride,
+               *fourth = third + stride;
     for (int64_t i = 0; i < columns; i++) {
         REAL a = first[i], b = second[i], c = third[i], d = fourth[i];
         REAL least = NAME(lesser)(NAME(lesser)(a, b), NAME(lesser)(c, d));
@@ -153,34 +183,57 @@ static void NAME(careful_extremes)(const REAL *values, int64_t count, int64_t po
     }
 }
 
-/* Add the values to the extremes of their units: NaN compares false, so it stays where it is. */
-static void NAME(unit_extremes)(const REAL *values, int64_t count, int64_t position,
-                                const Units *units, REAL *low, REAL *high) {
-    int64_t run = units->run, cells = units->cells, cell = position / run % cells;
-    if (run == 1) {
-        while (count) {
-            if (!cell && count >= 4 * cells) {
-                NAME(four_rows)(values, cells, low, high);
-                values += 4 * cells;
-                count -= 4 * cells;
-                continue;
-            }
-            int64_t length = cells - cell < count ? cells - cell : count;
-            NAME(column_extremes)(values, length, low + cell, high + cell);
-            values += length;
-            count -= length;
-            cell = 0;
-        }
+#ifndef VECTORS
+/* Add whole neighbouring runs to their extremes. */
+static void NAME(add_whole_runs)(const REAL *values, int64_t run, int64_t count, REAL *low,
+                                 REAL *high) {
+    for (int64_t i = 0; i < count; i++)
+        NAME(run_extremes)(values + i * run, run, low + i, high + i);
+}
+#endif
+
+/* Add part of up to four rows to the extremes of its columns. */
+static void NAME(add_strip)(const NAME(Tile) *tile, REAL *low, REAL *high) {
+    if (tile->rows == 4) {
+        NAME(four_rows)(tile->values, tile->stride, tile->columns, low, high);
         return;
     }
+    for (int64_t row = 0; row < tile->rows; row++)
+        NAME(column_extremes)(tile->values + row * tile->stride, tile->columns, low, high);
+}
+
+/* Add whole rows to the extremes of their columns. */
+static void NAME(add_rows)(const REAL *values, int64_t count, int64_t columns, REAL *low,
+                           REAL *high) {
+    for (; count >= 4 * columns; values += 4 * columns, count -= 4 * columns)
+        NAME(four_rows)(values, columns, columns, low, high);
+    for (; count; values += columns, count -= columns)
+        NAME(column_extremes)(values, columns, low, high);
+}
+
+/* Add values that lie side by side to the extremes of their units. */
+static void NAME(add_runs)(const REAL *values, int64_t count, int64_t position, const Units *units,
+                           REAL *low, REAL *high) {
+    int64_t run = units->run, cells = units->cells, cell = position / run % cells;
     int64_t left = run - position % run;
     while (count) {
-        int64_t length = left < count ? left : count;
-        NAME(run_extremes)(values, values, length, low + cell, high + cell);
-        values += length;
-        count -= length;
-        left = run;
-        cell = cell + 1 == cells ? 0 : cell + 1;
+        int64_t whole_runs = left == run ? count / run : 0;
+        if (whole_runs) {
+            if (whole_runs > RUNS) whole_runs = RUNS;
+            if (whole_runs > cells - cell) whole_runs = cells - cell;
+            ADD_WHOLE_RUNS(values, run, whole_runs, low + cell, high + cell);
+            values += whole_runs * run;
+            count -= whole_runs * run;
+            cell += whole_runs;
+        } else {
+            int64_t length = left < count ? left : count;
+            NAME(run_extremes)(values, length, low + cell, high + cell);
+            values += length;
+            count -= length;
+            left = run;
+            cell++;
+        }
+        if (cell == cells) cell = 0;
     }
 }
 
@@ -192,79 +245,118 @@ static void NAME(count_exponents)(const REAL *values, int64_t count, Counts coun
     for (; start < count; start++) counts[0][NAME(row)(values[start])]++;
 }
 
-/* Read all blocks of a tensor; `low` and `high` are the cells' extremes, or NULL. */
-static void NAME(reduce)(const Tensor *tensor, const Units *units, int64_t one_in, Counts counts,
-                         REAL *low, REAL *high, Summary *summary) {
-    REAL copied[BLOCK], finite[BLOCK];
-    uint64_t random = 0x9E3779B97F4A7C15; /* the same windows in every tensor of one size */
-    double pivot = 0;
-    for (int64_t at = 0, count; at < tensor->count; at += count) {
-        count = block_length(units, at);
-        if (count > tensor->count - at) count = tensor->count - at;
-        const REAL *values = NAME(load)(tensor, at, count, copied);
-        NAME(Block) block;
-        if (!at && isfinite(values[0])) pivot = values[0];
-        bool all_finite = NAME(summarize_block)(values, count, pivot, &block);
-        if (low && !all_finite) {
-            NAME(careful_extremes)(values, count, at, units, low, high);
-        } else if (low && at % units->run + count <= units->run) {
-            int64_t cell = at / units->run % units->cells;
-            low[cell] = NAME(lesser)(block.low, low[cell]);
-            high[cell] = NAME(greater)(block.high, high[cell]);
-        } else if (low) {
-            NAME(unit_extremes)(values, count, at, units, low, high);
-        }
-        int64_t kept = count;
-        if (!all_finite) {
-            kept = NAME(take_finite)(values, count, finite, summary);
-            values = finite;
-            if (!kept) continue;
-            NAME(summarize_block)(values, kept, values[0], &block);
-        }
-        NAME(add_block)(summary, &block, kept);
-        pivot = block.mean;
-        int64_t window = (kept + one_in - 1) / one_in;
-        random ^= random << 13, random ^= random >> 7, random ^= random << 17;
-        values += (int64_t)((random >> 32) % (uint64_t)(kept - window + 1));
+/* Add a tile to the extremes of its units. */
+static void NAME(add_units)(const NAME(Tile) *tile, const NAME(Block) *block, int64_t position,
+                            const Units *units, REAL *low, REAL *high) {
+    int64_t run = units->run, cells = units->cells, cell = position / run % cells;
+    if (run == 1 && is_wide(units)) {
+        NAME(add_strip)(tile, low + cell, high + cell);
+    } else if (run == 1) {
+        NAME(add_rows)(tile->values, tile->columns, cells, low, high);
+    } else if (position % run + tile->columns <= run) {
+        low[cell] = NAME(lesser)(block->low, low[cell]);
+        high[cell] = NAME(greater)(block->high, high[cell]);
+    } else {
+        NAME(add_runs)(tile->values, tile->columns, position, units, low, high);
+    }
+}
+
+/* Count what is not finite in a tile, and make it one of the rest, copied to `finite`. */
+static void NAME(set_finite_apart)(NAME(Tile) *tile, int64_t position, const Units *units,
+                                   REAL *finite, REAL *low, REAL *high, Summary *summary) {
+    int64_t kept = 0;
+    for (int64_t row = 0; row < tile->rows; row++) {
+        const REAL *values = tile->values + row * tile->stride;
+        int64_t at = position + row * units->cells; /* tiles of several rows are of columns */
+        if (low) NAME(careful_extremes)(values, tile->columns, at, units, low, high);
+        kept += NAME(take_finite)(values, tile->columns, finite + kept, summary);
+    }
+    *tile = (NAME(Tile)){finite, 1, kept, kept};
+}
+
+/* Count a window of each row, which a fixed generator chooses. */
+static void NAME(sample)(const NAME(Tile) *tile, int64_t one_in, uint64_t *random, Counts counts,
+                         Summary *summary) {
+    int64_t columns = tile->columns, window = (columns + one_in - 1) / one_in;
+    for (int64_t row = 0; row < tile->rows; row++) {
+        const REAL *values = tile->values + row * tile->stride;
+        *random ^= *random << 13, *random ^= *random >> 7, *random ^= *random << 17;
+        values += (int64_t)((*random >> 32) % (uint64_t)(columns - window + 1));
         NAME(count_exponents)(values, window, counts);
         summary->sampled += window;
+    }
+}
+
+/* Bring the tile at `position` into reach: where it lies, or copied side by side. */
+static NAME(Tile) NAME(load_tile)(const Tensor *tensor, const Units *units, int64_t position,
+                                  const Shape *shape, REAL *copied) {
+    int64_t rows = shape->rows, columns = shape->columns;
+    const REAL *values = NAME(load)(tensor, position, columns, copied);
+    if (values != copied) return (NAME(Tile)){values, rows, columns, units->cells};
+    for (int64_t row = 1; row < rows; row++)
+        NAME(load)(tensor, position + row * units->cells, columns, copied + row * columns);
+    return (NAME(Tile)){copied, rows, columns, columns};
+}
+
+/* Read a part of a tensor; `low` and `high` are the cells' extremes, or NULL. */
+static void NAME(read_part)(const Tensor *tensor, const Units *units, int64_t position, int64_t end,
+                            int64_t one_in, Counts counts, REAL *low, REAL *high,
+                            Summary *summary) {
+    REAL copied[BLOCK], finite[BLOCK];
+    uint64_t random = 0x9E3779B97F4A7C15 * (uint64_t)(position + 1); /* for a size always the same */
+    double pivot = 0;
+    while (position < end) {
+        Shape shape = tile_shape(units, position, end);
+        NAME(Tile) tile = NAME(load_tile)(tensor, units, position, &shape, copied);
+        NAME(Block) block;
+        if (sizeof(REAL) == 8 && !pivot && isfinite(tile.values[0])) pivot = tile.values[0];
+        bool is_finite = NAME(summarize)(&tile, &pivot, &block);
+        if (!is_finite) {
+            NAME(set_finite_apart)(&tile, position, units, finite, low, high, summary);
+            double first = sizeof(REAL) == 8 ? finite[0] : 0;
+            if (tile.columns) NAME(summarize)(&tile, &first, &block);
+        } else if (low) {
+            NAME(add_units)(&tile, &block, position, units, low, high);
+        }
+        if (tile.columns) {
+            NAME(add_block)(summary, &block, tile.rows * tile.columns);
+            NAME(sample)(&tile, one_in, &random, counts, summary);
+        }
+        position = shape.next;
     }
 }
 
 /* Fold cells to units, `cells / count` of them each, widened to double. */
 static void NAME(fold)(const REAL *low, const REAL *high, const Units *units, double *unit_low,
                        double *unit_high) {
-    int64_t width = units->cells / units->count, ill = 0;
-    for (int64_t cell = 0; cell < units->cells; cell++) ill += low[cell] != low[cell];
+    int64_t width = units->cells / units->count;
     for (int64_t unit = 0; unit < units->count; unit++) {
         const REAL *lows = low + unit * width, *highs = high + unit * width;
         REAL least = lows[0], most = highs[0];
-        NAME(run_extremes)(lows, highs, width, &least, &most);
-        for (int64_t i = 0; ill && i < width; i++)
-            if (isnan(lows[i])) least = most = (REAL)NAN;
-        unit_low[unit] = least;
-        unit_high[unit] = most;
+        bool is_ill = least != least;
+        for (int64_t i = 1; i < width; i++) {
+            is_ill |= lows[i] != lows[i];
+            least = NAME(lesser)(lows[i], least);
+            most = NAME(greater)(highs[i], most);
+        }
+        unit_low[unit] = is_ill ? NAN : positive_zero(least);
+        unit_high[unit] = is_ill ? NAN : positive_zero(most);
     }
 }
 
-static void NAME(run)(const Tensor *tensor, const Units *units, int64_t one_in, Counts counts,
-                      Summary *summary, void *cells, double *unit_low, double *unit_high) {
-    if (!unit_low) {
-        NAME(reduce)(tensor, units, one_in, counts, NULL, NULL, summary);
-        return;
-    }
-    REAL *low = cells, *high = low + (units->cells + 15) / 16 * 16; /* aligned for vectors */
-    for (int64_t cell = 0; cell < units->cells; cell++) {
+static void NAME(read)(const Tensor *tensor, const Units *units, int64_t one_in, Counts counts,
+                       Summary *summary, void *cells, double *unit_low, double *unit_high) {
+    REAL *low = cells, *high = cells ? low + whole(units->cells, 16) : NULL; /* aligned for vectors */
+    for (int64_t cell = 0; cells && cell < units->cells; cell++) {
         low[cell] = INFINITY;
         high[cell] = -INFINITY;
     }
-    NAME(reduce)(tensor, units, one_in, counts, low, high, summary);
-    if (units->cells > units->count) {
-        NAME(fold)(low, high, units, unit_low, unit_high);
-        return;
+    int64_t length = part_length(units);
+    for (int64_t start = 0; start < tensor->count; start += length) {
+        int64_t end = start + length < tensor->count ? start + length : tensor->count;
+        Summary part = NOTHING;
+        NAME(read_part)(tensor, units, start, end, one_in, counts, low, high, &part);
+        merge(summary, &part);
     }
-    for (int64_t unit = 0; unit < units->count; unit++) {
-        unit_low[unit] = low[unit];
-        unit_high[unit] = high[unit];
-    }
+    if (cells) NAME(fold)(low, high, units, unit_low, unit_high);
 }

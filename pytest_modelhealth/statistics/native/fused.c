@@ -13,7 +13,11 @@
 enum {
     USUAL_BLOCK = 4096, /* 16 kB of float */
     BLOCK = 8192,       /* the longest */
+    PART = 1 << 18, /* about as many elements are summarized by themselves */
     LANES = 32,
+    RUNS = 16,      /* whole runs at a time */
+    STRIP = 1024,   /* columns at a time of rows too wide for the first-level cache */
+    MOST_CANCELLED = 64, /* squares may be this much more than deviations: 6 of 53 bits are lost */
     TABLES = 4,         /* several counts for a row: equal values do not wait for each other */
     LOWEST = -127,      /* LOWEST_EXPONENT and HIGHEST_EXPONENT of exponents.py */
     HIGHEST = 128,
@@ -39,6 +43,8 @@ typedef struct {
     int64_t finite, nans, positive_infs, negative_infs, zeros, sampled;
     double mean, deviations, low, high;
 } Summary;
+
+static const Summary NOTHING = {.low = INFINITY, .high = -INFINITY};
 
 typedef uint32_t Counts[TABLES][ROWS + 1]; /* the last one counts zeros, which have no row */
 
@@ -108,12 +114,70 @@ static const double *load_double(const Tensor *tensor, int64_t position, int64_t
     return elements(tensor, position, count, 8, copied);
 }
 
-/* How many values to read from `element` on: what suits the units of the tensor. */
-static int64_t block_length(const Units *units, int64_t element) {
-    int64_t left = units->run - element % units->run, cells = units->cells;
-    if (units->run >= 256) return left < USUAL_BLOCK ? left : USUAL_BLOCK;
-    if (units->run > 1 || cells > BLOCK / 4) return USUAL_BLOCK;
-    return cells > USUAL_BLOCK / 4 ? 4 * cells : USUAL_BLOCK / cells * cells; /* whole rows */
+static int64_t whole(int64_t count, int64_t of) { return (count + of - 1) / of * of; }
+
+/* Add what another part of the tensor showed (Chan, Golub and LeVeque 1979, as in moments.py). */
+static void merge(Summary *summary, const Summary *part) {
+    if (part->finite) {
+        double gap = part->mean - summary->mean;
+        double share = (double)part->finite / (double)(summary->finite + part->finite);
+        summary->mean += gap * share;
+        summary->deviations += part->deviations + gap * gap * ((double)summary->finite * share);
+        if (part->low < summary->low) summary->low = part->low;
+        if (part->high > summary->high) summary->high = part->high;
+    }
+    summary->finite += part->finite;
+    summary->nans += part->nans;
+    summary->positive_infs += part->positive_infs;
+    summary->negative_infs += part->negative_infs;
+    summary->zeros += part->zeros;
+    summary->sampled += part->sampled;
+}
+
+/* Whether extremes of columns leave the first-level cache before their next row comes. */
+static bool is_wide(const Units *units) { return units->cells > BLOCK / 4; }
+
+/* What to read at once: `rows` pieces of neighbouring rows, and the position after them. */
+typedef struct {
+    int64_t rows, columns, next;
+} Shape;
+
+static Shape strip_shape(const Units *units, int64_t position, int64_t end) {
+    int64_t cells = units->cells, column = position % cells, row = position - column;
+    int64_t rows = (end - row) / cells < 4 ? (end - row) / cells : 4;
+    int64_t columns = rows == 1 ? USUAL_BLOCK : STRIP;
+    if (columns > cells - column) columns = cells - column;
+    bool ends = column + columns == cells;
+    return (Shape){rows, columns, ends ? row + rows * cells : position + columns};
+}
+
+/* The tile at `position`, as it suits the units: whole rows, whole runs, or a strip of four rows. */
+static Shape tile_shape(const Units *units, int64_t position, int64_t end) {
+    int64_t run = units->run, cells = units->cells, length;
+    if (run == 1 && is_wide(units)) return strip_shape(units, position, end);
+    if (run >= USUAL_BLOCK / 4) length = run - position % run;
+    else if (run > 1) length = USUAL_BLOCK / run * run;
+    else if (cells > USUAL_BLOCK / 4) length = 4 * cells;
+    else length = USUAL_BLOCK / cells * cells;
+    if (run >= USUAL_BLOCK / 4 && length > USUAL_BLOCK) length = USUAL_BLOCK;
+    if (length > end - position) length = end - position;
+    return (Shape){1, length, position + length};
+}
+
+/* The length of a part: about PART, and whole tiles. */
+static int64_t part_length(const Units *units) {
+    if (units->run > PART / 4) return PART;
+    if (units->run > 1) return whole(PART, units->run);
+    return whole(PART, is_wide(units) ? 4 * units->cells : units->cells);
+}
+
+/* Make zeros positive: which of two comes out as the lesser depends on the CPU. */
+static double positive_zero(double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (!(bits << 1)) bits = 0;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 /* The row of a finite value; zeros have the one after the last. */
@@ -135,11 +199,23 @@ static inline int64_t row_double(double value) {
 
 #define REAL float
 #define NAME(name) name##_float
+#ifdef __AVX512F__
+#define VECTORS "avx512.h"
+#else
+#define ADD_VECTORS(values, count, pivot, lanes) 0
+#define ADD_WHOLE_RUNS add_whole_runs_float
+#endif
 #include "block.h"
 #undef REAL
 #undef NAME
+#undef VECTORS
+#undef ADD_VECTORS
+#undef ADD_WHOLE_RUNS
+
 #define REAL double
 #define NAME(name) name##_double
+#define ADD_VECTORS(values, count, pivot, lanes) 0
+#define ADD_WHOLE_RUNS add_whole_runs_double
 #include "block.h"
 
 /* A job: one tensor to reduce; as `native.Job` packs it. */
@@ -159,8 +235,6 @@ typedef struct {
 } Result;
 
 enum { RESULT_WORDS = sizeof(Result) / 8 };
-
-static int64_t whole(int64_t count, int64_t of) { return (count + of - 1) / of * of; }
 
 /* Scale a sample to `total` values; what rounding cuts goes to the fullest row. */
 static void scale_rows(int64_t *rows, int64_t total, int64_t sampled) {
@@ -221,9 +295,9 @@ static bool read_tensor(const Job *job, int64_t one_in, Summary *summary, int64_
         cells = malloc((size_t)(16 * (job->cells + 16)));
         if (!cells) return false;
     }
-    *summary = (Summary){.low = INFINITY, .high = -INFINITY};
-    (job->dtype == FLOAT64 ? run_double : run_float)(&tensor, &units, one_in, counts, summary, cells,
-                                                     job->units ? unit_low : NULL, unit_high);
+    *summary = NOTHING;
+    (job->dtype == FLOAT64 ? read_double : read_float)(&tensor, &units, one_in, counts, summary,
+                                                       job->units ? cells : NULL, unit_low, unit_high);
     if (cells != few) free(cells);
     for (int row = 0; row < ROWS; row++) {
         rows[row] = 0;
@@ -264,8 +338,8 @@ static void reduce_job(const Job *job, Result *result) {
         .finite = found.finite,
         .mean = any ? found.mean : NAN,
         .std = any ? sqrt(found.deviations / (double)found.finite) : NAN,
-        .min = any ? found.low : NAN,
-        .max = any ? found.high : NAN,
+        .min = any ? positive_zero(found.low) : NAN,
+        .max = any ? positive_zero(found.high) : NAN,
         .is_sampled = is_sampled,
         .units = job->units,
     };
