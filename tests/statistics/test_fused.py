@@ -75,6 +75,10 @@ SHAPES = [
     pytest.param((3, 9, 2, 2), 1, id="tiny-channels"),
     pytest.param((8, 96, 5, 5), 1, id="small-channels"),
     pytest.param((2, 3000, 5, 5), 1, id="many-small-channels"),
+    pytest.param((3, 70, 7, 7), 1, id="channels-of-49"),
+    pytest.param((2, 9, 30, 30), 1, id="several-channels-a-block"),
+    pytest.param((11, 3001), 1, id="strips-of-four-rows"),
+    pytest.param((3, 1, 300_000), 1, id="several-parts"),
     pytest.param((4, 16, 20, 20), 1, id="channels"),
     pytest.param((2, 5, 70, 70), 1, id="channels-longer-than-a-block"),
     pytest.param((50, 40, 30), 0, id="first-dimension"),
@@ -178,6 +182,18 @@ def test_a_first_value_far_from_all_others_costs_no_precision() -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("first", [0.0, 7.5, -1e4])
+def test_a_mean_far_from_zero_costs_no_precision_in_any_block(first: float) -> None:
+    """Blocks whose squares cancel are read from a better pivot, and those after them as well."""
+    values = noise(600_000) + 4096
+    values[:9000] = first
+    exact = values.double().numpy()
+    found = fused.summarize(values)
+    assert found.moments.mean == pytest.approx(exact.mean(), rel=1e-14)
+    assert found.moments.std == pytest.approx(exact.std(), rel=1e-12)
+
+
+@needs_library
 @pytest.mark.parametrize("constant", [0.1, 1e-30, 3e38])
 def test_a_constant_has_no_deviation_at_all(constant: float) -> None:
     """The standard deviation of equal values is exactly zero."""
@@ -265,7 +281,9 @@ def test_every_level_of_cpu_gives_the_same_bits(
     level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot recorded with AVX-512 is that of a CPU without, to the last bit."""
-    values = [noise(77, 999, dtype=dtype), noise(4, 8, 9, 30, dtype=dtype)]
+    shapes = [(77, 999), (4, 8, 9, 30), (3, 70, 7, 7), (11, 3001), (5, 40, 3, 5), (2, 3, 300_000)]
+    values = [noise(*shape, dtype=dtype) for shape in shapes]
+    values += [tensor + 1000 for tensor in values]  # whose squares cancel
     expected = [oracle.bits(reduce(tensor, 1)) for tensor in values]
     library = native.load(Path(native.__file__).with_name(f"{level}.so"))
     assert library is not None

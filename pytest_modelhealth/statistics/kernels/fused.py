@@ -32,7 +32,7 @@ many. Counting bins takes four times as long as all the rest."""
 MOST_SKIPPED = 64
 """At least one value in this many is in the histogram of a large tensor."""
 
-_SHORT_RUN = 16
+_SHORT_RUN = 32
 _MANY_CELLS = 1 << 16  # their extremes stay in the second-level cache
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 

@@ -118,32 +118,30 @@ static void NAME(add_block)(Summary *summary, const NAME(Block) *block, int64_t 
 
 /* Lower *low to the least of the values and raise *high to the greatest. */
 static void NAME(run_extremes)(const REAL *values, int64_t count, REAL *low, REAL *high) {
-    REAL least[LANES], most[LANES];
-    int64_t start = 0;
-    if (count >= LANES) {
-        for (int lane = 0; lane < LANES; lane++) {
-            least[lane] = values[lane];
-            most[lane] = values[lane];
+    REAL least[FEW_LANES], most[FEW_LANES];
+    if (count < FEW_LANES) {
+        for (int64_t i = 0; i < count; i++) {
+            *low = NAME(lesser)(values[i], *low);
+            *high = NAME(greater)(values[i], *high);
         }
-        for (start = LANES; start + LANES <= count; start += LANES) {
-            for (int lane = 0; lane < LANES; lane++) {
-                least[lane] = NAME(lesser)(values[start + lane], least[lane]);
-                most[lane] = NAME(greater)(values[start + lane], most[lane]);
-            }
-        }
-        for (int half = LANES / 2; half; half /= 2) {
-            for (int lane = 0; lane < half; lane++) {
-                least[lane] = NAME(lesser)(least[lane], least[lane + half]);
-                most[lane] = NAME(greater)(most[lane], most[lane + half]);
-            }
-        }
-        *low = NAME(lesser)(least[0], *low);
-        *high = NAME(greater)(most[0], *high);
+        return;
     }
-    for (; start < count; start++) {
-        *low = NAME(lesser)(values[start], *low);
-        *high = NAME(greater)(values[start], *high);
+    const REAL *last = values + count - FEW_LANES; /* overlaps the values before */
+    for (int lane = 0; lane < FEW_LANES; lane++) least[lane] = most[lane] = last[lane];
+    for (; values < last; values += FEW_LANES) {
+        for (int lane = 0; lane < FEW_LANES; lane++) {
+            least[lane] = NAME(lesser)(values[lane], least[lane]);
+            most[lane] = NAME(greater)(values[lane], most[lane]);
+        }
     }
+    for (int half = FEW_LANES / 2; half; half /= 2) {
+        for (int lane = 0; lane < half; lane++) {
+            least[lane] = NAME(lesser)(least[lane], least[lane + half]);
+            most[lane] = NAME(greater)(most[lane], most[lane + half]);
+        }
+    }
+    *low = NAME(lesser)(least[0], *low);
+    *high = NAME(greater)(most[0], *high);
 }
 
 static void NAME(column_extremes)(const REAL *restrict values, int64_t count, REAL *restrict low,

@@ -15,6 +15,7 @@ enum {
     BLOCK = 8192,       /* the longest */
     PART = 1 << 18, /* about as many elements are summarized by themselves */
     LANES = 32,
+    FEW_LANES = 8,  /* for the extremes of one run */
     RUNS = 16,      /* whole runs at a time */
     STRIP = 1024,   /* columns at a time of rows too wide for the first-level cache */
     MOST_CANCELLED = 64, /* squares may be this much more than deviations: 6 of 53 bits are lost */
