@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import called, producer
+from pytest_modelhealth.checks.evidence import called, is_inside, producer
 from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Limit, Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
 
 DYING_ACTIVATIONS = frozenset(
-    {"gelu", "hardshrink", "hardswish", "mish", "relu", "relu6", "silu", "softplus"}
-    | {"softshrink", "threshold"}
+    {"celu", "elu", "gelu", "glu", "hardshrink", "hardswish", "mish", "prelu", "relu", "relu6"}
+    | {"selu", "silu", "softplus", "softshrink", "threshold"}
 )
-"""Activations with a side on which they, and their gradient, are zero or end there."""
+"""Activations with a side on which they are flat.
+
+A PReLU is one only where it has learnt a slope of zero, or nearly.
+"""
+
+_FLOORS = {"celu": -1.0, "elu": -1.0, "selu": -1.7580993408473766}
+"""Where the exponential ones end instead of at zero, times their own ``alpha``."""
 
 _NEGLIGIBLE = 2.0**-20
+_NEARLY = 1.0 - 2.0**-10
 
 
 class DeadUnits(Check):
@@ -31,7 +42,8 @@ class DeadUnits(Check):
     definition = (
         "A unit (a channel, or a feature of a sequence) is dead if it never exceeds 2^-20 of the "
         "largest magnitude of its layer in any sample. The dead part of the units behind an "
-        "activation function that has a flat side is at most max_dead_fraction."
+        "activation function that has a flat side is at most max_dead_fraction, and the part that "
+        "something holds far below zero at most max_held_fraction."
     )
     source = (
         "SageMaker Debugger (over 50 % inactive) and AutoTrainer (70 % zero gradients); the limit "
@@ -49,6 +61,16 @@ class DeadUnits(Check):
             "0.7 are usual, but healthy deep ReLU networks reach 0.5 to 0.7 when initialised)",
         ),
         Setting(
+            "max_held_fraction",
+            float,
+            default=0.5,
+            minimum=0.0,
+            maximum=1.0,
+            help="largest part of a layer's units that may be dead and lie further below zero than "
+            "any unit of the layer rises above it (SageMaker Debugger: half; by chance both sides "
+            "are alike)",
+        ),
+        Setting(
             "min_samples",
             int,
             default=32,
@@ -61,31 +83,78 @@ class DeadUnits(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield activations with too many dead units."""
         for record in called(observation):
-            if record.activation not in DYING_ACTIVATIONS or record.activations is None:
+            found = _dead(record) if _can_die(record, observation) else None
+            if found is None:
                 continue
+            fraction, held = found
             limit = settings.limit("max_dead_fraction", record.name)
-            needed = settings.limit("min_samples", record.name)
-            dead, units = _dead_fraction(record), record.activations.units
-            if dead is None or units is None or dead <= limit.value:
-                continue
-            count = f"{round(dead * len(units.alive))} of {len(units.alive)} units"
-            if units.observations < needed.value:
-                reason = (
-                    f"{count} were inactive, but {units.observations} samples say nothing about "
-                    f"dead units; give at least {needed.value} (min_samples, {needed.origin})"
-                )
-                yield Inconclusive(self.name, record.name, reason)
-                continue
-            yield Violation(
-                check=self.name,
-                layer=record.name,
-                role="activations",
-                value=dead,
-                limit=limit.value,
-                origin=limit.origin,
-                message=f"{count} are dead: inactive for all {units.observations} samples",
-                cause=_cause(record, producer(observation, record)),
+            held_limit = settings.limit("max_held_fraction", record.name)
+            if fraction > limit.value:
+                yield self._finding(record, fraction, limit, observation, settings)
+            elif held > held_limit.value:
+                yield self._finding(record, held, held_limit, observation, settings)
+
+    def _finding(
+        self,
+        record: LayerRecord,
+        fraction: float,
+        limit: Limit,
+        observation: Observation,
+        settings: Settings,
+    ) -> Finding:
+        assert record.activations is not None
+        assert record.activations.units is not None
+        units, needed = record.activations.units, settings.limit("min_samples", record.name)
+        count = f"{round(fraction * len(units.alive))} of {len(units.alive)} units"
+        if units.observations < needed.value:
+            reason = (
+                f"{count} were inactive, but {units.observations} samples say nothing about "
+                f"dead units; give at least {needed.value} (min_samples, {needed.origin})"
             )
+            return Inconclusive(self.name, record.name, reason)
+        return Violation(
+            check=self.name,
+            layer=record.name,
+            role="activations",
+            value=fraction,
+            limit=limit.value,
+            origin=limit.origin,
+            message=f"{count} are dead: inactive for all {units.observations} samples",
+            cause=_cause(record, producer(observation, record)),
+        )
+
+
+def _can_die(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a layer is an activation with a flat side: one of torch's, or the project's own.
+
+    A module of its own kind that holds nothing, keeps the shape and never goes below zero is one.
+    """
+    out, given = record.activations, record.inputs
+    if out is None:
+        return False
+    if record.activation is not None:
+        if record.activation == "prelu":
+            return all(s.abs_max <= _NEGLIGIBLE for s in record.parameters.values())
+        return record.activation in DYING_ACTIVATIONS
+    if record.functional or record.parameters or given is None or not given.finite_count:
+        return False
+    is_leaf = not any(is_inside(name, record.name) for name in observation.layers)
+    return is_leaf and out.count == given.count and given.min < 0.0 <= out.min
+
+
+def _dead(record: LayerRecord) -> tuple[float, float] | None:
+    """Return which part of the units is dead, and which part is held down besides.
+
+    A unit is held down if its input always stays further below zero than any unit of the layer ever
+    comes above it. Where samples line up by chance, both sides are alike.
+    """
+    fraction, out, given = _dead_fraction(record), record.activations, record.inputs
+    if fraction is None or out is None or out.units is None:
+        return None
+    if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
+        return fraction, 0.0
+    held = ~out.units.alive & (given.units.maximum < -max(out.max, 0.0))
+    return fraction, float(held.mean())
 
 
 def _dead_fraction(record: LayerRecord) -> float | None:
@@ -95,8 +164,15 @@ def _dead_fraction(record: LayerRecord) -> float | None:
     (SiLU at -50 is -1e-20) still have a largest one: then the inputs tell that it is nothing.
     """
     out, given = record.activations, record.inputs
-    if out is None or out.dead_fraction is None:
+    if out is None or out.units is None or out.dead_fraction is None:
         return None
+    if record.activation in _FLOORS:
+        alpha = record.options.get("alpha", 1.0)
+        floor = _FLOORS[record.activation] * (alpha if isinstance(alpha, float) else 1.0)
+        return float((out.units.maximum <= floor * _NEARLY).mean())
+    if record.activation == "threshold":
+        value = record.options.get("value", 0.0)
+        return float(((out.units.maximum == value) & (out.units.minimum == value)).mean())
     silent = given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max
     return 1.0 if silent else out.dead_fraction
 
@@ -109,7 +185,24 @@ def _cause(record: LayerRecord, before: LayerRecord | None) -> str:
     if given is None or not given.finite_count:
         return f"{source} are on its flat side for every sample"
     where = f"{source} lie in [{given.min:.3g}, {given.max:.3g}], mean {given.mean:.3g}"
-    bias = before.parameters.get("bias") if before is not None else None
-    if bias is not None and given.std and bias.mean < -given.std:
-        return f"{where}: its bias (mean {bias.mean:.3g}) holds them on the flat side"
-    return f"{where}: a learning rate too high, a shifted bias or unnormalised inputs"
+    return f"{where}: {_why_low(given, before)}"
+
+
+def _why_low(given: TensorStatistics, before: LayerRecord | None) -> str:
+    """Say what holds the inputs of an activation below zero."""
+    if before is None:
+        return "what is computed before it never turns positive: an offset, a sign, or a scale"
+    bias, weight = before.parameters.get("bias"), before.parameters.get("weight")
+    if bias is not None and given.min < 0.0 and bias.min <= 0.5 * given.min:
+        return f"its bias (mean {bias.mean:.3g}) holds them on the flat side"
+    if before.inputs is not None and before.inputs.rms > _LARGE_INPUTS:
+        return (
+            f"the inputs of {before.label!r} are large (rms {before.inputs.rms:.3g}): normalise "
+            "them; a step on such inputs throws units to one side"
+        )
+    if weight is not None and weight.mean < -0.5 * weight.std:
+        return f"its weights are mostly negative (mean {weight.mean:.3g})"
+    return "a learning rate too high, a shifted bias or unnormalised inputs"
+
+
+_LARGE_INPUTS = 10.0

@@ -63,6 +63,71 @@ def test_activation_without_a_flat_side_does_not_die(batch, inspect):
     assert inspect(model, batch).healthy
 
 
+@pytest.mark.parametrize("name", ["elu", "selu", "celu"])
+def test_exponential_activation_dies_at_its_floor(name, batch, inspect):
+    """ELU and its kin end at a negative constant, where their gradient is gone too."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
+
+        def forward(self, x):
+            return self.head(getattr(F, name)(self.fc(x)))
+
+    model = Model()
+    assert inspect(model, batch).healthy
+    kill(model.fc)
+    (violation,) = inspect(model, batch).violations
+    assert (violation.check, violation.layer, violation.value) == ("dead_units", name, 1.0)
+
+
+def test_threshold_dies_at_its_value(batch, inspect):
+    """Below its threshold it gives a constant, which need not be zero."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Threshold(0.1, 0.25), nn.Linear(32, 4))
+    assert inspect(model, batch).healthy
+    kill(model[0])
+    assert inspect(model, batch).violations[0].layer == "1"
+
+
+@pytest.mark.parametrize(("slope", "healthy"), [(0.25, True), (0.0, False)])
+def test_prelu_dies_without_a_slope(slope, healthy, batch, inspect):
+    """A PReLU passes a gradient on both sides unless it learnt not to."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.PReLU(init=slope), nn.Linear(32, 4))
+    kill(model[0])
+    found = inspect(model, batch).violations
+    assert ("1" in {v.layer for v in found if v.check == "dead_units"}) is not healthy
+
+
+class Clamp(nn.Module):
+    """A rectifier that torch does not know."""
+
+    def forward(self, x):
+        return x.clamp(min=0)
+
+
+def test_rectifier_of_the_projects_own_can_die(batch, inspect):
+    """A module that holds nothing and never goes below zero is an activation."""
+    model = nn.Sequential(nn.Linear(16, 32), Clamp(), nn.Linear(32, 4))
+    assert inspect(model, batch).healthy
+    kill(model[0])
+    violation = inspect(model, batch).violations[0]
+    assert (violation.check, violation.layer) == ("dead_units", "1")
+    assert "'0'" in violation.cause
+
+
+@pytest.mark.parametrize(("bias", "healthy"), [(-50.0, False), (-0.2, True)])
+def test_units_that_something_holds_down(bias, healthy, batch, inspect):
+    """Two thirds of the units far below what the others reach are a fault; a mild shift is none."""
+    model = nn.Sequential(nn.Linear(16, 48), nn.ReLU(), nn.Linear(48, 4))
+    with torch.no_grad():
+        model[0].bias[:32] = bias
+    report = inspect(model, batch)
+    assert report.healthy is healthy
+    for violation in report.violations:
+        assert (violation.value, violation.limit) == (pytest.approx(2 / 3), 0.5)
+
+
 @pytest.mark.parametrize("samples", [2, 4])
 def test_few_samples_are_inconclusive(samples, mlp, batch, inspect):
     """Two or four samples say nothing about units; the reason says how many would."""
