@@ -82,6 +82,8 @@ class LayerRecord:
         parameters, parameter_gradients, buffers: statistics by the tensor's own name in the layer;
             a tied weight stands only at the first layer that owns it.
         frozen: names of the parameters that do not require gradients.
+        unreached: names of the parameters without a gradient on which, in the graph of autograd, no
+            output of the model depends.
         watched: the roles that were to be observed.
         source: ``path:line`` of the code that calls it, where a traced graph knows it, else ``""``.
         options: how the module or the call is set up, where a check reads it: ``dim`` of a softmax,
@@ -109,6 +111,7 @@ class LayerRecord:
     parameter_gradients: Mapping[str, TensorStatistics] = field(default_factory=dict)
     buffers: Mapping[str, TensorStatistics] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
+    unreached: frozenset[str] = frozenset()
     watched: frozenset[str] = frozenset(ROLES)
     source: str = ""
     options: Mapping[str, Option] = field(default_factory=dict)

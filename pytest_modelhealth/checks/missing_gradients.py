@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.data_flow import DataFlow, Port
 from pytest_modelhealth.checks.evidence import (
     called,
     completed,
     consumers,
     innermost,
     is_inside,
+    leaves,
     trainable,
 )
 from pytest_modelhealth.report import LayerRecord, Observation, Status, Violation
@@ -41,31 +43,43 @@ class MissingGradients(Check):
         """Yield where the graph is cut, or where the gradient becomes exactly zero."""
         if not observation.backward:
             return
-        cut = [record for record in called(observation) if _lacks_gradient(record)]
+        cut = [record for record in called(observation) if _lacking(record)]
         culprits = [record for record in cut if _is_cut_off(record, cut, observation)]
-        for record in _last_before_each_cut(culprits):
-            yield _missing(record, [other.name for other in cut if other is not record])
+        flow = DataFlow(observation)
+        for record in _last_before_each_cut(culprits, flow):
+            others = [other.name for other in cut if other is not record]
+            yield _missing(record, observation, others)
         if not cut and math.isfinite(observation.loss or 0.0):
-            yield from _zero(observation)
+            yield from _zero(observation, flow)
 
 
-def _lacks_gradient(record: LayerRecord) -> bool:
-    parameters = trainable(record)
-    return (
-        bool(parameters)
-        and "parameter_gradients" in record.watched
-        and not any(name in record.parameter_gradients for name in parameters)
-    )
+def _lacking(record: LayerRecord) -> list[str]:
+    """Return the trainable parameters that got no gradient, and should have as far as it shows.
+
+    A layer without layers inside uses all its parameters, or none; a container may hold some for
+    other occasions (the token that stands for a masked patch).
+    """
+    if "parameter_gradients" not in record.watched:
+        return []
+    lacking = [name for name in trainable(record) if name not in record.parameter_gradients]
+    partly = len(lacking) < len(trainable(record))
+    return [] if partly and not record.unreached.issuperset(lacking) else lacking
 
 
 def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observation) -> bool:
     """Whether the loss should have reached `record`, rather than not needing it.
 
-    It should where the layer ran without a graph, where a layer that got gradients took its output,
-    or where every trainable layer so far lacks its gradient while a later one has it.
+    It should where the layer ran without a graph, where no output of the model depends on it
+    although it ran, where a layer that got gradients took its output, or where every trainable
+    layer so far lacks its gradient while a later one has it.
     """
+    lacking = _lacking(record)
+    if len(lacking) < len(trainable(record)):
+        return _is_leaf(record, observation)
     if record.status is Status.NO_GRAD_PATH:
         return True
+    if record.unreached.issuperset(lacking) and _is_leaf(record, observation):
+        return not _is_in_an_optional_part(record, observation)
     if any(_got_gradient(taker) for taker in consumers(observation, record)):
         return True
     names = {layer.name for layer in cut}
@@ -74,53 +88,111 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     return all(r.name in names for r in before) and any(r.parameter_gradients for r in after)
 
 
+def _is_leaf(record: LayerRecord, observation: Observation) -> bool:
+    return bool(record.name) and not any(is_inside(n, record.name) for n in observation.layers)
+
+
+def _is_in_an_optional_part(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a module around it returned several tensors, of which some were used.
+
+    A vision tower normalises its last hidden state for those who want it; a reader of an earlier
+    one leaves it out.
+    """
+    around = [r for r in called(observation) if r.name and is_inside(record.name, r.name)]
+    return any(_got_gradient(r) and _returned_several(r) for r in around)
+
+
+def _returned_several(record: LayerRecord) -> bool:
+    out = record.activations
+    return out is not None and out.count > record.calls * math.prod(out.shape)
+
+
 def _got_gradient(record: LayerRecord) -> bool:
     return record.gradients is not None or bool(record.parameter_gradients)
 
 
-def _last_before_each_cut(culprits: list[LayerRecord]) -> list[LayerRecord]:
-    """Return the latest of the culprits: the others lie behind the same cut."""
-    return innermost(culprits)[-1:]
+def _last_before_each_cut(culprits: list[LayerRecord], flow: DataFlow) -> list[LayerRecord]:
+    """Return the culprits that feed no other of them: those lie behind the same cut."""
+    culprits = innermost(culprits)
+    names = {record.name for record in culprits}
+
+    def feeds_another(record: LayerRecord) -> bool:
+        reached = flow.reached(Port(record.name, output=True))
+        return any(port.output and port.layer in names - {record.name} for port in reached)
+
+    last = [record for record in culprits if not feeds_another(record)]
+    return last or culprits[-1:]  # in a loop each feeds the other
 
 
-def _missing(record: LayerRecord, others: list[str]) -> Violation:
-    if record.status is Status.NO_GRAD_PATH:
-        cause = "it runs under torch.no_grad(), or its forward detaches or rounds what it returns"
-    else:
-        cause = (
-            "the graph is cut after it: .detach(), .data, .item(), .numpy(), torch.tensor(...) or "
-            "no_grad between it and the loss"
-        )
-    names = ", ".join(trainable(record))
+def _missing(record: LayerRecord, observation: Observation, others: list[str]) -> Violation:
+    names = _lacking(record)
     return Violation(
         check=MissingGradients.name,
         layer=record.name,
         role="parameter_gradients",
-        value=float(len(trainable(record))),
+        value=float(len(names)),
         limit=0.0,
         origin="always",
-        message=f"no gradient reaches its trainable parameters ({names})",
-        cause=cause,
+        message=f"no gradient reaches its trainable parameters ({', '.join(names)})",
+        cause=_missing_cause(record, observation),
         affected=tuple(others),
+        independent=True,
     )
 
 
-def _zero(observation: Observation) -> Iterator[Violation]:
+_CUTS = ".detach(), .data, .item(), .numpy(), torch.tensor(...), argmax, a comparison or no_grad"
+
+
+def _missing_cause(record: LayerRecord, observation: Observation) -> str:
+    if len(_lacking(record)) < len(trainable(record)):
+        return (
+            "the other parameters of this layer get theirs: its forward detaches these or reads "
+            f"them through .data ({_CUTS})"
+        )
+    if record.status is Status.NO_GRAD_PATH:
+        return "it runs under torch.no_grad(), or its forward detaches or rounds what it returns"
+    takers = [taker.label for taker in consumers(observation, record) if _got_gradient(taker)]
+    if takers:
+        return f"the graph is cut between it and {takers[0]!r}, which took its output: {_CUTS}"
+    if record.unreached:
+        return (
+            "the model's output does not depend on it: what it returns is not used any more, or "
+            f"the graph is cut after it by {_CUTS}"
+        )
+    return f"the graph is cut after it: {_CUTS} between it and the loss"
+
+
+def _zero(observation: Observation, flow: DataFlow) -> Iterator[Violation]:
     """Yield the last layer whose gradient is exactly zero for no reason that is a design."""
     zero = [record for record in called(observation) if _has_zero_gradient(record)]
-    culprits = [record for record in zero if not _is_explained(record, observation)]
-    for record in innermost(culprits)[-1:]:
+    culprits = [record for record in zero if not _is_explained(record, observation, flow)]
+    for culprit in innermost(culprits)[-1:]:
+        record = _last_with_zero_gradient(culprit, observation, flow)
+        what = "that reaches it" if record is not culprit else "of its trainable parameters"
         yield Violation(
             check=MissingGradients.name,
             layer=record.name,
-            role="parameter_gradients",
+            role="gradients" if record is not culprit else "parameter_gradients",
             value=0.0,
             limit=0.0,
             origin="always",
-            message="the gradient of its trainable parameters is exactly zero",
+            message=f"the gradient {what} is exactly zero",
             cause=_zero_cause(record, observation),
             affected=tuple(other.name for other in zero if other is not record),
         )
+
+
+def _last_with_zero_gradient(
+    culprit: LayerRecord, observation: Observation, flow: DataFlow
+) -> LayerRecord:
+    """Return the last layer on the way from `culprit` at which nothing arrives."""
+    reached = {port.layer for port in flow.reached(Port(culprit.name, output=True)) if port.output}
+    silent = [
+        r
+        for r in leaves(observation)
+        if r.name in reached and r.gradients is not None and r.gradients.abs_max == 0.0
+    ]
+    return max(silent, key=completed, default=culprit)
 
 
 def _has_zero_gradient(record: LayerRecord) -> bool:
@@ -134,17 +206,31 @@ def _has_zero_gradient(record: LayerRecord) -> bool:
     )
 
 
-def _is_explained(record: LayerRecord, observation: Observation) -> bool:
-    """Whether a zero gate after it, a silent activation or a loss of zero explains the zero."""
-    if observation.loss == 0.0:
-        return True
-    after = [r for r in observation.layers.values() if completed(r) > completed(record)]
-    gated = any(s.abs_max == 0.0 for r in after for s in trainable(r).values())
-    silent = any(r.activations is not None and r.activations.dead_fraction == 1.0 for r in after)
-    return gated or silent
+def _is_explained(record: LayerRecord, observation: Observation, flow: DataFlow) -> bool:
+    """Whether a zero gate or a silent activation after it explains the zero."""
+    reached = {port.layer for port in flow.reached(Port(record.name, output=True))}
+    after = [observation.layers[n] for n in reached if n != record.name]
+    return any(_is_closed(r) or _is_silent(r) for r in after)
+
+
+def _is_closed(record: LayerRecord) -> bool:
+    """Whether a layer multiplies by parameters that are all zero; a bias is only added."""
+    return any(
+        s.abs_max == 0.0 and not name.rpartition(".")[2].startswith(("bias", "beta", "shift"))
+        for name, s in record.parameters.items()
+    )
+
+
+def _is_silent(record: LayerRecord) -> bool:
+    return record.activations is not None and record.activations.dead_fraction == 1.0
 
 
 def _zero_cause(record: LayerRecord, observation: Observation) -> str:
+    if observation.loss == 0.0:
+        return (
+            "the loss itself is 0 and changes with nothing: a loss weight of zero, a mask that "
+            "selects nothing, or a hinge that every sample satisfies"
+        )
     after = [
         r
         for r in called(observation)
@@ -154,6 +240,16 @@ def _zero_cause(record: LayerRecord, observation: Observation) -> str:
         and not is_inside(record.name, r.name)
     ]
     if not after:
-        return "the loss is flat at this output: a clamp, a saturated function or a constant"
+        return _flat_loss_cause(record)
     nearest = min(after, key=completed)
-    return f"{nearest.label!r} gets a gradient and passes none on: saturated, clamped or times zero"
+    return (
+        f"{nearest.label!r} gets a gradient and none comes back through what lies between: a "
+        "clamp, rounding, a saturated function, times zero, or a backward that returns zeros"
+    )
+
+
+def _flat_loss_cause(record: LayerRecord) -> str:
+    out = record.activations
+    if out is not None and out.dtype == "float16":
+        return "the gradient underflows float16: scale the loss (GradScaler), or use bfloat16"
+    return "the loss is flat at this output: a clamp, a saturated function or a constant"

@@ -172,6 +172,128 @@ def test_layer_that_passes_nothing_on_is_named(batch, inspect):
     assert "'1'" in violation.cause
 
 
+def test_layer_whose_output_is_dropped_is_named(batch, inspect, only):
+    """A branch that runs and is never added is no design: the output does not depend on it."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            self.b(F.relu(self.a(x)))
+            return x + x
+
+    model = nn.Sequential(nn.Linear(16, 16), Block(), nn.Linear(16, 2))
+    violation = only(inspect(model, batch), "missing_gradients")
+    assert (violation.layer, violation.affected) == ("1.b", ("1.a",))
+    assert "not used" in violation.cause
+
+
+def test_part_of_an_output_that_nobody_reads_is_no_fault(batch, inspect):
+    """A tower that returns several states may be read at an earlier one."""
+
+    class Tower(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.last = nn.Linear(16, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            h = self.fc(x)
+            return self.last(h), h
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tower, self.head = Tower(), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.tower(x)[1])
+
+    assert inspect(Reader(), batch).healthy
+
+
+def test_two_cuts_are_two_violations(batch, inspect):
+    """Branches that are cut each by itself are both named, and each with its own cause."""
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.main, self.left, self.right = (nn.Linear(16, 8) for _ in range(3))
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.main(x) + self.left(x).detach() + self.right(x).detach())
+
+    found = inspect(Branches(), batch).violations
+    assert [(v.check, v.layer) for v in found] == [
+        ("missing_gradients", "left"),
+        ("missing_gradients", "right"),
+    ]
+
+
+def test_one_parameter_of_a_layer_that_is_cut(batch, inspect, only):
+    """A weight that its own forward detaches, while the bias learns."""
+
+    class Frozen(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, self.weight.detach(), self.bias)
+
+    violation = only(
+        inspect(nn.Sequential(nn.Linear(16, 8), Frozen(8, 2)), batch), "missing_gradients"
+    )
+    assert (violation.layer, violation.value) == ("1", 1.0)
+    assert "(weight)" in violation.message
+
+
+def test_parameter_of_a_container_for_other_occasions_is_no_fault(batch, inspect):
+    """A mask token that this batch has no use for is no cut."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mask, self.cls = nn.Parameter(torch.zeros(16)), nn.Parameter(torch.zeros(16))
+            self.fc = nn.Linear(16, 2)
+
+        def forward(self, x):
+            return self.fc(x + self.cls)
+
+    assert inspect(Masked(), batch).healthy
+
+
+def test_backward_that_returns_zeros_is_found_behind_zero_biases(batch, inspect):
+    """A bias of zero after it closes nothing; the last layer that gets nothing is named."""
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 1.5 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.zeros_like(gradient)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.act, self.b = nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8)
+            self.head = nn.Linear(8, 2)
+            nn.init.zeros_(self.b.bias)
+
+        def forward(self, x):
+            return self.head(self.b(Scale.apply(self.act(self.a(x)))))
+
+    (violation,) = inspect(Model(), batch).violations
+    assert (violation.check, violation.layer) == ("missing_gradients", "act")
+    assert "'b'" in violation.cause
+
+
+def test_loss_of_exactly_zero_teaches_nothing(mlp, batch, inspect, only):
+    """A weight of zero on the loss leaves every gradient at zero."""
+    violation = only(inspect(mlp, batch, loss=lambda out: 0.0 * out.mean()), "missing_gradients")
+    assert "loss weight of zero" in violation.cause
+
+
 def test_no_backward_no_violation(mlp, batch, inspect):
     """Without a backward pass nothing can be missing."""
     mlp.fc1.register_forward_hook(lambda module, args, output: output.detach())

@@ -64,6 +64,7 @@ class Layer:
     source: str = ""
     calls_no_functional_layer: bool = False
     options: dict[str, Option] = field(default_factory=dict)
+    unreached: frozenset[str] = frozenset()
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
 
@@ -212,6 +213,27 @@ class Recorder:
         for module, layer in self.by_module.items():
             layer.options = module_options(module) | layer.options
 
+    def note_unreached(self, leaves: Callable[[], Iterable[Tensor]]) -> None:
+        """Note which parameters without a gradient no output of the model depends on.
+
+        Args:
+            leaves: returns those that the outputs depend on; asked only if a gradient is missing.
+        """
+        lacking = [
+            (layer, name, parameter)
+            for module, layer in self.by_module.items()
+            for name, parameter in module._parameters.items()
+            if layer.calls
+            and parameter is not None
+            and parameter.requires_grad
+            and parameter.grad is None
+        ]
+        if lacking:
+            reached = {id(leaf) for leaf in leaves()}
+            for layer, name, parameter in lacking:
+                if id(parameter) not in reached:
+                    layer.unreached |= {name}
+
     def add_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
         """Read the gradient of the loss with respect to one output tensor of a layer."""
         _add(layer.gradients, self._read_gradient(gradient, unit_dimension))
@@ -319,6 +341,7 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         parameter_gradients=_each(layer.parameter_gradients),
         buffers=_each(layer.buffers),
         frozen=_frozen(layer.module),
+        unreached=layer.unreached,
         watched=layer.roles,
         source=layer.source,
         options={**layer.options, **_scores(layer)},

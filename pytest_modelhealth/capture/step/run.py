@@ -79,9 +79,11 @@ def run_step(
         recorder.add_state("buffers", _named(recorder, "_buffers"))
         recorder.add_state("parameters", _named(recorder, "_parameters"))
         value = None if loss is None or loss.is_meta else float(loss.detach())
+        ends = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
         del output
         if backward and loss is not None and loss.requires_grad:
             _run_backward(scale.apply(loss), request.backward, hooks, state)
+            recorder.note_unreached(lambda: graph_leaves(ends))
     notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
     _ensure_all_rules_matched(request, recorder)
     layers = recorder.records(backward=backward)
@@ -185,7 +187,7 @@ def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -
 def _run_backward(loss: Tensor, backward: Backward, hooks: Hooks, state: State) -> None:
     recorder = hooks.recorder
     known = {id(leaf) for leaf in state.leaves}
-    unknown = [leaf for leaf in graph_leaves(loss) if id(leaf) not in known]
+    unknown = [leaf for leaf in graph_leaves([loss.grad_fn]) if id(leaf) not in known]
     with gradients_set_aside(unknown), hooks.differentiating():
         if callable(backward):
             backward(loss)

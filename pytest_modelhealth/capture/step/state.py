@@ -137,9 +137,10 @@ def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
             leaf.grad = gradient
 
 
-def graph_leaves(root: Tensor) -> list[Tensor]:
-    """Return the leaf tensors that a backward pass from `root` gives gradients to."""
-    seen, leaves, stack = {root.grad_fn}, [], [root.grad_fn]
+def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
+    """Return the leaf tensors that a backward pass from these nodes of a graph gets to."""
+    leaves, stack = [], list(roots)
+    seen = set(stack)
     while stack:
         node = stack.pop()
         variable = getattr(node, "variable", None)  # AccumulateGrad nodes have one
