@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
@@ -105,8 +105,8 @@ def _absolute(records: list[LayerRecord], batches: int, settings: Settings) -> I
 
 
 _VANISHING_CAUSE = (
-    "the layers after it shrink what comes back: saturated activations, no residual path or "
-    "normalisation, weights too small"
+    "the layers after it shrink what comes back: saturated activations (sigmoid, tanh), no "
+    "residual path or normalisation, weights too small"
 )
 
 
@@ -133,11 +133,25 @@ def _exploding(records: list[LayerRecord], settings: Settings) -> Iterator[Viola
     ]
     if 2 * len(worst) < max(len(records), 1):
         return
-    ratio, record = max(worst, key=lambda pair: pair[0])
+    ratio, worst_record = max(worst, key=lambda pair: pair[0])
     message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
+    record, cause = worst_record, _exploding_cause(worst_record)
+    found = _dominant_gain(records, grows=True)
+    if found is not None:
+        gain, record = found
+        message = f"the gradient grows {gain:.3g} times on its way back through it"
+        cause = _magnifying_cause(record)
     others = [other.name for _, other in worst if other is not record]
-    limit = settings.limit("exploding_ratio", record.name)
-    yield _violation(record, ratio, limit, message, _exploding_cause(record), others)
+    limit = settings.limit("exploding_ratio", worst_record.name)
+    yield _violation(record, ratio, limit, message, cause, others)
+
+
+def _magnifying_cause(record: LayerRecord) -> str:
+    weights = _rms(list(record.parameters.values()))
+    return (
+        f"its weights (root mean square {weights:.3g}) magnify what passes: initialised or grown "
+        "too large for its width, with no normalisation around it"
+    )
 
 
 def _vanishing(records: list[LayerRecord], settings: Settings) -> Iterator[Violation]:
@@ -157,11 +171,67 @@ def _vanishing(records: list[LayerRecord], settings: Settings) -> Iterator[Viola
             break
         weak.append((gradient / largest, record))
     if weak:
-        ratio, record = weak[0]
-        message = f"its gradient is {ratio:.2g} of that in the layers after it: it vanished"
-        others = [other.name for _, other in weak[1:]]
-        limit = settings.limit("vanishing_ratio", record.name)
-        yield _violation(record, ratio, limit, message, _VANISHING_CAUSE, others)
+        ratio, first = weak[0]
+        limit = settings.limit("vanishing_ratio", first.name)
+        others = [other.name for _, other in weak]
+        found = _dominant_gain([record for _, record in pairs], grows=False)
+        if found is None:
+            message = f"its gradient is {ratio:.2g} of that in the layers after it: it vanished"
+            cause = _uniform_cause([record for _, record in pairs])
+            yield _violation(first, ratio, limit, message, cause, others[1:])
+        else:
+            gain, record = found
+            message = f"the gradient shrinks to {gain:.2g} of itself on its way back through it"
+            affected = [name for name in others if name != record.name]
+            yield _violation(record, ratio, limit, message, _shrinking_cause(record), affected)
+
+
+def _gains(records: list[LayerRecord]) -> list[tuple[float, LayerRecord]]:
+    """Return by how much the gradient grows on its way back through each layer.
+
+    It is the gradient at the output of the layer before relative to that at the layer's own, so
+    that the activation between the two counts with the later one.
+    """
+    passed = [r for r in records if r.gradients is not None and r.gradients.rms > 0.0]
+    passed.sort(key=completed)
+    return [
+        (before.gradients.rms / record.gradients.rms, record)
+        for before, record in pairwise(passed)
+        if before.gradients is not None and record.gradients is not None
+    ]
+
+
+def _dominant_gain(records: list[LayerRecord], *, grows: bool) -> tuple[float, LayerRecord] | None:
+    """Return the layer that makes most of the change all by itself, with its gain, if one does."""
+    gains = _gains(records)
+    if not gains:
+        return None
+    sign = 1.0 if grows else -1.0
+    total = sign * math.fsum(math.log(gain) for gain, _ in gains)
+    gain, record = max(gains, key=lambda pair: sign * pair[0])
+    change = sign * math.log(gain)
+    return (gain, record) if change >= _LEAST_SINGLE_CHANGE and 2 * change >= total else None
+
+
+_LEAST_SINGLE_CHANGE = math.log(1e3)
+
+
+def _shrinking_cause(record: LayerRecord) -> str:
+    weight = record.parameters.get("weight")
+    if weight is not None and weight.rms * math.sqrt(math.prod(weight.shape[1:])) < 0.01:
+        return f"its weights are too small (root mean square {weight.rms:.3g}) to pass a signal"
+    return (
+        "the activation or arithmetic before it is flat for its inputs (saturated, clamped), or it "
+        "multiplies by a factor near zero"
+    )
+
+
+def _uniform_cause(records: list[LayerRecord]) -> str:
+    gains = _gains(records)
+    if not gains:
+        return _VANISHING_CAUSE
+    mean = math.exp(-math.fsum(math.log(gain) for gain, _ in gains) / len(gains))
+    return f"it shrinks {mean:.3g} times a layer over {len(gains)} layers: {_VANISHING_CAUSE}"
 
 
 def _fresh_normalization(observation: Observation) -> LayerRecord | None:

@@ -88,6 +88,25 @@ def test_gradient_that_explodes(batch, inspect):
     assert violation.consequences > 0
 
 
+@pytest.mark.parametrize(("factor", "grows"), [(1e-10, False), (1e10, True)])
+def test_layer_where_the_scale_begins_is_named(factor, grows, batch, inspect):
+    """One layer off by ten powers of ten is the culprit, not the layers before it that show it."""
+    layers = [m for _ in range(6) for m in (nn.Linear(16, 16), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(16, 4))
+    with torch.no_grad():
+        for linear in model[::2]:
+            nn.init.orthogonal_(linear.weight, 2**0.5)
+        model[6].weight.mul_(factor)
+        model[6].bias.normal_()
+    report = inspect(model, batch)
+    found = [v for root in report.violations for v in (root, *root.folded)]
+    (violation,) = [v for v in found if v.check == "grad_norm"]
+    assert violation.layer == "6"
+    assert set(violation.affected) >= {"0", "2", "4"}
+    assert ("grows" if grows else "shrinks") in violation.message
+    assert "its weights" in violation.cause
+
+
 def test_small_gate_on_a_residual_branch_is_healthy(batch, inspect):
     """LayerScale of 1e-6 starves its branch on purpose; the layers before it learn as usual."""
 
