@@ -575,7 +575,11 @@ def _(s: Subject) -> None:
 
 
 @fault(
-    "softmax by hand overflows", cnn, (*MODEL, "head"), NONFINITE, ("finite", "headroom", "loss")
+    "softmax by hand overflows",
+    cnn,
+    (*MODEL, "head"),
+    (*NONFINITE, "large"),
+    ("finite", "headroom", "loss", "initial_weights"),
 )
 def _(s: Subject) -> None:
     s.model.head.weight.data *= 2000
@@ -600,8 +604,8 @@ def _(s: Subject) -> None:
     "float16 overflows in a layer",
     mlp,
     ("fc1", "fc2", "relu"),
-    (*NONFINITE, "float16", "range"),
-    ("finite", "headroom"),
+    (*NONFINITE, "float16", "range", "large"),
+    ("finite", "headroom", "initial_weights"),
 )
 def _(s: Subject) -> None:
     s.model.half()
@@ -680,7 +684,7 @@ def _(s: Subject) -> None:
     vae,
     ("", "log_variance", "decoder*"),
     (*NONFINITE, "large"),
-    ("finite", "headroom", "activation_scale", "loss"),
+    ("finite", "headroom", "activation_scale", "loss", "initial_weights"),
 )
 def _(s: Subject) -> None:
     s.model.log_variance.weight.data *= 5e3

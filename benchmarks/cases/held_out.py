@@ -148,13 +148,13 @@ def _(s: Subject) -> None:
 
 @fault(
     "Hardswish dead by a shift",
-    resnet,
-    ("bn", "hardswish", "stem", ""),
+    cnn,
+    ("bn1", "relu1"),
     ("dead", "negative", "bias", "shift", "saturat"),
 )
 def _(s: Subject) -> None:
-    nn.init.constant_(s.model.bn.bias, -12.0)
-    s.model.between = F.hardswish
+    s.model.relu1 = nn.Hardswish()
+    nn.init.constant_(s.model.bn1.bias, -12.0)
 
 
 @fault(
@@ -328,8 +328,8 @@ def _(s: Subject) -> None:
     "binary cross-entropy by hand on saturated sigmoids",
     binary,
     (*MODEL, "head", "sigmoid"),
-    NONFINITE,
-    ("finite", "loss", "saturation"),
+    (*NONFINITE, "large"),
+    ("finite", "loss", "saturation", "initial_weights"),
 )
 def _(s: Subject) -> None:
     s.model.head.weight.data *= 2000
@@ -526,8 +526,7 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model = trained(cnn).model.eval()
-    s.model.conv2.weight.data *= 30  # the norm after it takes any scale, once it has seen it
-    nn.init.constant_(s.model.conv2.bias, 40.0)
+    nn.init.constant_(s.model.conv2.bias, 40.0)  # which the norm would take away, had it seen it
     s.model.bn2.reset_running_stats()
 
 
@@ -600,7 +599,7 @@ def _(s: Subject) -> None:
 @fault(
     "branches multiplied instead of added",
     vit,
-    ("blocks*", ""),
+    ("blocks*", "patches", ""),
     ("vanish", "shrink", "zero", "small", "decay", "scale", "residual", "explod", "grow"),
 )
 def _(s: Subject) -> None:
