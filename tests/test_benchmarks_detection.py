@@ -6,7 +6,8 @@ from torch import nn
 
 from benchmarks import detection
 from benchmarks.cases import controls, faults, held_out
-from benchmarks.cases.subject import Control, Fault, Shelf, Subject
+from benchmarks.cases.models import mlp
+from benchmarks.cases.subject import Control, Fault, Shelf, Subject, loss_of, run, trained
 from benchmarks.detection import Score, alarm, grade
 from benchmarks.detectors import DETECTORS, Detector
 from benchmarks.finding import Finding
@@ -168,6 +169,27 @@ def test_culprit_is_a_layer_of_the_model(name):
     subject = build(name)
     layers = [layer for layer, _ in subject.model.named_modules()]
     assert any(BY_NAME[name].is_at(layer) for layer in layers)
+
+
+def test_trained_subject_has_learnt_once_for_each_seed():
+    """Its loss fell by half, each seed has its own, and what is returned is a copy."""
+    made = []
+
+    def healthy() -> Subject:
+        made.append(None)
+        return mlp()
+
+    def loss(subject: Subject) -> float:
+        return loss_of(subject, run(subject.model, subject.inputs), subject.target).item()
+
+    torch.manual_seed(0)
+    fresh, first, again = healthy(), trained(healthy), trained(healthy)
+    assert loss(first) == loss(again) < loss(fresh) / 2
+    nn.init.zeros_(first.model.head.weight)
+    assert again.model.head.weight.any()
+    torch.manual_seed(1)
+    assert loss(trained(healthy)) != loss(again)
+    assert len(made) == 3
 
 
 # ---- a sample of the measurement ----------------------------------------------------------------

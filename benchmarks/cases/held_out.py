@@ -776,7 +776,7 @@ class SimSiam(nn.Module):
         return -(left + F.cosine_similarity(self.predictor(b), a.detach()).mean()) / 2
 
 
-control("SimSiam: stopped gradient, negative loss", with_model(
+control("SimSiam: gradient stopped on purpose", with_model(
     SimSiam, lambda n: ((flat(n)[0], flat(n)[0] + 0.1), None), None))  # fmt: skip
 
 
@@ -817,6 +817,18 @@ control("policy gradient: negative loss", with_model(
     lambda output, labels: (output.log_softmax(1)[:, 0] * (labels - 2.0)).mean()))  # fmt: skip
 
 
+def natural_targets(n: int) -> tuple[Tensor, Tensor]:
+    """Return standardised features, and the progression in its own unit."""
+    features, target = patients(n)
+    return features, 152 + 77 * target
+
+
+def skewed(n: int) -> tuple[Tensor, Tensor]:
+    """Return features as of money: positive, with a long tail."""
+    features, target = patients(n)
+    return features.exp().clamp(max=50), target
+
+
 def _prune(s: Subject) -> None:
     for layer in s.model[::2]:
         layer.weight.data[layer.weight.abs() < layer.weight.abs().quantile(0.8)] = 0
@@ -833,12 +845,10 @@ control("adapters in bfloat16", as_bfloat16(changed(after_training(gpt), adapt))
 control("highway with gates mostly closed", with_model(
     lambda: nn.Sequential(nn.Linear(64, 32), Highway(32), Highway(32), nn.Linear(32, 10)),
     flat, F.cross_entropy))  # fmt: skip
-control("targets in the thousands", after_training(with_model(
-    lambda: MLP(10, 32, 1), lambda n: (lambda x, y: (x, 1000 + 300 * y))(*patients(n)),
-    F.l1_loss)))  # fmt: skip
-control("features of ages and counts", with_model(
-    lambda: MLP(10, 32, 1), lambda n: (lambda x, y: (x * 12 + 40, y))(*patients(n)),
-    F.mse_loss))  # fmt: skip
+control("targets in the hundreds", after_training(
+    with_model(lambda: MLP(10, 32, 1), natural_targets, F.l1_loss), 300, 1e-2))  # fmt: skip
+control("skewed positive features", after_training(
+    with_model(lambda: MLP(10, 32, 1), skewed, F.mse_loss)))  # fmt: skip
 control("GLU, pre-norm, 8 blocks", with_model(
     lambda: nn.Sequential(nn.Linear(64, 32), *(Glu(32) for _ in range(8)), nn.Linear(32, 10)),
     flat, F.cross_entropy))  # fmt: skip
