@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_modelhealth.capture import Inputs
     from pytest_modelhealth.checks import Check
+    from pytest_modelhealth.comparison.compare import compare
+    from pytest_modelhealth.comparison.comparison import Comparison
     from pytest_modelhealth.errors import (
         InspectionError,
         LayerNotFoundError,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Comparison": "comparison.comparison",
     "Check": "checks",
     "HealthReport": "report",
     "Inconclusive": "report",
@@ -53,10 +56,12 @@ _HOMES = {
     "TensorStatistics": "statistics",
     "Verdict": "report",
     "Violation": "report",
+    "compare": "comparison.compare",
 }
 
 __all__ = [
     "Check",
+    "Comparison",
     "HealthReport",
     "Inconclusive",
     "Inputs",
@@ -74,6 +79,7 @@ __all__ = [
     "TensorStatistics",
     "Verdict",
     "Violation",
+    "compare",
 ]
 
 

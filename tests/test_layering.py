@@ -34,7 +34,7 @@ HOMES = {
     "pytest": ("plugin",),
     "_pytest": ("plugin",),
     "syrupy": ("plugin", "snapshot"),
-    "matplotlib": ("rendering.histogram",),
+    "matplotlib": ("rendering.histogram", "rendering.error_depth"),
 }
 HEAVY = ("torch", "numpy", "matplotlib")
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}

@@ -111,7 +111,9 @@ def _comparison(
         if pair.reference is not None
     }
     story = Story(alignment, a, b, modules, changed, tuple(results))
-    divergence = story.first_divergence() or _other_structure(a, b, results)
+    divergence = story.first_divergence()
+    if divergence is None or divergence.kind == "backward":  # outputs come before gradients
+        divergence = _other_structure(a, b, results) or divergence
     notes += _remarks(alignment, a, b, results, changed, divergence)
     return Comparison(
         reference=a.observation.model_type,
@@ -119,7 +121,7 @@ def _comparison(
         alignment=alignment,
         layers=_layers(alignment, a, b, results, changed),
         outputs=tuple(result for result in results if result.key.role == "outputs"),
-        first_divergence=divergence,
+        divergence=divergence,
         losses=(a.observation.loss, b.observation.loss),
         strict_names=strict_names,
         basis=_basis(results),

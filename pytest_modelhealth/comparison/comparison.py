@@ -87,11 +87,12 @@ class Divergence:
     affected: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(eq=False, repr=False)
 class Comparison:
     """What separates a candidate from its reference, layer by layer.
 
-    `str` is a table through depth, `repr` one line.
+    `str` is a table through depth, `repr` one line. In a test, a comparison whose verdict nobody
+    asked for is checked when the test's body ends.
 
     Args:
         reference: class name of the reference.
@@ -99,8 +100,8 @@ class Comparison:
         alignment: which layer is which.
         layers: every layer of both, by the name in the reference, else in the candidate.
         outputs: the tensors that the models return.
-        first_divergence: where they first differ by more than rounding explains; ``None`` where
-            they do not.
+        divergence: where they first differ by more than rounding explains, if they do;
+            `first_divergence` reads it.
         losses: the loss of both, where there was one.
         strict_names: whether a renamed, moved, inserted or removed layer is a failure too.
         basis: what the verdict rests on, one phrase.
@@ -113,12 +114,19 @@ class Comparison:
     alignment: Alignment
     layers: Mapping[tuple[str | None, str | None], AlignedLayer]
     outputs: tuple[TensorResult, ...]
-    first_divergence: Divergence | None
+    divergence: Divergence | None
     losses: tuple[float | None, float | None]
     strict_names: bool
     basis: str
     notes: tuple[str, ...] = ()
     spilled: int = 0
+    looked_at: bool = False
+
+    @property
+    def first_divergence(self) -> Divergence | None:
+        """Where the two first differ by more than rounding explains; ``None`` if they do not."""
+        self.looked_at = True
+        return self.divergence
 
     @property
     def equivalent(self) -> bool:
@@ -126,7 +134,8 @@ class Comparison:
 
         With `strict_names`, every layer has to have kept its name, type and place too.
         """
-        return self.first_divergence is None and not (self.strict_names and self.changed_names)
+        self.looked_at = True
+        return self.divergence is None and not (self.strict_names and self.changed_names)
 
     @cached_property
     def changed_names(self) -> tuple[Pair, ...]:
@@ -161,12 +170,22 @@ class Comparison:
             ModelHealthError: they are not. Its first line names the layer where they part.
         """
         __tracebackhide__ = True
-        if not self.equivalent:
-            raise ModelHealthError(_rendering("comparison").failure(self), self)
+        error = self.failure()
+        if error is not None:
+            raise error
+
+    def failure(self) -> ModelHealthError | None:
+        """Return what `assert_equivalent` raises, or ``None``."""
+        if self.equivalent:
+            return None
+        return ModelHealthError(_rendering("comparison").failure(self), self)
 
     def __repr__(self) -> str:
-        text: str = _rendering("comparison").line(self)
-        return f"<Comparison {text}>"
+        looked_at = self.looked_at
+        try:
+            return f"<Comparison {_rendering('comparison').line(self)}>"
+        finally:
+            self.looked_at = looked_at  # a debugger or a log looks, not the test
 
     def __str__(self) -> str:
         text: str = _rendering("comparison").overview(self)

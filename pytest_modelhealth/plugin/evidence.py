@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
-from pytest_modelhealth.plugin.attachments import Evidence
+from pytest_modelhealth.plugin.attachments import ComparisonEvidence, Evidence
 from pytest_modelhealth.plugin.inspections import INSPECTOR
 from pytest_modelhealth.report import HealthReport, Verdict
 
@@ -32,6 +32,10 @@ def pytest_runtest_makereport(
 
 def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
     judged = error.report if isinstance(error, ModelHealthError) else None
+    if judged is not None and not isinstance(judged, HealthReport):
+        comparison = ComparisonEvidence(judged, explains_failure=True)
+        item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=comparison)
+        return
     health = _first_unhealthy(item) if judged is None else judged
     if health is not None and health.violations:
         evidence = Evidence(health, explains_failure=health is judged)

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_modelhealth.errors import InspectionError, SettingsError
 from pytest_modelhealth.plugin.markers import settings_for
+from pytest_modelhealth.report import HealthReport
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
     from pytest_modelhealth.capture.engine import Compiled
     from pytest_modelhealth.checks import Check
+    from pytest_modelhealth.comparison.comparison import Comparison
     from pytest_modelhealth.inspector import Inspector
-    from pytest_modelhealth.report import HealthReport
     from pytest_modelhealth.settings import Settings
 
 _PACKAGE = __name__.partition(".")[0]
@@ -27,9 +28,9 @@ _NOTED = 3
 
 
 class Inspection(NamedTuple):
-    """A report and the line of the user's code that asked for it."""
+    """A report or a comparison, and the line of the user's code that asked for it."""
 
-    report: HealthReport
+    report: HealthReport | Comparison
     path: Path
     line: int
 
@@ -74,10 +75,33 @@ class InspectorFixture:
             **settings,
         )
 
+    def compare(
+        self,
+        reference: Any,
+        candidate: Any,
+        inputs: Any,
+        target: Any = None,
+        **options: Any,
+    ) -> Comparison:
+        """Compare two models on one batch, as `pytest_modelhealth.compare` does.
+
+        A comparison whose verdict the test does not ask for is checked when the test's body ends.
+
+        Raises:
+            InspectionError: one of the two is nothing that can be run.
+            Exception: whatever a model or the loss raises, with a note on which of the two ran.
+        """
+        from pytest_modelhealth.comparison.compare import compare  # brings torch
+
+        comparison = compare(reference, candidate, inputs, target, **options)
+        self._keep(comparison)
+        return comparison
+
     @property
     def reports(self) -> list[HealthReport]:
         """Every report made so far in this test, its fixtures included, the oldest first."""
-        return [inspection.report for inspection in self._inspections]
+        made = (inspection.report for inspection in self._inspections)
+        return [report for report in made if isinstance(report, HealthReport)]
 
     @property
     def settings(self) -> Settings:
@@ -87,7 +111,7 @@ class InspectorFixture:
     def __repr__(self) -> str:
         return f"<inspector with {len(self._inspections)} reports>"
 
-    def _keep(self, report: HealthReport) -> None:
+    def _keep(self, report: HealthReport | Comparison) -> None:
         self._inspections.append(Inspection(report, *_calling_line()))
 
     def _take_unread(self) -> list[Inspection]:

@@ -29,7 +29,7 @@ MOST_NAMES = 4
 
 def line(comparison: Comparison) -> str:
     """Return verdict, culprit and what it rests on, in one line."""
-    found = comparison.first_divergence
+    found = comparison.divergence
     if found is not None:
         why = ": ".join(filter(None, (found.story, found.cause)))
         return printable(f"not equivalent: {found.label}: {why}")
@@ -51,13 +51,21 @@ def _compared(comparison: Comparison) -> int:
     return sum(bool(layer.tensors) for layer in comparison.layers.values())
 
 
-def overview(comparison: Comparison, *, width: int = 100) -> str:
-    """Return the verdict and a line a layer, in execution order of the reference."""
+def overview(comparison: Comparison, *, max_rows: int | None = None, width: int = 100) -> str:
+    """Return the verdict and a line a layer, in execution order of the reference.
+
+    Args:
+        comparison: the comparison.
+        max_rows: show at most this many layers, those around the first divergence.
+        width: characters that the table may take.
+    """
     head = [line(comparison), *_alignment(comparison), *_notes(comparison)]
     layers = [layer for layer in comparison.layers.values() if _is_shown(layer)]
     if not layers:
         return "\n".join(head)
-    return "\n".join([*head, "", *_table(comparison, layers, width)])
+    shown = layers if max_rows is None else _window(comparison, layers, max_rows)
+    more = _more(len(layers) - len(shown), "layer")
+    return "\n".join([*head, "", *_table(comparison, shown, width), *more])
 
 
 def _is_shown(layer: AlignedLayer) -> bool:
@@ -66,7 +74,7 @@ def _is_shown(layer: AlignedLayer) -> bool:
 
 def failure(comparison: Comparison) -> str:
     """Return at most a screenful: its first line is the verdict and the culprit."""
-    found = comparison.first_divergence
+    found = comparison.divergence
     if found is None:
         return "\n".join(
             [
@@ -98,7 +106,7 @@ def failure(comparison: Comparison) -> str:
 
 
 def _limit(comparison: Comparison) -> float:
-    found = comparison.first_divergence
+    found = comparison.divergence
     return found.result.limit if found is not None and found.result is not None else math.nan
 
 
@@ -167,16 +175,23 @@ def _times(ratio: float) -> str:
 def _around(comparison: Comparison) -> list[str]:
     """Return the rows of the table around the first divergence."""
     layers = [layer for layer in comparison.layers.values() if _is_shown(layer)]
-    found = comparison.first_divergence
+    return _table(comparison, _window(comparison, layers, MOST_ROWS), 96)
+
+
+def _window(
+    comparison: Comparison, layers: Sequence[AlignedLayer], most: int
+) -> Sequence[AlignedLayer]:
+    """Return the layers around the first divergence."""
+    found = comparison.divergence
     names = [layer.name for layer in layers]
     seen_at = found.result.key.layer if found is not None and found.result is not None else ""
     at = names.index(seen_at) if seen_at in names else 0
-    start = max(0, min(at - MOST_ROWS // 2, len(layers) - MOST_ROWS))
-    return _table(comparison, layers[start : start + MOST_ROWS], 96)
+    start = max(0, min(at - most // 2, len(layers) - most))
+    return layers[start : start + most]
 
 
 def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -> list[str]:
-    found = comparison.first_divergence
+    found = comparison.divergence
     culprit = None if found is None else (found.layer, found.candidate)
     titles = ["", "layer", "is now", "forward", "x noise", "gradient", "x noise"]
     rows = [titles]
@@ -221,7 +236,7 @@ def _cells(result: TensorResult | None) -> list[str]:
 
 
 def _folded(comparison: Comparison) -> Iterator[str]:
-    found = comparison.first_divergence
+    found = comparison.divergence
     if found is not None and found.affected:
         show = "shows" if len(found.affected) == 1 else "show"
         yield (
@@ -281,7 +296,7 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
     """Return everything as plain dictionaries, lists, numbers and strings."""
-    found = comparison.first_divergence
+    found = comparison.divergence
     return {
         "equivalent": comparison.equivalent,
         "reference": comparison.reference,

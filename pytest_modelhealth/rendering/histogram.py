@@ -1,4 +1,4 @@
-"""Pictures of a report: histograms and gradient flow. The only module that imports matplotlib.
+"""Pictures of a report: histograms and gradient flow, and what all figures look like.
 
 Figures are made without pyplot: no global state, no window, nothing to close. One report always
 gives the same bytes.
@@ -103,7 +103,7 @@ def plot_histogram(report: HealthReport, layer: str, what: str = "activations") 
 def _histogram(
     report: HealthReport, record: LayerRecord, seen: TensorStatistics, what: str
 ) -> Figure:
-    figure, axes = _figure(8, 4.4)
+    figure, axes = new_figure(8, 4.4)
     axis = _ExponentAxis.over([seen])
     for sign, positions, counts in axis.parts(seen):
         axes.bar(positions, counts, width=0.94, color=_COLORS[sign], zorder=2)
@@ -115,8 +115,8 @@ def _histogram(
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.set_ylim(0, 1.2 * max(1, seen.histogram.counts.max()))
-    _title(figure, f"{_name(record)}: {what.replace('_', ' ')}")
-    kind = shorten(_drawable(record.type_name), 30)
+    set_title(figure, f"{_name(record)}: {what.replace('_', ' ')}")
+    kind = shorten(drawable(record.type_name), 30)
     _subtitle(axes, f"{kind}, {seen.dtype}, {shape(seen.shape)}, {plural(seen.count, 'value')}")
     _alarm(axes, [*_nonfinite(seen), *_violations(report, record, what)])
     if seen.count and not seen.finite_count:
@@ -140,7 +140,7 @@ def _nonfinite(seen: TensorStatistics) -> list[str]:
 
 def _violations(report: HealthReport, record: LayerRecord, what: str) -> list[str]:
     return [
-        f"{found.check}: {_drawable(found.message)}"
+        f"{found.check}: {drawable(found.message)}"
         for found in violations_by_layer(report).get(record.name, ())
         if found.role == what
     ]
@@ -191,7 +191,7 @@ def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activ
         raise InspectionError(matched[0].why_not_seen(what))
     records = [record for record, _ in shown]
     axis = _ExponentAxis.over([seen for _, seen in shown], bulk=True)
-    figure, axes = _figure(9, 1.5 + 0.42 * len(shown))
+    figure, axes = new_figure(9, 1.5 + 0.42 * len(shown))
     for row, (_, seen) in enumerate(shown):
         highest = max(1, seen.histogram.counts.max())
         for sign, positions, counts in axis.parts(seen):
@@ -203,7 +203,7 @@ def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activ
     _name_rows(axes, report, records, [_moments(seen) for _, seen in shown])
     axes.grid(axis="y", color=FAINT, linewidth=0.4)
     axes.set_xlabel("value, a bin for each sign and power of two", color=INK, fontsize=9)
-    _title(figure, f"{what.replace('_', ' ')} of {_model(report)}")
+    set_title(figure, f"{what.replace('_', ' ')} of {_model(report)}")
     left_out = len(matched) - len(shown)
     if left_out:
         figure.supxlabel(
@@ -250,7 +250,7 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
             else "no backward pass ran"
         )
         raise InspectionError(f"no gradients were seen of {_model(report)}: {why}.")
-    figure, axes = _figure(9, 1.6 + 0.24 * len(records))
+    figure, axes = new_figure(9, 1.6 + 0.24 * len(records))
     flows = [_Flow.through(records, role) for role in _FLOWING]
     low, high = _decades([norm for flow in flows for norm in flow.norms])
     axes.set_xscale("log")
@@ -261,7 +261,7 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     axes.set_xlabel("L2 norm of the gradient of the loss", color=INK, fontsize=9)
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8.5, labelcolor=INK)
-    _title(figure, f"gradient flow of {_model(report)}")
+    set_title(figure, f"gradient flow of {_model(report)}")
     return figure
 
 
@@ -406,7 +406,7 @@ class _ExponentAxis:
             axes.legend(loc="upper left", frameon=False, fontsize=8.5, labelcolor=INK)
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     """Return a white figure whose colours do not depend on the user's style."""
     height = min(height, 1.6 + 0.24 * MOST_NAMES)
     figure = HealthFigure(figsize=(width, height), layout="constrained", facecolor="white")
@@ -419,7 +419,8 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _title(figure: Figure, text: str) -> None:
+def set_title(figure: Figure, text: str) -> None:
+    """Put a title at the top left, taken literally."""
     figure.suptitle(
         text, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK, parse_math=False
     )
@@ -454,14 +455,14 @@ def _name_rows(
 
 
 def _name(record: LayerRecord) -> str:
-    return abbreviate(_drawable(record.label), NAME_WIDTH)
+    return abbreviate(drawable(record.label), NAME_WIDTH)
 
 
 def _model(report: HealthReport) -> str:
-    return shorten(_drawable(report.observation.model_type), NAME_WIDTH)
+    return shorten(drawable(report.observation.model_type), NAME_WIDTH)
 
 
-def _drawable(text: str) -> str:
+def drawable(text: str) -> str:
     """Return `text` with an escape for each character that the figure's font lacks.
 
     matplotlib would warn, and a warning fails the test of a user who turns warnings into errors.

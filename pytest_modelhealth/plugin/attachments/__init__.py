@@ -11,7 +11,7 @@ import contextlib
 import io
 import warnings
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from matplotlib.figure import Figure
-
-    from pytest_modelhealth.report import HealthReport
 
 
 class Evidence:
@@ -32,7 +30,7 @@ class Evidence:
             stands, and this is what else was wrong.
     """
 
-    def __init__(self, report: HealthReport, *, explains_failure: bool) -> None:
+    def __init__(self, report: Any, *, explains_failure: bool) -> None:
         self.report = report
         self.explains_failure = explains_failure
 
@@ -52,12 +50,40 @@ class Evidence:
     def text(self) -> str:
         """Text histograms of the culprit beside its predecessor."""
         with _warnings_ignored():
-            return self.report.render("evidence")
+            text: str = self.report.render("evidence")
+            return text
 
     @cached_property
     def figures(self) -> dict[str, bytes]:
         """PNG files by name, such as ``"culprit"`` and ``"gradient_flow"``; what exists."""
         from pytest_modelhealth.rendering.histogram import figures  # brings matplotlib
+
+        with _warnings_ignored():
+            return {name: _png(figure) for name, figure in figures(self.report).items()}
+
+
+class ComparisonEvidence(Evidence):
+    """The same of a comparison that failed: its `report` is the `Comparison`."""
+
+    @cached_property
+    def title(self) -> str:
+        """The layer where the two models part."""
+        from pytest_modelhealth.rendering.notation import printable
+
+        found = self.report.first_divergence
+        return "names changed" if found is None else f"{printable(found.label)} through depth"
+
+    @cached_property
+    def text(self) -> str:
+        """The table of the layers around that one."""
+        from pytest_modelhealth.rendering.comparison import overview
+
+        return overview(self.report, max_rows=40)
+
+    @cached_property
+    def figures(self) -> dict[str, bytes]:
+        """A PNG file of the error through depth."""
+        from pytest_modelhealth.rendering.error_depth import figures  # brings matplotlib
 
         with _warnings_ignored():
             return {name: _png(figure) for name, figure in figures(self.report).items()}

@@ -1,0 +1,236 @@
+"""What cannot be compared is said clearly, and both models stay as they were."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import InspectionError, compare
+from tests.comparison.models import Cnn, Gpt, Mlp, batch, seeded
+from tests.comparison.pairs import twins
+
+
+@pytest.mark.parametrize("side", ["reference", "candidate"])
+@pytest.mark.parametrize("model", [3, Mlp, "weights.pt", None])
+def test_what_is_no_model_is_refused_by_side(side, model):
+    """The message says which of the two it is, and what it should be."""
+    pair = {"reference": seeded(Mlp), "candidate": seeded(Mlp)} | {side: model}
+    with pytest.raises(InspectionError, match=f"the {side}"):
+        compare(pair["reference"], pair["candidate"], torch.randn(2, 16))
+
+
+def test_a_state_dict_cannot_be_the_reference():
+    """There is no model to load it into."""
+    model = seeded(Mlp)
+    with pytest.raises(InspectionError, match="can only be the candidate"):
+        compare(model.state_dict(), model, torch.randn(2, 16))
+
+
+def _without(state: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: {}, "the state_dict is empty"),
+        (lambda state: _without(state, "fc2.bias"), r"1 keys missing: 'fc2.bias'"),
+        (lambda state: state | {"fc9.bias": torch.ones(1)}, r"1 keys not in the reference"),
+        (lambda state: {f"module.{k}": v for k, v in state.items()}, r"strip 'module\.'"),
+        (lambda state: {"epoch": 3, "model": state}, r"candidate\['model'\]"),
+        (lambda state: state | {"fc1.bias": torch.ones(3)}, r"'fc1.bias' has shape \(3,\)"),
+    ],
+)
+def test_a_state_dict_that_does_not_fit_says_how(change, message):
+    """Missing, unexpected and prefixed keys, other shapes and whole checkpoints are told apart."""
+    model = seeded(Mlp)
+    with pytest.raises(InspectionError, match=message):
+        compare(model, change(model.state_dict()), torch.randn(2, 16))
+
+
+def test_an_exception_of_a_model_passes_and_says_whose_it_is():
+    """The user's exception is the same object, with a note on which of the two models ran."""
+    error = ValueError("too hot")
+
+    class Failing(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error
+
+    for pair, side in (
+        ((seeded(Mlp), Failing()), "candidate"),
+        ((Failing(), seeded(Mlp)), "reference"),
+    ):
+        error.__notes__ = []
+        with pytest.raises(ValueError, match="too hot") as caught:
+            compare(*pair, torch.randn(2, 16))
+        assert caught.value is error
+        assert any(f"while the {side} of" in note for note in error.__notes__)
+
+
+def test_models_without_a_layer_in_common_are_compared_by_their_outputs():
+    """That no layer was found again is said, and the outputs decide."""
+    reference = nn.Sequential(OrderedDict(a=nn.Flatten(), b=nn.Linear(16, 4)))
+    candidate = nn.Sequential(OrderedDict(c=nn.Conv1d(1, 4, 16), d=nn.Flatten()))
+    batch = torch.randn(3, 1, 16)
+    same = copy.deepcopy(candidate)
+    same.c.weight.data = reference.b.weight.data.view(4, 1, 16).clone()
+    same.c.bias.data = reference.b.bias.data.clone()
+    other = compare(reference, candidate, batch)
+    assert not other.equivalent
+    assert compare(reference, same, batch).equivalent
+    unrelated = compare(nn.Tanh(), nn.Conv1d(1, 1, 1), batch)
+    assert not unrelated.equivalent
+
+
+class Both(NamedTuple):
+    """Two outputs."""
+
+    logits: Tensor
+    hidden: Tensor
+
+
+class Returning(Mlp):
+    """Returns its output in any form."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda y: (y, y), lambda y: {"logits": y}, lambda y: Both(y, y * 2)],
+    ids=["tuple", "dict", "namedtuple"],
+)
+def test_another_structure_of_the_output_is_no_equivalence(form):
+    """The numbers are the same, the type is not: the story says how both are built."""
+    reference = seeded(Mlp)
+    candidate = Returning(form)
+    candidate.load_state_dict(reference.state_dict())
+    comparison = compare(reference, candidate, batch(reference))
+    assert comparison.first_divergence.kind == "structure"
+    assert "returns tensor 8x4" in comparison.first_divergence.story
+    assert not comparison.equivalent
+
+
+def test_another_shape_of_the_output_is_said():
+    """A head with more classes differs by its shape, not by numbers."""
+    reference, candidate = twins(Mlp)
+    candidate.head = nn.Linear(32, 5)
+    found = compare(reference, candidate, batch(reference)).first_divergence
+    assert found.layer == "head"
+    assert "shape" in f"{found.cause} {found.result.problem}"
+
+
+def test_nan_on_both_sides_is_equal_and_said():
+    """Two models that are broken alike are equivalent, and a note says where they are NaN."""
+    reference, candidate = twins(Mlp)
+    for model in (reference, candidate):
+        model.fc2.weight.data[0, 0] = float("nan")
+    comparison = compare(reference, candidate, batch(reference))
+    assert comparison.equivalent
+    assert any("NaN on both sides: fc2" in note for note in comparison.notes)
+
+
+def test_nan_on_one_side_diverges_however_large_the_tolerance():
+    """No rounding explains a NaN."""
+    reference, candidate = twins(Mlp)
+    candidate.fc2.bias.data[0] = float("nan")
+    comparison = compare(reference, candidate, batch(reference), factor=1e30)
+    assert comparison.first_divergence.layer == "fc2"
+
+
+def test_an_onnx_file_that_is_missing_is_named(tmp_path):
+    """The path is in the message, whether or not onnxruntime is there."""
+    with pytest.raises(InspectionError, match=r"onnxruntime|there is no ONNX file"):
+        compare(seeded(Mlp), tmp_path / "missing.onnx", torch.randn(2, 16))
+
+
+def test_onnx_without_onnxruntime_says_what_to_install(monkeypatch, tmp_path):
+    """Where the optional package is missing, the message is the command that brings it."""
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(InspectionError, match="pip install onnxruntime"):
+        compare(seeded(Mlp), Path("model.onnx"), torch.randn(2, 16))
+
+
+def test_a_forward_that_writes_to_its_batch_does_not_change_the_other_run():
+    """Each model has a copy of the batch, and the user's stays as it was."""
+
+    class Writing(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            x.mul_(2)
+            return super().forward(x)
+
+    reference = seeded(Writing)
+    inputs = torch.randn(4, 16)
+    before = inputs.clone()
+    assert compare(reference, copy.deepcopy(reference), inputs).equivalent
+    assert torch.equal(inputs, before)
+
+
+def _state(model: nn.Module) -> list[Tensor]:
+    return [t.clone() for t in (*model.parameters(), *model.buffers())]
+
+
+@pytest.mark.parametrize("harmful", [False, True])
+def test_both_models_and_the_random_state_are_left_as_they_were(harmful):
+    """Bit for bit: weights, buffers, gradients, modes, hooks and generators."""
+    reference, candidate = twins(Cnn)
+    if harmful:
+        candidate.bn1.eps = 1e-3
+    reference.conv1.weight.grad = torch.ones_like(reference.conv1.weight)
+    kept = reference.conv1.weight.grad
+    before = _state(reference), _state(candidate), torch.get_rng_state()
+    default = torch.get_default_dtype()
+    compare(reference, candidate, batch(reference), torch.arange(4), loss=F.cross_entropy)
+    after = _state(reference), _state(candidate), torch.get_rng_state()
+    for old, new in zip(
+        (*before[0], *before[1], before[2]), (*after[0], *after[1], after[2]), strict=True
+    ):
+        assert torch.equal(old, new)
+    assert reference.conv1.weight.grad is kept
+    assert all(p.grad is None for p in candidate.parameters())
+    assert reference.training
+    assert torch.get_default_dtype() is default
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in reference.modules())
+
+
+def test_a_reference_that_cannot_be_copied_is_still_compared():
+    """Without further runs epsilon and depth are what is left, and a note says so."""
+
+    class Uncopyable(Mlp):
+        def __deepcopy__(self, memo: object) -> nn.Module:
+            raise TypeError("not today")
+
+    reference, candidate = seeded(Uncopyable), seeded(Mlp)
+    assert compare(reference, candidate, batch(candidate)).equivalent
+    candidate.norm.eps = 1e-2
+    comparison = compare(reference, candidate, batch(candidate))
+    assert comparison.first_divergence.layer == "norm"
+    assert any("not today" in note for note in comparison.notes)
+
+
+def test_tokens_and_keywords_go_in_as_they_do_for_an_inspection():
+    """Whole numbers are never cast, a mapping goes in as keywords."""
+    reference, candidate = twins(Gpt)
+    assert compare(reference, candidate.bfloat16(), {"ids": batch(reference)}).equivalent
+
+
+def test_a_memory_budget_of_nothing_gives_the_same_verdict():
+    """What does not fit lies in a file meanwhile; the result says how much."""
+    reference, candidate = twins(Mlp)
+    candidate.norm.eps = 1e-12
+    inside = compare(reference, candidate, batch(reference))
+    spilled = compare(reference, candidate, batch(reference), memory_budget=0)
+    assert inside.spilled == 0 < spilled.spilled
+    assert str(spilled.first_divergence) == str(inside.first_divergence)

@@ -1,0 +1,169 @@
+"""What a `Comparison` says, as text, as data and as a picture."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth import Comparison, LayerNotFoundError, ModelHealthError, compare
+from pytest_modelhealth.comparison.alignment import Change
+from tests.comparison.models import Gpt, Mlp, batch, seeded
+from tests.comparison.pairs import BENIGN, HARMFUL, twins
+
+
+def broken() -> Comparison:
+    """Return the comparison of a model with one whose second norm has another epsilon."""
+    reference, candidate = twins(Gpt)
+    candidate.blocks[1].ln2.eps = 1e-3
+    return compare(reference, candidate, batch(reference))
+
+
+def test_the_first_line_tells_the_whole_story():
+    """Where, what is the same, what is not, and the likely cause."""
+    with pytest.raises(ModelHealthError) as caught:
+        broken().assert_equivalent()
+    first, *rest = str(caught.value).splitlines()
+    assert first == (
+        "not equivalent: blocks.1.ln2: same input, same weights, other output: "
+        "eps is 0.001, was 1e-05"
+    )
+    assert len(rest) < 26
+    assert any("other layers only show what began in blocks.1.ln2" in line for line in rest)
+    assert any(line.startswith("  !  blocks.1.ln2") for line in rest)
+    assert isinstance(caught.value.report, Comparison)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("one_weight", "other weights, other output: weight differs in 1 of 1,024 values"),
+        ("weights_swapped", "weight differs in 256 of 256 values"),
+        ("other_activation", "it is a LeakyReLU, was a ReLU"),
+        ("tanh_gelu", "approximate is tanh, was none"),
+        ("other_mode", "it is in training mode, the reference is in evaluation mode"),
+        ("other_running_mean", "running_mean differs in 8 of 8 values"),
+        ("residual_scaled", "the input of blocks.1.ln2 is not: its own code after blocks.1.attn"),
+        ("skip_scaled", "skip is 0.999, was 1.0"),
+        ("scale_inserted", "between them: inserted scale"),
+        ("norm_removed", "between them: removed norm"),
+        ("mask_lost", "causal is False, was True"),
+        ("parameter_frozen", "weight is frozen there"),
+        ("gradient_detached", "the gradient that reaches the output of act1 is not"),
+        ("fold_without_epsilon", "is not that of bn1, which was folded into it"),
+        ("split_in_another_order", "blocks.1.attn.q, blocks.1.attn.k, blocks.1.attn.v together"),
+    ],
+)
+def test_the_cause_is_named(name, words):
+    """Weights, settings, modes, code, inserted and removed layers are told apart."""
+    reference, candidate = HARMFUL[name][0]()
+    inputs = torch.randn(8, 16) if name == "weights_swapped" else batch(reference)
+    assert words in repr(compare(reference, candidate, inputs))
+
+
+def test_strict_names_fails_what_only_changed_its_name():
+    """Without it a rename passes with a note; with it the first renamed layer is named."""
+    reference, candidate = BENIGN["blocks_renamed"]()
+    loose = compare(reference, candidate, batch(reference))
+    assert loose.equivalent
+    assert "renamed (blocks.0 -> h.0" in str(loose)
+    strict = compare(reference, candidate, batch(reference), strict_names=True)
+    assert not strict.equivalent
+    assert strict.first_divergence is None
+    with pytest.raises(ModelHealthError, match=r"strict_names.*blocks\.0 -> h\.0 renamed"):
+        strict.assert_equivalent()
+    assert compare(reference, reference, batch(reference), strict_names=True).equivalent
+
+
+def test_what_could_not_be_matched_is_named_although_all_numbers_agree():
+    """The parts of a split projection and an inserted layer stand in the text."""
+    reference, candidate = BENIGN["projection_split"]()
+    text = str(compare(reference, candidate, batch(reference)))
+    assert "blocks.0.attn.qkv is split into blocks.0.attn.q, blocks.0.attn.k" in text
+    reference, candidate = BENIGN["identity_inserted"]()
+    assert "2 inserted (norm, norm.0)" in str(compare(reference, candidate, batch(reference)))
+
+
+def test_layers_are_found_by_either_name():
+    """A layer's errors are read by its name in the reference or in the candidate."""
+    reference, candidate = BENIGN["blocks_renamed"]()
+    comparison = compare(reference, candidate, batch(reference))
+    assert comparison["blocks.1.up"] is comparison["h.1.up"]
+    assert comparison["blocks.1.up"].pair.change is Change.RENAMED
+    assert comparison["blocks.1.up"].worst("activations").difference.count == 2 * 10 * 96
+    with pytest.raises(LayerNotFoundError, match=r"did you mean 'blocks\.1\.up'"):
+        comparison["blocks.1.upp"]
+
+
+def test_the_measures_of_a_layer_are_those_of_its_tensors():
+    """Error, relative L2 and place are what a forward hook and plain torch say."""
+    reference, candidate = twins(Mlp)
+    candidate.fc2.weight.data[3] *= 1.5
+    inputs = batch(reference)
+    seen = []
+    for model in (reference, candidate):
+        handle = model.fc2.register_forward_hook(lambda m, i, o: seen.append(o.detach().double()))
+        model(inputs)
+        handle.remove()
+    found = compare(reference, candidate, inputs)["fc2"].worst("activations").difference
+    a, b = seen
+    assert found.max_abs == (a - b).abs().max()
+    assert found.relative_l2 == pytest.approx(float((a - b).norm() / a.norm()))
+    assert found.unequal == int((a != b).sum())
+
+
+def test_gradients_are_compared_with_those_of_a_bare_backward():
+    """A parameter gradient's error is that of two plain backward passes."""
+    reference, candidate = twins(lambda: nn.Linear(4, 3))
+    candidate.weight.data *= 1.5
+    inputs, target = torch.randn(5, 4), torch.randn(5, 3)
+    comparison = compare(reference, candidate, inputs, target, loss=nn.functional.mse_loss)
+    nn.functional.mse_loss(reference(inputs), target).backward()
+    nn.functional.mse_loss(candidate(inputs), target).backward()
+    (found,) = [r for r in comparison[""].tensors if r.key.tensor == "weight"]
+    error = (reference.weight.grad - candidate.weight.grad).double().norm()
+    assert found.difference.error_norm == pytest.approx(float(error), rel=1e-5)
+
+
+def test_it_is_plain_data_on_request():
+    """`to_dict` goes through JSON and holds verdict, culprit and every tensor's errors."""
+    comparison = broken()
+    data = json.loads(json.dumps(comparison.to_dict()))
+    assert data["equivalent"] is False
+    assert data["first_divergence"]["layer"] == "blocks.1.ln2"
+    layer = next(x for x in data["layers"] if x["reference"] == "blocks.1.ln2")
+    assert layer["diverged"]
+    assert {t["role"] for t in layer["tensors"]} >= {"inputs", "activations", "gradients"}
+    assert pickle.loads(pickle.dumps(comparison)).to_dict() == comparison.to_dict()
+
+
+def test_repr_does_not_count_as_looking_and_the_verdict_does():
+    """What a test never asked for is checked when it ends; a debugger's `repr` asks nothing."""
+    comparison = broken()
+    repr(comparison)
+    assert not comparison.looked_at
+    assert not comparison.equivalent
+    assert comparison.looked_at
+
+
+def test_a_picture_shows_every_layer_that_was_compared():
+    """The figure has a row for each, and the culprit's name is red."""
+    comparison = broken()
+    figure = comparison.plot_errors()
+    axes = figure.axes[0]
+    labels = {label.get_text(): label.get_color() for label in axes.get_yticklabels()}
+    assert len(labels) == sum(bool(layer.tensors) for layer in comparison.layers.values())
+    assert labels["blocks.1.ln2"] != labels["blocks.0.ln2"]
+    assert "not equivalent" in figure.get_suptitle()
+    model = seeded(Mlp)
+    assert compare(model, model, batch(model)).plot_errors().get_suptitle().startswith("equivalent")
+
+
+@pytest.mark.parametrize("name", ["nan_in_a_weight", "parameter_frozen"])
+def test_a_picture_is_drawn_of_what_has_no_number(name):
+    """NaN and missing gradients are drawn as crosses, not as errors of the plot."""
+    reference, candidate = HARMFUL[name][0]()
+    compare(reference, candidate, batch(reference)).plot_errors().canvas.draw()

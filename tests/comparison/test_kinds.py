@@ -1,0 +1,114 @@
+"""Candidates that are not modules of the reference's kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_modelhealth import compare
+from tests.comparison.models import Cnn, Gpt, Mlp, batch
+from tests.comparison.pairs import twins
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_a_dynamically_quantised_model_is_compared_forward():
+    """Eight bits explain what quantisation does; a wrong weight is more than that."""
+    reference, candidate = twins(lambda: Mlp().eval())
+    quantise = torch.ao.quantization.quantize_dynamic
+    comparison = compare(reference, quantise(candidate, {nn.Linear}), batch(reference))
+    assert comparison.equivalent, str(comparison)
+    assert any("quantised" in note for note in comparison.notes)
+    candidate.fc2.weight.data[:16] *= -1
+    wrong = compare(reference, quantise(candidate, {nn.Linear}), batch(reference))
+    assert wrong.first_divergence.layer == "fc2"
+
+
+def test_an_onnx_model_is_compared_by_its_outputs(tmp_path):
+    """Exported and run by onnxruntime it is equivalent; another model's export is not."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    reference, other = twins(lambda: Mlp().eval())
+    path = tmp_path / "model.onnx"
+    export(other, path)
+    comparison = compare(reference, path, batch(reference))
+    assert comparison.equivalent, str(comparison)
+    assert len(comparison.outputs) == 1
+    other.head.weight.data[0, 0] += 0.01
+    export(other, path)
+    assert not compare(reference, str(path), batch(reference)).equivalent
+
+
+def export(model: nn.Module, path: object) -> None:
+    """Write a model to an ONNX file with the exporter that needs no further package."""
+    torch.onnx.export(model, (batch(model),), path, dynamo=False)
+
+
+def test_compiled_code_is_what_is_compared():
+    """A backend that computes something else is caught, although the eager values are the same."""
+
+    def wrong(graph: torch.fx.GraphModule, example: object) -> object:
+        def run(*args: torch.Tensor) -> object:
+            return tuple(
+                y * 1.01 if isinstance(y, torch.Tensor) and y.is_floating_point() else y
+                for y in graph(*args)
+            )
+
+        return run
+
+    reference, candidate = twins(lambda: nn.Sequential(nn.Linear(16, 4), nn.ReLU()))
+    inputs = torch.randn(8, 16)
+    assert compare(reference, torch.compile(candidate, backend="eager"), inputs).equivalent
+    assert not compare(reference, torch.compile(candidate, backend=wrong), inputs).equivalent
+
+
+def test_autocast_is_judged_by_the_precision_that_it_computes_in():
+    """A wrapper that runs its model in bfloat16 has float32 weights and bfloat16 roundings."""
+
+    class Autocast(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.model(x).float()
+
+    reference, candidate = twins(Mlp)
+    comparison = compare(reference, Autocast(candidate), batch(reference))
+    assert comparison.equivalent, str(comparison)
+    candidate.fc1.weight.data[:8] = 0
+    assert compare(reference, Autocast(candidate), batch(reference)).first_divergence.layer == "fc1"
+
+
+@pytest.mark.parametrize("build", [Mlp, Cnn, Gpt])
+def test_a_loss_and_its_target_are_used_for_both(build):
+    """With the user's loss the gradients are those of training, and both losses are told."""
+    reference, candidate = twins(build)
+    inputs = batch(reference)
+    shape = reference(inputs).shape
+    target = torch.randint(4, shape[:-1])
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+    comparison = compare(reference, candidate, inputs, target, loss=loss)
+    assert comparison.equivalent
+    assert comparison.losses[0] == comparison.losses[1] is not None
+
+
+def test_a_reference_in_low_precision_measures_itself():
+    """A bfloat16 reference is far from its truth; a float32 candidate may well be nearer."""
+    candidate, reference = twins(Mlp)
+    inputs = batch(candidate).bfloat16()
+    assert compare(reference.bfloat16(), candidate, inputs).equivalent
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("build", [Mlp, Cnn])
+def test_another_device_is_compared_where_there_is_one(build):
+    """The batch goes to the candidate's device; rounding there is what it is here."""
+    reference, candidate = twins(build)
+    assert compare(reference, candidate.cuda(), batch(reference)).equivalent

@@ -1,0 +1,90 @@
+"""`inspector.compare` in a test run: its verdict, its text and its picture."""
+
+from __future__ import annotations
+
+import pytest
+
+BROKEN = """
+import copy, nets
+
+def pair():
+    reference = nets.healthy()
+    candidate = copy.deepcopy(reference)
+    candidate[2].bias.data[0] += 1
+    return reference, candidate
+"""
+
+
+def test_a_refactor_that_changes_nothing_passes(nets: pytest.Pytester) -> None:
+    """Two equal models pass, whether or not the test asks for the verdict."""
+    nets.makepyfile(
+        """
+        import copy, nets
+
+        def test_asked(inspector):
+            model = nets.healthy()
+            inspector.compare(model, copy.deepcopy(model), nets.BATCH).assert_equivalent()
+
+        def test_unasked(inspector):
+            model = nets.healthy()
+            inspector.compare(model, copy.deepcopy(model), nets.BATCH)
+            assert inspector.reports == []
+        """
+    )
+    nets.runpytest("-W", "error").assert_outcomes(passed=2)
+
+
+def test_a_failure_shows_the_story_and_the_table(nets: pytest.Pytester) -> None:
+    """The culprit is in the summary line, and a section below has the layers."""
+    nets.makepyfile(
+        BROKEN
+        + """
+def test_it(inspector):
+    inspector.compare(*pair(), nets.BATCH).assert_equivalent()
+"""
+    )
+    result = nets.runpytest("-W", "error")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E * not equivalent: 2: same input, other weights, other output: bias differs in 1 of*",
+            "E * activations of 2: * elements differ, by * times the natural noise (limit 10)",
+            "*- modelhealth: 2 through depth -*",
+            "*FAILED *::test_it - not equivalent: 2: *",
+        ]
+    )
+
+
+def test_a_comparison_that_nobody_looked_at_is_checked(nets: pytest.Pytester) -> None:
+    """The failure points at the line that compared."""
+    nets.makepyfile(
+        BROKEN
+        + """
+def test_it(inspector):
+    inspector.compare(*pair(), nets.BATCH)
+"""
+    )
+    result = nets.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            ">   inspector.compare(*pair(), nets.BATCH)",
+            "E   not equivalent: 2: *",
+            "E   The test did not look at this report, so it was checked when the test ended.",
+        ]
+    )
+
+
+def test_the_picture_is_among_the_artifacts(nets: pytest.Pytester) -> None:
+    """`--modelhealth-artifacts` writes the error through depth, one folder a test."""
+    nets.makepyfile(
+        BROKEN
+        + """
+def test_it(inspector):
+    inspector.compare(*pair(), nets.BATCH).assert_equivalent()
+"""
+    )
+    nets.runpytest("--modelhealth-artifacts=out").assert_outcomes(failed=1)
+    (picture,) = nets.path.glob("out/*/*.png")
+    assert picture.name == "error_depth.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
