@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pytest_modelhealth.statistics import native
+from pytest_modelhealth.statistics import native, reduce
 from pytest_modelhealth.statistics.kernels import fused, plain
 from pytest_modelhealth.statistics.kernels.kernel import KernelResult
 from pytest_modelhealth.statistics.native import Found, Job, Results
@@ -138,3 +140,27 @@ def test_many_tensors_are_each_what_they_are_alone(drawn: list[Tensor], data: An
 def bits(found: Found) -> list[bytes]:
     """Return all that was found, comparable to the last bit."""
     return [np.asarray(field).tobytes() for field in found if field is not None]
+
+
+def reduced(_: int = 0) -> list[tuple[object, ...]]:
+    """Return all that is found in some tensors, one of them of several parts."""
+    seen = [*examples(24), (torch.randn(3, 40_000, 9, generator=torch.Generator()), 1)]
+    return [oracle.bits(reduce(values, dim)) for values, dim in seen]
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """Threads that reduce at once get the bits that one alone gets."""
+    alone = reduced()
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == alone for found in pool.map(reduced, range(12)))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # torch has threads by then
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_a_child_process_reduces_as_its_parent(way: str) -> None:
+    """A child, forked after the kernel was used or spawned, gets the same bits and never hangs."""
+    if way not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"this system does not {way}")
+    alone = reduced()
+    with ProcessPoolExecutor(1, multiprocessing.get_context(way)) as pool:
+        assert pool.submit(reduced).result(timeout=60) == alone
