@@ -401,6 +401,22 @@ control("loss on half of the classes", with_model(
     MLP, flat, lambda output, labels: F.cross_entropy(output[:, :5], labels % 5)))  # fmt: skip
 
 
+class Stacked(nn.Module):
+    """Four heads stacked, of which the output keeps three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = plain(64, 64, 32)
+        self.heads = nn.ModuleList(plain(32, 16, 10) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.trunk(x))
+        return torch.stack([head(x) for head in self.heads], 1)[:, 1:].mean(1)
+
+
+control("one of four stacked heads left out", with_model(Stacked, flat, F.cross_entropy))
+
+
 class TargetNetwork(nn.Module):
     """BYOL-like: a frozen copy makes the targets."""
 
