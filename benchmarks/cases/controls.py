@@ -568,3 +568,152 @@ control("padding masked with -inf", with_model(PaddedAttention, padded, F.cross_
 control("long sequence", with_model(GRU, long_rows, F.cross_entropy, 16))
 control("stacked LSTM", with_model(
     lambda: GRU(nn.LSTM(8, 32, 3, batch_first=True)), rows, F.cross_entropy))  # fmt: skip
+
+
+# ---- what is usual, and could be taken for a fault ----------------------------------------------
+
+
+def with_masks(s: Subject) -> None:
+    """Hand over what tokenizers do: a mask of ones, types of zero."""
+    ids = s.inputs["input_ids"]
+    s.inputs["attention_mask"] = torch.ones_like(ids)
+    s.inputs["token_type_ids"] = torch.zeros_like(ids)
+
+
+control("bert, mask of ones and types of zero", changed(bert, with_masks))
+
+
+def _freeze_norms(s: Subject) -> None:
+    for module in s.model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval().requires_grad_(False)
+
+
+control("batch norms frozen in a net that trains", changed(after_training(resnet), _freeze_norms))
+
+
+class Policy(nn.Module):
+    """A Gaussian policy whose spread does not depend on the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.log_std = MLP(64, 64, 4), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = self.mean(x)
+        return mean, self.log_std.exp().expand_as(mean)
+
+
+def advantage(output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+    policy = torch.distributions.Normal(*output)
+    likelihood = policy.log_prob(torch.randn_like(output[0])).sum(1)
+    return -(likelihood * (labels - 4.5) / 3).mean()
+
+
+control("policy with a spread of its own", with_model(Policy, flat, advantage))
+
+
+class ArcFace(nn.Module):
+    """Cosines scaled by 30: the loss starts far above ln(classes) by design (Deng et al. 2019)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.centres = plain(64, 64, 32), nn.Parameter(torch.randn(10, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 30 * F.normalize(self.trunk(x)) @ F.normalize(self.centres).T
+
+
+def with_margin(cosines: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(cosines - 10 * F.one_hot(labels, 10), labels)
+
+
+control("cosines with a margin", with_model(ArcFace, flat, with_margin))
+control("prior in the bias of the head", with_model(
+    lambda: _prior(MLP(64, 64, 40)), flat,
+    lambda output, labels: F.binary_cross_entropy_with_logits(
+        output, (torch.arange(40) == labels[:, None]).float())))  # fmt: skip
+
+
+def _prior(model: MLP) -> MLP:
+    """Start from a probability of 1 % (Lin et al. 2017)."""
+    nn.init.constant_(model.head.bias, -math.log(99))
+    return model
+
+
+class Timed(nn.Module):
+    """A denoiser that gets its step from 0 to 999 as a number, behind sinusoids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.mlp = nn.Linear(32, 64), plain(128, 128, 64, activation=nn.SiLU)
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        phase = step[:, None] * 10_000 ** (-torch.arange(16) / 16)
+        return self.mlp(torch.cat([x, self.time(torch.cat([phase.sin(), phase.cos()], 1))], 1))
+
+
+def noised(n: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Return noised digits with their step, and the noise."""
+    clean, _ = flat(n)
+    step, noise = torch.randint(0, 1000, (n,)).float(), torch.randn_like(clean)
+    kept = (1 - step / 1000)[:, None]
+    return (kept.sqrt() * clean + (1 - kept).sqrt() * noise, step), noise
+
+
+control("diffusion steps as a number", after_training(with_model(Timed, noised, F.mse_loss)))
+control("identity as recurrence of ReLU", changed(gru, lambda s: (
+    setattr(s.model, "gru", nn.RNN(8, 32, nonlinearity="relu", batch_first=True)),
+    nn.init.eye_(s.model.gru.weight_hh_l0))))  # fmt: skip
+
+
+def _bilinear(s: Subject) -> None:
+    """Start upsampling as interpolation, the same for every channel (Long et al. 2015)."""
+    for layer in (s.model.up1, s.model.up2):
+        nn.init.zeros_(layer.weight)
+        for channel in range(layer.out_channels):
+            layer.weight.data[channel, channel] = 0.25
+
+
+control("upsampling that starts as interpolation", changed(unet, _bilinear))
+
+
+def _saliency(s: Subject) -> None:
+    s.inputs = s.inputs.clone().requires_grad_()
+
+
+control("inputs that require gradients", changed(after_training(cnn), _saliency))
+
+
+class Centres(nn.Module):
+    """A loss with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(10, 10))
+
+    def forward(self, output: Tensor, labels: Tensor) -> Tensor:
+        distance = F.mse_loss(output, self.centres[labels])
+        return F.cross_entropy(output, labels) + 0.01 * distance
+
+
+control("loss with parameters of its own", lambda: subject(MLP(), flat, Centres()))
+control("states handed over as zeros", with_model(
+    lambda: Stateful(), lambda n: ((rows(n)[0], torch.zeros(1, n, 32)), rows(n)[1]),
+    F.cross_entropy))  # fmt: skip
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(8, 32, batch_first=True), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        return self.head(self.gru(x, state)[0][:, -1])
+
+
+def _one_active(s: Subject) -> None:
+    s.loss = {name: loss for name, loss in s.loss.items() if name == "label"}
+
+
+control("one task of two in the loss", changed(multitask, _one_active))

@@ -24,6 +24,7 @@ from benchmarks.cases.controls import (
 )
 from benchmarks.cases.faults import ANY, CUT, MODEL, NONFINITE, RANGE
 from benchmarks.cases.models import (
+    CNN,
     GPT,
     MLP,
     ViT,
@@ -878,3 +879,94 @@ class Glu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(F.glu(self.up(self.norm(x))))
+
+
+# ---- controls: what is usual, and could be taken for a fault ------------------------------------
+
+
+class Distilled(nn.Module):
+    """A student beside its frozen teacher, both in the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = MLP(), MLP().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.student(x), self.teacher(x)
+
+
+def distillation(output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+    student, teacher = ((part / 4).log_softmax(1) for part in output)
+    return F.kl_div(student, teacher, log_target=True, reduction="batchmean")
+
+
+control("distillation at temperature 4", with_model(Distilled, flat, distillation))
+
+
+def focal(output: Tensor, labels: Tensor) -> Tensor:
+    likelihood = output.log_softmax(1).gather(1, labels[:, None])
+    return -((1 - likelihood.exp()) ** 2 * likelihood).mean()
+
+
+control("focal loss", after_training(with_model(MLP, flat, focal)))
+
+
+def decibels(n: int) -> tuple[Tensor, Tensor]:
+    """Return spectrogram-like images from -80 to 0."""
+    images_, labels = images(n)
+    return (images_ * 15 - 40).clamp(-80, 0), labels
+
+
+control("spectrograms in decibels", after_training(
+    with_model(CNN, decibels, F.cross_entropy)))  # fmt: skip
+control("binary images", with_model(
+    CNN, lambda n: (lambda x, y: ((x > 0).float(), y))(*images(n)), F.cross_entropy))  # fmt: skip
+
+
+class Prompted(nn.Module):
+    """A frozen transformer behind a prompt that is learnt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = GPT().requires_grad_(False)
+        self.prompt = nn.Parameter(0.02 * torch.randn(4, 32))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.trunk.embedding(ids[:, :24])
+        x = torch.cat([self.prompt.expand(len(x), -1, -1), x], 1)
+        for block in self.trunk.blocks:
+            x = block(x)
+        return self.trunk.head(self.trunk.norm(x))[:, 4:]
+
+
+control("learnt prompt before a frozen net", with_model(
+    Prompted, next_words, lambda output, ids: language_loss(output, ids[:, :24]), 16))  # fmt: skip
+
+
+class Gumbel(nn.Module):
+    """A choice made hard forwards and soft backwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choose, self.codes = plain(64, 64, 16), nn.Linear(16, 32, bias=False)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.codes(F.gumbel_softmax(self.choose(x), hard=True)))
+
+
+control("Gumbel softmax, hard", with_model(Gumbel, flat, F.cross_entropy))
+
+
+def _identity(s: Subject) -> None:
+    for layer in s.model[2:-1:2]:
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+
+control("hidden layers that start as the identity", changed(deep, _identity))
+control("class weights of 100 to 1", after_training(with_model(
+    MLP, flat, functools.partial(F.cross_entropy, weight=torch.logspace(-1, 1, 10)))))  # fmt: skip
+control("vit, trained, frozen but its norms", changed(after_training(vit), lambda s: [
+    module.requires_grad_(isinstance(module, nn.LayerNorm))
+    for module in s.model.modules() if not list(module.children())]))  # fmt: skip
