@@ -84,6 +84,9 @@ class LayerRecord:
         frozen: names of the parameters that do not require gradients.
         unreached: names of the parameters without a gradient on which, in the graph of autograd, no
             output of the model depends.
+        nonfinite_calls: for ``inputs`` and ``activations``, the first call, from 0, in which
+            there was a NaN or positive infinity (a mask is made of negative ones); of the first
+            batch that had one.
         watched: the roles that were to be observed.
         source: ``path:line`` of the code that calls it, where a traced graph knows it, else ``""``.
         options: how the module or the call is set up, where a check reads it: ``dim`` of a softmax,
@@ -112,6 +115,7 @@ class LayerRecord:
     buffers: Mapping[str, TensorStatistics] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     unreached: frozenset[str] = frozenset()
+    nonfinite_calls: Mapping[str, int] = field(default_factory=dict)
     watched: frozenset[str] = frozenset(ROLES)
     source: str = ""
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -169,6 +173,7 @@ class LayerRecord:
             calls=self.calls + other.calls,
             parameters={**self.parameters, **other.parameters},
             buffers={**self.buffers, **other.buffers},
+            nonfinite_calls=self.nonfinite_calls or other.nonfinite_calls,
             equal_samples=_all_equal(self.equal_samples, other.equal_samples),
             equal_input_samples=_all_equal(self.equal_input_samples, other.equal_input_samples),
             **roles,

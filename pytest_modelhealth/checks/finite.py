@@ -100,9 +100,16 @@ def _origins(observation: Observation, is_bad: Bad) -> list[LayerRecord]:
     """Return the innermost layers that made bad activations from inputs that were not."""
     bad = [record for record in called(observation) if is_bad(record.activations)]
     origins = [r for r in bad if r.inputs is not None and not is_bad(r.inputs)]
+    origins += [r for r in bad if _fed_itself(r)]
     if not origins:  # inputs unwatched, or a layer fed with its own output: the first to return
         origins = innermost(bad)[:1]
     return innermost(origins)
+
+
+def _fed_itself(record: LayerRecord) -> bool:
+    """Whether a layer made its first bad values in a call before it was given any."""
+    given, made = (record.nonfinite_calls.get(role) for role in ("inputs", "activations"))
+    return given is not None and made is not None and made < given
 
 
 def _forward_cause(record: LayerRecord, observation: Observation) -> str:
@@ -202,7 +209,10 @@ def _violation(
         value=float(statistics.nonfinite_count),
         limit=0.0,
         origin=_ORIGIN,
-        message=f"{_counts(statistics)} of {statistics.count} values in its {where}{_from(role)}",
+        message=(
+            f"{_counts(statistics)} of {statistics.count} values in its {where}"
+            f"{_from(role)}{_first(record, role, statistics, observation)}"
+        ),
         cause=cause,
         tensor=tensor,
         affected=_affected(observation, record),
@@ -214,6 +224,21 @@ _ORIGIN = "always"
 
 def _from(role: str) -> str:
     return ", made from finite inputs" if role == "activations" else ""
+
+
+def _first(
+    record: LayerRecord, role: str, statistics: TensorStatistics, observation: Observation
+) -> str:
+    """Say where the first one is: index, sample, and the call where there are several."""
+    if statistics.first_nonfinite is None:
+        return ""
+    index = statistics.first_nonfinite
+    text = f", the first at [{', '.join(map(str, index))}]"
+    per_batch = observation.samples / observation.batches
+    if role not in ("parameters", "parameter_gradients", "buffers") and index:
+        text += f" (sample {index[0]})" if statistics.shape[:1] == (per_batch,) else ""
+    call = record.nonfinite_calls.get(role)
+    return f"{text} of call {call + 1} of {record.calls}" if call and record.calls > 1 else text
 
 
 def _counts(statistics: TensorStatistics) -> str:

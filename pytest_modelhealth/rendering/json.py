@@ -74,6 +74,8 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
         "frozen": sorted(record.frozen),
         "source": record.source,
         "options": dict(record.options),
+        "unreached": sorted(record.unreached),
+        "nonfinite_calls": dict(record.nonfinite_calls),
         "equal_samples": record.equal_samples,
         "equal_input_samples": record.equal_input_samples,
     }
@@ -98,6 +100,7 @@ def _statistics(seen: TensorStatistics) -> dict[str, Any]:
         "device": seen.device,
         **{name: getattr(seen, name) for name in STATISTICS},
         "histogram_sampled": seen.histogram_sampled,
+        "first_nonfinite": None if seen.first_nonfinite is None else list(seen.first_nonfinite),
         "exponents": {"lowest": seen.exponents.lowest, "counts": seen.exponents.counts.tolist()},
         "units": None if seen.units is None else _units(seen.units),
     }

@@ -16,7 +16,8 @@ from torch import Tensor
 from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import fused
 from pytest_modelhealth.statistics.native import Found, Layout, PackedJob, Results
-from pytest_modelhealth.statistics.reduction import is_plain, reduce
+from pytest_modelhealth.statistics.nonfinite import first_nonfinite
+from pytest_modelhealth.statistics.reduction import is_plain, reduce, without_dispatch_modes
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
 
@@ -24,13 +25,14 @@ from pytest_modelhealth.statistics.units import UnitStatistics
 class Entry:
     """What was found in one tensor."""
 
-    __slots__ = ("_found", "_kind", "_place", "_results")
+    __slots__ = ("_found", "_kind", "_place", "_results", "first_nonfinite")
 
     def __init__(self, kind: _Kind | None, results: Results | None, place: int) -> None:
         self._kind = kind
         self._results = results
         self._place = place
         self._found: TensorStatistics | None = None
+        self.first_nonfinite: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, statistics: TensorStatistics) -> Entry:
@@ -50,7 +52,8 @@ class Entry:
         if self._found is None:
             assert self._kind is not None
             assert self._results is not None
-            self._found = _statistics(self._kind, self._results[self._place])
+            found = self._results[self._place]
+            self._found = _statistics(self._kind, found, self.first_nonfinite)
         return self._found
 
 
@@ -63,6 +66,7 @@ class Ledger:
     def __init__(self) -> None:
         self._kinds: dict[tuple[object, ...], _Kind | None] = {}
         self._results: Results | None = None
+        self._looks_again = _MOST_LOOKS_AGAIN
         self._lock = threading.Lock()  # a call of the kernel lets other threads run
 
     def add(self, tensor: Tensor, unit_dim: int | None = None) -> Entry:
@@ -80,7 +84,11 @@ class Ledger:
                 results = self._results or self._begin()
                 place = results.reduce_packed(kind.job, address)
             if not (kind.may_be_out_of_range and results[place].out_of_range):
-                return Entry(kind, results, place)
+                entry = Entry(kind, results, place)
+                if results.finite_count(place) != kind.count and self._looks_again > 0:
+                    self._looks_again -= 1
+                    entry.first_nonfinite = _first_nonfinite(tensor)
+                return entry
         return Entry.of(reduce(tensor, unit_dim))
 
     def _begin(self) -> Results:
@@ -124,7 +132,21 @@ class _Kind:
         self.may_be_out_of_range = tensor.dtype is torch.float64
 
 
-def _statistics(kind: _Kind, found: Found) -> TensorStatistics:
+_MOST_LOOKS_AGAIN = 64
+"""Tensors with values that are not finite in which the first of them is looked for.
+
+That takes a second pass, and what follows a layer that made the first NaN is NaN throughout.
+"""
+
+
+def _first_nonfinite(tensor: Tensor) -> tuple[int, ...] | None:
+    with torch._C.DisableTorchFunction(), torch.no_grad(), without_dispatch_modes():
+        return first_nonfinite(tensor)
+
+
+def _statistics(
+    kind: _Kind, found: Found, first_nonfinite: tuple[int, ...] | None
+) -> TensorStatistics:
     """Make the statistics of one tensor from what the kernel found."""
     units = None
     if found.extremes is not None and found.alive is not None:
@@ -146,4 +168,5 @@ def _statistics(kind: _Kind, found: Found) -> TensorStatistics:
         kind.dtype,
         "cpu",
         bool(found.is_sampled),
+        first_nonfinite,
     )

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_modelhealth.statistics.dense import DenseValues, dense_values
 from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import fused
+from pytest_modelhealth.statistics.nonfinite import first_nonfinite
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
 
@@ -41,7 +42,7 @@ def reduce(tensor: Tensor, unit_dim: int | None = None) -> TensorStatistics:
         statistics = _reduce_compiled(tensor, unit_dim)
         if statistics is not None:
             return statistics
-        with torch.no_grad(), _without_dispatch_modes():
+        with torch.no_grad(), without_dispatch_modes():
             return _reduce(tensor, unit_dim)
 
 
@@ -104,10 +105,24 @@ def _statistics(
         dtype=str(tensor.dtype).removeprefix("torch."),
         device=str(tensor.device),
         histogram_sampled=found.histogram_sampled,
+        first_nonfinite=_first_nonfinite(tensor, dense, found),
     )
 
 
-def _without_dispatch_modes() -> AbstractContextManager[object]:
+def _first_nonfinite(
+    tensor: Tensor, dense: DenseValues, found: KernelResult
+) -> tuple[int, ...] | None:
+    """Look again at a tensor that holds what is not finite, where its dimensions are its own."""
+    if not found.nan_count + found.positive_inf_count + found.negative_inf_count:
+        return None
+    if not dense.keeps_dimensions or tensor.is_complex():
+        return None
+    with torch.no_grad(), without_dispatch_modes():
+        return first_nonfinite(dense.values)
+
+
+def without_dispatch_modes() -> AbstractContextManager[object]:
+    """Keep the modes that see or replace torch calls off; free where there are none."""
     if torch._C._len_torch_dispatch_stack():
         return cast(AbstractContextManager[object], _disable_current_modes())
     return nullcontext()

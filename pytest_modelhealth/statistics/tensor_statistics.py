@@ -41,6 +41,8 @@ class TensorStatistics:
         device: its device, for example ``"cpu"``.
         histogram_sampled: whether `exponents` come from a sample, scaled to the exact number of
             non-zero values (large tensors only). All else is exact.
+        first_nonfinite: index of the first NaN or infinity, in the first tensor that held one;
+            ``None`` where there is none, or too many tensors held one to look again.
     """
 
     count: int
@@ -58,6 +60,7 @@ class TensorStatistics:
     dtype: str
     device: str
     histogram_sampled: bool = False
+    first_nonfinite: tuple[int, ...] | None = None
 
     @property
     def inf_count(self) -> int:
@@ -128,7 +131,11 @@ class TensorStatistics:
             exponents=self.exponents.add(other.exponents),
             units=self.units.merge(other.units) if self.units is not None else None,
             histogram_sampled=self.histogram_sampled or other.histogram_sampled,
+            first_nonfinite=self._first_nonfinite_of(other),
         )
+
+    def _first_nonfinite_of(self, other: TensorStatistics) -> tuple[int, ...] | None:
+        return self.first_nonfinite if self.nonfinite_count else other.first_nonfinite
 
     @property
     def _moments(self) -> Moments:

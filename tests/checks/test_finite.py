@@ -173,3 +173,43 @@ def test_functional_culprit(batch, inspect, only):
             return torch.log(F.relu(x) * 0 - 1)
 
     assert only(inspect(Model(), batch), "finite").layer == ""
+
+
+def test_message_names_the_first_bad_value_and_its_sample(batch, inspect, only):
+    """The index in the tensor, as torch itself finds it."""
+    hidden = []
+
+    def scale(x):
+        bad = torch.where((torch.arange(64) == 5)[:, None] & (torch.arange(8) > 2), torch.inf, x)
+        hidden.append(bad)
+        return bad
+
+    violation = only(inspect(around(scale), batch), "finite")
+    assert (~hidden[0].isfinite()).nonzero()[0].tolist() == [5, 3]
+    assert "the first at [5, 3] (sample 5)" in violation.message
+
+
+def test_first_bad_gradient_is_named(batch, inspect, only):
+    """Backward, too: the first unit that ReLU set to zero has no derivative under the root."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), Faulty(torch.sqrt), nn.Linear(8, 2))
+    silent = (F.relu(model[0](batch)) == 0).nonzero()[0].tolist()
+    violation = only(inspect(model, batch), "finite")
+    assert f"the first at {silent} (sample {silent[0]})" in violation.message
+
+
+def test_layer_in_a_loop_is_the_origin_of_what_it_feeds_itself(inspect, only):
+    """A cell that overflows in its third call was given infinities only afterwards."""
+
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = Faulty(lambda x: x * 1e15), nn.Linear(16, 2)
+
+        def forward(self, x):
+            for _ in range(5):
+                x = self.cell(x)
+            return self.head(x)
+
+    violation = only(inspect(Loop(), torch.rand(8, 16) + 1.0, backward=False), "finite")
+    assert violation.layer == "cell"
+    assert "of call 3 of 5" in violation.message

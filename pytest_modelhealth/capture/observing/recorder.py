@@ -342,12 +342,31 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         buffers=_each(layer.buffers),
         frozen=_frozen(layer.module),
         unreached=layer.unreached,
+        nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,
         source=layer.source,
         options={**layer.options, **_scores(layer)},
         equal_samples=layer.equal_samples,
         equal_input_samples=layer.equal_input_samples,
     )
+
+
+def _nonfinite_calls(layer: Layer) -> dict[str, int]:
+    """Return in which call each role first held a NaN or positive infinity.
+
+    What was merged, or differs in number from call to call, does not tell.
+    """
+    first = {}
+    for role, entries in (("inputs", layer.inputs), ("activations", layer.activations)):
+        per_call, rest = divmod(len(entries), max(layer.calls, 1))
+        if rest or not per_call:
+            continue
+        for index, entry in enumerate(entries):
+            seen = entry.statistics
+            if seen.nan_count + seen.positive_inf_count:
+                first[role] = index // per_call
+                break
+    return first
 
 
 def _scores(layer: Layer) -> dict[str, Option]:

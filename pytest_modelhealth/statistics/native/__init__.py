@@ -35,6 +35,7 @@ _JOB = struct.Struct("=9q")
 _ADDRESS = struct.Struct("=q")
 _RESULT = struct.Struct("=7q4d4q")
 _RESULT_WORDS = 16
+_FINITE = struct.Struct("=48xq")  # a field of the result
 _ROWS = 2 * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1)
 _PAGE_WORDS = 1 << 16
 _PLACE_BITS = 40  # of a place, for the word in its page; the rest is the number of the page
@@ -213,6 +214,12 @@ class Results:
             at += _whole(units, 64) // 8
         rows = page.pairs[at // 2 : at // 2 + row_count]
         return Found._make((*fields[1:-2], rows, extremes, alive))
+
+    def finite_count(self, place: int) -> int:
+        """Return how many values were finite, without reading out the rest."""
+        start = place & (1 << _PLACE_BITS) - 1
+        count: int = _FINITE.unpack_from(self._pages[place >> _PLACE_BITS].memory, 8 * start)[0]
+        return count
 
     def clear(self) -> None:
         """Forget all results; their memory is written to again."""
