@@ -1,0 +1,271 @@
+"""Outputs that do not depend on the sample, and layers whose units all compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
+from pytest_modelhealth.checks.evidence import (
+    called,
+    completed,
+    innermost,
+    is_inside,
+    leaves,
+    same_values,
+    trainable,
+)
+from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
+_FEWEST_UNITS = 6
+_SAME_RANGE = 1e-4
+_HEALTHY_SPREAD = 1e-2
+_RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
+_COARSEST = 2.0**-7
+_ALWAYS = Limit(0.0, "always")
+
+
+class Collapse(Check):
+    """The output depends on the sample, and units differ from each other.
+
+    A model whose samples line up little by little, layer by layer, is deep rather than broken: in
+    the end rounding makes them equal. Only a collapse that happens in one layer is a fault.
+    """
+
+    name = "collapse"
+    summary = "The output differs from sample to sample, and units from each other."
+    gravity = 27
+    definition = (
+        "The output is not equal for all samples of a batch whose samples differ, and no layer "
+        "takes the spread of its units over the samples, relative to its largest value, from over "
+        "0.01 to under min_sample_spread for good. The units of a layer with weights do not all "
+        "have the same range."
+    )
+    source = (
+        "the constant-output and symmetry faults of the practitioners' lists (TheDeepChecker); "
+        "exact equality needs no limit, the spread is measured on healthy deep networks"
+    )
+    minimum_evidence = "min_collapse_samples samples that differ; six units for symmetry"
+    settings = (
+        Setting(
+            "min_sample_spread",
+            float,
+            default=1e-5,
+            minimum=0.0,
+            maximum=1.0,
+            help="smallest range of a unit over the samples, as a part of the largest value of its "
+            "layer, that one layer may leave of a healthy spread (healthy models lose it over many "
+            "layers, none in one)",
+        ),
+        Setting(
+            "min_collapse_samples",
+            int,
+            default=8,
+            minimum=2,
+            help="fewest samples that say anything about outputs that are equal for all of them; "
+            "two nodes of a graph that share their neighbours are equal with nothing wrong",
+            per_layer=False,
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield where samples become one, and layers whose units are one."""
+        yield from _equal_outputs(observation, settings["min_collapse_samples"])
+        yield from _lost_spread(observation, settings)
+        yield from _equal_units(observation)
+
+
+def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]:
+    root = observation.layers.get("")
+    if root is None or not root.equal_samples or root.equal_input_samples is not False:
+        return
+    culprit, before = _where_samples_became_equal(observation)
+    if _starts_at_zero(culprit) or _is_another_checks(culprit):
+        return
+    if observation.samples < needed.value * observation.batches:
+        reason = (
+            f"its output is equal for all {observation.samples} samples, which so few may be; give "
+            f"at least {needed.value} (min_collapse_samples, {needed.origin})"
+        )
+        yield Inconclusive(Collapse.name, culprit.name, reason)
+    elif before is not None and (spread := _spread(before.activations)) < _rounding(before):
+        reason = (
+            f"its output is equal for all samples, but before it they differ by no more than "
+            f"{spread:.1g} of the largest value: deep layers made them alike little by little"
+        )
+        yield Inconclusive(Collapse.name, culprit.name, reason)
+    else:
+        message = f"its output is the same for all {observation.samples} samples"
+        yield _violation(culprit, 0.0, _ALWAYS, message, _cause(culprit, observation))
+
+
+def _where_samples_became_equal(
+    observation: Observation,
+) -> tuple[LayerRecord, LayerRecord | None]:
+    """Return the layer from which on all samples are equal, and the last whose samples differ."""
+    inner = leaves(observation)
+    differing = [record for record in inner if record.equal_samples is False]
+    last = differing[-1] if differing else None
+    since = -1 if last is None else completed(last)
+    for record in inner:
+        if completed(record) > since and record.equal_samples and not record.equal_input_samples:
+            return record, last
+    around = [
+        record
+        for record in called(observation)
+        if record.equal_samples
+        and record.equal_input_samples is False
+        and completed(record) > since
+        and (last is None or is_inside(last.name, record.name))
+    ]
+    return (innermost(around) or [observation.layers[""]])[0], last
+
+
+def _starts_at_zero(record: LayerRecord) -> bool:
+    """Whether a head or a gate that starts at zero makes a layer's output constant."""
+    return any(s.abs_max == 0.0 for n, s in trainable(record).items() if "bias" not in n)
+
+
+def _is_another_checks(record: LayerRecord) -> bool:
+    """Whether `finite` or `dead_units` says why all samples are equal."""
+    out = record.activations
+    if out is None or out.nonfinite_count:
+        return True
+    return record.activation in DYING_ACTIVATIONS and out.abs_max == 0.0
+
+
+def _cause(record: LayerRecord, observation: Observation) -> str:
+    out = record.activations
+    if any(is_inside(name, record.name) for name in observation.layers):
+        return (
+            "its own forward does it between its submodules: it drops its input, takes one sample "
+            "or a mean over the batch dimension, or multiplies by zero"
+        )
+    if out is not None and out.abs_max == 0.0:
+        return "its output is zero whatever it is given: a dead layer, or a product with zero"
+    for found in linear_maps(record):
+        if found.weights.std == 0.0:
+            return f"its {found.tensor} is constant ({found.weights.mean:.3g})"
+    if record.parameters.get("weight") is not None and record.parameters["weight"].std == 0.0:
+        return "its weight is constant: it tells its inputs apart no more"
+    return (
+        "it drops its input, takes one sample or a mean over the batch dimension, or its bias "
+        "drowns what it computes"
+    )
+
+
+def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield the layer that takes a healthy spread away at once, never to come back."""
+    inner = [r for r in leaves(observation) if _observes(r.activations)]
+    if not inner:
+        return
+    spreads = [(_spread(record.activations), record) for record in inner]
+    if observation.samples < settings["min_collapse_samples"].value * observation.batches:
+        return
+    after = 0
+    for index, (spread, record) in enumerate(spreads):
+        if spread >= settings.limit("min_sample_spread", record.name).value:
+            after = index + 1
+    if not 0 < after < len(spreads) or spreads[after - 1][0] < _HEALTHY_SPREAD:
+        return
+    (_, before), (spread, culprit) = spreads[after - 1], spreads[after]
+    if not same_values(before.activations, culprit.inputs):
+        return  # it may take a part of it: a class token that a closed gate leaves alone
+    root = observation.layers.get("")
+    if spread == 0.0 or (root is not None and root.equal_input_samples is not False):
+        return  # equal outputs, which are told apart from gates
+    limit = settings.limit("min_sample_spread", culprit.name)
+    message = (
+        f"over the samples its units vary by only {spread:.2g} of its largest value, those of "
+        f"{before.label!r} before it by {_spread(before.activations):.2g}"
+    )
+    yield _violation(culprit, spread, limit, message, _drowned(culprit))
+
+
+def _drowned(record: LayerRecord) -> str:
+    bias, out = record.parameters.get("bias"), record.activations
+    if bias is not None and out is not None and bias.abs_max > 0.5 * out.abs_max:
+        return f"its bias (up to {bias.abs_max:.3g}) drowns what it computes from its inputs"
+    return "what it adds is far larger than its signal, or its weights are far too small"
+
+
+def _observes(statistics: TensorStatistics | None) -> bool:
+    return (
+        statistics is not None
+        and not statistics.nonfinite_count
+        and statistics.units is not None
+        and len(statistics.units.minimum) > 0
+        and statistics.units.observations >= _FEWEST_UNITS
+    )
+
+
+def _spread(statistics: TensorStatistics | None) -> float:
+    """Return the largest range of a unit relative to the largest magnitude, 0 to 2."""
+    if statistics is None or statistics.units is None or statistics.nonfinite_count:
+        return 0.0
+    if not statistics.abs_max > 0.0:
+        return 0.0
+    ranges = statistics.units.maximum - statistics.units.minimum
+    return float(ranges.max()) / statistics.abs_max if len(ranges) else 0.0
+
+
+def _rounding(record: LayerRecord) -> float:
+    """Return the spread that one more layer can lose to rounding."""
+    dtype = record.activations.dtype if record.activations is not None else ""
+    return 100.0 * _RESOLUTION.get(dtype, _COARSEST)
+
+
+def _equal_units(observation: Observation) -> Iterator[Violation]:
+    for record in called(observation):
+        is_recurrent = record.options.get("hidden_size") is not None  # saturates at the same ends
+        if linear_maps(record) and not is_recurrent and (count := _symmetric_units(record)):
+            message = f"all {count} units have the same range over the samples: they are one unit"
+            cause = (
+                "symmetric weights: each unit starts with the same ones, gets the same gradient "
+                "and stays the same; initialise at random"
+            )
+            yield _violation(record, 1.0, _ALWAYS, message, cause)
+
+
+def _symmetric_units(record: LayerRecord) -> int:
+    """Return how many units a layer has if all of them span the same range, else 0.
+
+    Units with equal weights differ by their bias alone, so that their ranges are equal.
+    """
+    out = record.activations
+    if out is None or out.nonfinite_count or not _observes(out) or out.units is None:
+        return 0
+    ranges = out.units.maximum - out.units.minimum
+    largest = float(ranges.max())
+    rounding = 8.0 * _RESOLUTION.get(out.dtype, _COARSEST) * out.abs_max
+    if len(ranges) < _FEWEST_UNITS or largest <= _HEALTHY_SPREAD * out.abs_max:
+        return 0
+    is_one = largest - float(ranges.min()) <= max(_SAME_RANGE * largest, rounding)
+    return len(ranges) if is_one and largest > 4.0 * rounding else 0
+
+
+def _violation(
+    record: LayerRecord,
+    value: float,
+    limit: Limit,
+    message: str,
+    cause: str,
+    affected: Iterable[str] = (),
+) -> Violation:
+    return Violation(
+        check=Collapse.name,
+        layer=record.name,
+        role="activations",
+        value=value,
+        limit=limit.value,
+        origin=limit.origin,
+        message=message,
+        cause=cause,
+        affected=tuple(affected),
+    )

@@ -1,0 +1,143 @@
+"""The `collapse` check: samples that become one, and units that are one."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.capture.architectures import ARCHITECTURES
+from tests.capture.models import make
+
+
+class Collapses(nn.Module):
+    """Makes all samples one, by `function`."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def around(function):
+    """A model with such a layer in the middle."""
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.Tanh(), Collapses(function), nn.Linear(32, 32), nn.Linear(32, 4)
+    )
+
+
+def found(report):
+    """The layers that the check names, and those that it cannot judge."""
+    return [v.layer for v in report.violations if v.check == "collapse"]
+
+
+def undecided(report):
+    """The layers that the check cannot judge."""
+    return [i.layer for i in report.judgement.inconclusive if i.check == "collapse"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:1].expand_as(x).contiguous(),
+        lambda x: x.mean(0, keepdim=True).expand_as(x).contiguous(),
+        lambda x: x * 0 + 0.5,
+    ],
+    ids=["first sample", "mean over the batch", "constant"],
+)
+def test_layer_that_makes_all_samples_one_is_named(function, batch, inspect):
+    """The layers after it are its consequences."""
+    report = inspect(around(function), batch)
+    assert found(report) == ["2"]
+    assert report.violations[0].message == "its output is the same for all 64 samples"
+
+
+def test_layer_that_drowns_the_samples_is_named(batch, inspect):
+    """A large constant leaves differences far below what the layers before had."""
+    assert found(inspect(around(lambda x: x + 1e6), batch)) == ["2"]
+    assert found(inspect(around(lambda x: x + 10.0), batch)) == []
+
+
+def test_equal_samples_in_the_batch_are_no_collapse(mlp, batch, inspect):
+    """What goes in equal comes out equal."""
+    report = inspect(mlp, batch[:1].expand(64, 16))
+    assert found(report) == undecided(report) == []
+
+
+def test_few_samples_are_inconclusive(batch, inspect):
+    """Two samples may be equal by chance, by a shared neighbourhood, by rounding."""
+    report = inspect(around(lambda x: x * 0 + 0.5), batch[:4])
+    assert found(report) == []
+    assert undecided(report) == ["2"]
+
+
+def test_forward_of_a_container_is_named(batch, inspect):
+    """Arithmetic between submodules belongs to the module whose forward does it."""
+
+    class Pools(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            h = self.a(x)
+            return self.b(h.mean(0, keepdim=True).expand_as(h).contiguous())
+
+    model = nn.Sequential(nn.Linear(16, 16), Pools(), nn.Linear(8, 4))
+    report = inspect(model, batch)
+    assert found(report) == ["1"]
+    assert "between its submodules" in report.violations[0].cause
+
+
+def test_head_that_starts_at_zero_is_no_collapse(mlp, batch, inspect):
+    """Its output is zero for every sample, until the first step."""
+    nn.init.zeros_(mlp.head.weight)
+    nn.init.zeros_(mlp.head.bias)
+    report = inspect(mlp, batch)
+    assert report[""].equal_samples
+    assert found(report) == []
+
+
+@pytest.mark.parametrize("layer", ["fc1", "fc2"])
+def test_units_with_equal_weights_are_one(layer, mlp, batch, inspect):
+    """Random values in a row, yet the same row for every unit; the biases differ."""
+    weight = mlp.get_submodule(layer).weight
+    with torch.no_grad():
+        weight.copy_(weight[:1].expand_as(weight))
+    assert found(inspect(mlp, batch)) == [layer]
+
+
+def test_channels_with_equal_kernels_are_one(inspect):
+    """The units of a convolution are its channels."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    images = torch.randn(16, 3, 8, 8)
+    assert found(inspect(model, images)) == []
+    with torch.no_grad():
+        model[0].weight.copy_(model[0].weight[:1].expand_as(model[0].weight))
+    assert found(inspect(model, images)) == ["0"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("depth", [5, 20])
+def test_deep_plain_network_is_no_collapse(depth, dtype, inspect):
+    """Samples line up little by little; in bfloat16 the last layers round them to one."""
+    layers = [m for _ in range(depth) for m in (nn.Linear(64, 64), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(64, 4)).to(dtype)
+    assert found(inspect(model, torch.rand(64, 64, dtype=dtype))) == []
+
+
+def test_samples_that_rounding_makes_equal_are_inconclusive(inspect):
+    """Forty layers bring them so close that bfloat16 tells them apart no more."""
+    layers = [m for _ in range(40) for m in (nn.Linear(64, 64), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(64, 4)).to(torch.bfloat16)
+    report = inspect(model, torch.rand(64, 64, dtype=torch.bfloat16))
+    assert report[""].equal_samples
+    assert found(report) == []
+    assert len(undecided(report)) == 1
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "t5", "sam"])
+def test_positions_and_class_tokens_are_equal_for_all_samples(name, inspect):
+    """They are features of the model, and the output differs all the same."""
+    model, inputs = make(ARCHITECTURES[name])
+    assert found(inspect(model, inputs)) == []
