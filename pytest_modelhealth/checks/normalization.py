@@ -1,0 +1,245 @@
+"""Running statistics, scales and modes of normalisations, judged by what comes out of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
+from pytest_modelhealth.checks.weights import looks_trained
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Setting, Settings
+
+_ALWAYS = Limit(0.0, "always")
+_FORGOTTEN = 0.05
+_MOMENTUM = 0.1
+
+
+class Normalization(Check):
+    """Normalisations normalise.
+
+    The output of one has a root mean square that its own scale and shift tell: normalised values
+    have mean 0 and variance 1. In evaluation mode they do if the running statistics fit the batch.
+    """
+
+    name = "normalization"
+    summary = "Running statistics are real and fit the batch, scales and modes let a signal pass."
+    gravity = 16
+    definition = (
+        "In evaluation mode the root mean square of a batch normalisation's output is at most "
+        "max_norm_mismatch times that of its scale and shift, and at least that part of it. "
+        "Running variances are not negative nor all zero, epsilon is at most max_norm_eps where "
+        "it tells, scales are not all zero where the output goes on to weights, and no "
+        "normalisation or dropout trains inside a model in evaluation mode."
+    )
+    source = (
+        "Ioffe and Szegedy (2015): normalised values have mean 0 and variance 1; measured on "
+        "trained models, from one sample up: 0.51 to 1.54 times the scale"
+    )
+    minimum_evidence = "running statistics that have seen enough batches to forget their start"
+    settings = (
+        Setting(
+            "max_norm_mismatch",
+            float,
+            default=5.0,
+            minimum=1.0,
+            help="largest factor between the root mean square of a batch normalisation's output in "
+            "evaluation mode and what its scale and shift make of normalised values (0.51 to 1.54 "
+            "in trained models, one sample or many)",
+        ),
+        Setting(
+            "max_norm_eps",
+            float,
+            default=0.1,
+            minimum=0.0,
+            help="largest epsilon of a normalisation whose output it flattens (1e-3 is the largest "
+            "that is usual)",
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield normalisations that do not do their work."""
+        trained = looks_trained(observation)
+        root = observation.layers.get("")
+        evaluated = root is not None and root.options.get("training") is False
+        for record in called(observation):
+            if evaluated:
+                yield from _left_in_training(record)
+            if "running_var" in record.buffers:
+                state = list(_running_variance(record))
+                yield from state
+                if not state:
+                    yield from _mismatch(record, settings, trained=trained)
+            if record.type_name in NORMALIZATIONS:
+                yield from _large_eps(record, settings)
+                yield from _zero_scale(observation, record)
+                yield from _single_value(record)
+
+
+def _left_in_training(record: LayerRecord) -> Iterator[Violation]:
+    if record.options.get("training") is not True:
+        return
+    if "running_var" in record.buffers:
+        effect = "each sample's output depends on the others, and its running statistics move"
+    elif _drops(record):
+        effect = "the output is random"
+    else:
+        return
+    message = f"it is in training mode inside a model in evaluation mode: {effect}"
+    cause = (
+        "it was made, replaced or switched with .train() after model.eval(), or hidden from it "
+        "outside the registered modules"
+    )
+    yield _violation(record, "activations", 1.0, _ALWAYS, message, cause)
+
+
+def _drops(record: LayerRecord) -> bool:
+    """Whether a dropout zeroed some of what it was given."""
+    given, returned, rate = record.inputs, record.activations, record.options.get("p")
+    if "Dropout" not in record.type_name or not rate or given is None or returned is None:
+        return False
+    return returned.zero_count > given.zero_count
+
+
+def _running_variance(record: LayerRecord) -> Iterator[Violation]:
+    variance = record.buffers["running_var"]
+    if variance.nonfinite_count or not variance.count:
+        return  # `finite` names it
+    if variance.min < 0.0:
+        message = f"its running variance is negative, {variance.min:.3g}"
+        cause = "a wrong checkpoint, an average of models, or an in-place operation wrote it"
+    elif variance.max == 0.0 and record.options.get("training") is not True:
+        message = "its running variance is zero in every channel: it divides by epsilon alone"
+        cause = "its inputs were constant in training, or the buffer was never filled"
+    else:
+        return
+    yield _violation(record, "buffers", variance.min, _ALWAYS, message, cause, "running_var")
+
+
+def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iterator[Finding]:
+    """Compare the output in evaluation mode with what scale and shift make of normalised values."""
+    out, expected = record.activations, _expected_rms(record)
+    if record.options.get("training") is not False or out is None or not out.finite_count:
+        return
+    limit = settings.limit("max_norm_mismatch", record.name)
+    factor = out.rms / expected if expected else 1.0
+    if 1.0 / limit.value <= factor <= limit.value and not _was_trained_without(record):
+        return
+    message = (
+        f"in evaluation mode its output has a root mean square of {out.rms:.3g}, {factor:.3g} "
+        f"times what its scale and shift make of normalised values"
+    )
+    mean, variance = record.buffers.get("running_mean"), record.buffers["running_var"]
+    if _never_updated(record):
+        if not (trained or _was_trained_without(record)):
+            return  # as it was initialised
+        cause = (
+            "its running statistics were never updated (mean 0, variance 1): training ran in "
+            "evaluation mode, or they were reset, or the checkpoint left the buffers out"
+        )
+    elif not _has_forgotten_its_start(record):
+        seen = record.buffers["num_batches_tracked"].max
+        reason = f"{message}, but they have seen {seen:.0f} batches only; train on, then inspect"
+        yield Inconclusive(Normalization.name, record.name, reason)
+        return
+    else:
+        given = record.inputs
+        came = f", mean {given.mean:.3g} and std {given.std:.3g} came in" if given else ""
+        center = f"mean {mean.mean:.3g}, " if mean is not None else ""
+        cause = (
+            f"its running statistics ({center}variance {variance.mean:.3g}) are far from the "
+            f"batch{came}: inputs scaled otherwise than in training, or stale or wrong buffers"
+        )
+    yield _violation(record, "activations", factor, limit, message, cause, independent=False)
+
+
+def _expected_rms(record: LayerRecord) -> float:
+    scale, shift = record.parameters.get("weight"), record.parameters.get("bias")
+    return math.hypot(1.0 if scale is None else scale.rms, 0.0 if shift is None else shift.rms)
+
+
+def _never_updated(record: LayerRecord) -> bool:
+    mean, variance = record.buffers.get("running_mean"), record.buffers["running_var"]
+    starts = variance.min == variance.max == 1.0
+    return starts and (mean is None or mean.abs_max == 0.0)
+
+
+def _was_trained_without(record: LayerRecord) -> bool:
+    """Whether its scale was trained while its running statistics stayed as they started."""
+    scale = record.parameters.get("weight")
+    return scale is not None and scale.std > 0.0 and _never_updated(record)
+
+
+def _has_forgotten_its_start(record: LayerRecord) -> bool:
+    """Whether the running statistics hold less than 5 % of the values they started with."""
+    tracked, momentum = record.buffers.get("num_batches_tracked"), record.options.get("momentum")
+    if tracked is None:
+        return True
+    rate = float(momentum) if isinstance(momentum, float) else _MOMENTUM
+    return (1.0 - rate) ** tracked.max < _FORGOTTEN
+
+
+def _large_eps(record: LayerRecord, settings: Settings) -> Iterator[Violation]:
+    eps, out = record.options.get("eps"), record.activations
+    limit = settings.limit("max_norm_eps", record.name)
+    if not isinstance(eps, float) or eps <= limit.value or out is None or not out.finite_count:
+        return
+    factor = out.rms / (_expected_rms(record) or 1.0)
+    if factor < 0.9:
+        message = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
+        cause = "eps is added to the variance, to divide by no zero: 1e-5 is usual"
+        yield _violation(record, "activations", eps, limit, message, cause)
+
+
+def _zero_scale(observation: Observation, record: LayerRecord) -> Iterator[Violation]:
+    """Yield scales that stop the signal; the last one of a residual branch may start at zero."""
+    scale, out = record.parameters.get("weight"), record.activations
+    if scale is None or scale.abs_max != 0.0 or out is None or out.units is None:
+        return
+    path = plain_path(observation, record)
+    if path:
+        message = f"all {scale.count} values of its scale are zero: what it gives out is constant"
+        cause = (
+            f"its scale starts or ended at zero, yet {path[-1].label!r} takes its output; zero "
+            "suits the last normalisation of a residual branch only"
+        )
+        yield _violation(record, "parameters", 0.0, _ALWAYS, message, cause, "weight")
+
+
+def _single_value(record: LayerRecord) -> Iterator[Violation]:
+    """Yield layer normalisations over one value, which is its own mean."""
+    given, out = record.inputs, record.activations
+    if record.type_name != "LayerNorm" or given is None or out is None or not given.count:
+        return
+    scale = record.parameters.get("weight")
+    if scale is not None and scale.count == 1 and given.std > 0.0 and out.std == 0.0:
+        message = "it normalises over a single value: what it gives out is constant"
+        cause = "normalized_shape is 1: each value is its own mean, so that all become its shift"
+        yield _violation(record, "activations", 0.0, _ALWAYS, message, cause)
+
+
+def _violation(
+    record: LayerRecord,
+    role: str,
+    value: float,
+    limit: Limit,
+    message: str,
+    cause: str,
+    tensor: str = "",
+    *,
+    independent: bool = True,
+) -> Violation:
+    return Violation(
+        check=Normalization.name,
+        layer=record.name,
+        role=role,
+        value=value,
+        limit=limit.value,
+        origin=limit.origin,
+        message=message,
+        cause=cause,
+        tensor=tensor,
+        independent=independent,
+    )

@@ -1,0 +1,157 @@
+"""The `normalization` check: running statistics, scales, epsilons and modes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture
+def trained(batch):
+    """A network with batch normalisations that saw its data, in evaluation mode."""
+    model = nn.Sequential(
+        nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32),
+        nn.ReLU(), nn.Linear(32, 4),
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(torch.randn(32, 16)).square().mean().backward()
+        optimizer.step()
+    return model.eval()
+
+
+def found(report):
+    """The layers that the check names."""
+    return [v.layer for v in report.violations if v.check == "normalization"]
+
+
+def first(report):
+    """The first violation of the check."""
+    return next(v for v in report.violations if v.check == "normalization")
+
+
+@pytest.mark.parametrize("samples", [1, 2, 64])
+def test_running_statistics_that_fit_are_healthy(samples, trained, batch, inspect):
+    """From one sample up."""
+    assert found(inspect(trained, batch[:samples])) == []
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda norm: norm.running_mean.add_(30.0),
+        lambda norm: norm.running_var.mul_(1e4),
+        lambda norm: norm.running_var.mul_(1e-4),
+    ],
+    ids=["mean", "variance too large", "variance too small"],
+)
+def test_running_statistics_far_from_the_batch(spoil, trained, batch, inspect):
+    """The value is the root mean square of the output over that of scale and shift."""
+    spoil(trained[1])
+    report = inspect(trained, batch)
+    violation = first(report)
+    assert violation.layer == "1"
+    assert "running statistics" in violation.cause
+    with torch.no_grad():
+        out = trained[:2](batch).double()
+        scale, shift = (p.double().square().mean().sqrt().item() for p in trained[1].parameters())
+    expected = math.hypot(scale, shift)
+    assert violation.value == pytest.approx(out.square().mean().sqrt().item() / expected, rel=1e-5)
+
+
+def test_statistics_that_were_never_updated(trained, batch, inspect):
+    """A trained model whose buffers are as they started; one that is fresh is healthy."""
+    trained[4].reset_running_stats()
+    assert found(inspect(trained, batch)) == ["4"]
+    assert "never updated" in first(inspect(trained, batch)).cause
+    fresh = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 4)).eval()
+    assert found(inspect(fresh, 100 * batch)) == []
+
+
+def test_statistics_of_a_few_batches_are_inconclusive(batch, inspect):
+    """After three batches the running mean is still three quarters of its start."""
+    model = nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 4))
+    for _ in range(3):
+        model(1000 + batch)
+    report = inspect(model.eval(), 1000 + batch)
+    assert found(report) == []
+    (finding,) = [i for i in report.judgement.inconclusive if i.check == "normalization"]
+    assert "3 batches" in finding.reason
+
+
+@pytest.mark.parametrize(("value", "word"), [(-1.0, "negative"), (0.0, "zero")])
+def test_running_variance_that_is_none(value, word, trained, batch, inspect):
+    """A variance is positive; a single zero is a dead channel, all of them are a fault."""
+    trained[4].running_var.fill_(value)
+    violation = next(
+        v
+        for root in inspect(trained, batch).violations
+        for v in (root, *root.folded)
+        if v.check == "normalization"
+    )
+    assert (violation.layer, violation.tensor) == ("4", "running_var")
+    assert word in violation.message
+
+
+def test_one_channel_without_variance_is_a_dead_channel(trained, batch, inspect):
+    """Its input is constant, and so is its output."""
+    with torch.no_grad():
+        trained[3].weight[0] = 0.0
+        trained[4].running_var[0] = 0.0
+        trained[4].running_mean[0] = trained[3].bias[0]
+    assert found(inspect(trained, batch)) == []
+
+
+def test_normalisation_and_dropout_left_in_training_mode(trained, batch, inspect):
+    """In a model in evaluation mode; the other way round is a frozen normalisation."""
+    model = nn.Sequential(trained, nn.Dropout(0.5), nn.Linear(4, 2)).eval()
+    model[0][1].train()
+    assert found(inspect(model, batch)) == ["0.1"]
+    model[1].train()
+    assert found(inspect(model, batch)) == ["0.1", "1"]
+    model.train()
+    model[0][1].eval()
+    assert found(inspect(model, batch)) == []
+
+
+def test_dropout_that_drops_nothing_may_train(trained, batch, inspect):
+    """A rate of zero changes nothing in either mode."""
+    model = nn.Sequential(trained, nn.Dropout(0.0)).eval()
+    model[1].train()
+    assert found(inspect(model, batch)) == []
+
+
+@pytest.mark.parametrize(("eps", "names"), [(1e-3, []), (10.0, ["1"])])
+def test_large_eps(eps, names, batch, inspect):
+    """An eps of 10 beside a variance of 0.4 flattens; 1e-3 is what MobileNets use."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32, eps=eps), nn.Linear(32, 4))
+    assert found(inspect(model, batch)) == names
+
+
+class Residual(nn.Module):
+    """A branch of two normalisations."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm1 = nn.Linear(16, 16), nn.BatchNorm1d(16)
+        self.b, self.norm2 = nn.Linear(16, 16), nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(x + self.norm2(self.b(torch.tanh(self.norm1(self.a(x))))))
+
+
+@pytest.mark.parametrize(("norm", "names"), [("norm1", ["norm1"]), ("norm2", [])])
+def test_zero_scale(norm, names, batch, inspect):
+    """The last normalisation of a residual branch may start at zero; the one inside may not."""
+    model = Residual()
+    nn.init.zeros_(model.get_submodule(norm).weight)
+    assert found(inspect(model, batch)) == names
+
+
+def test_normalisation_over_a_single_value(batch, inspect):
+    """Each value is its own mean."""
+    model = nn.Sequential(nn.Linear(16, 1), nn.LayerNorm(1), nn.Linear(1, 4))
+    assert found(inspect(model, batch)) == ["1"]
