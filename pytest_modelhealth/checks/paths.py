@@ -15,7 +15,7 @@ NORMALIZATIONS = frozenset(
 """The modules of torch whose output has mean 0 and variance 1, or root mean square 1, by their
 own scale and shift."""
 
-_HAS_WEIGHTS = frozenset({"in_features", "in_channels", "input_size"})
+HAS_WEIGHTS = frozenset({"in_features", "in_channels", "input_size"})
 """Options of layers whose weights may be tied, so that another layer lists them."""
 
 _SQUASHING = frozenset({"softmax", "log_softmax", "softmin"})
@@ -38,7 +38,7 @@ def plain_path(observation: Observation, record: LayerRecord) -> list[LayerRecor
         path.append(here)
         if here.activation in _SQUASHING:
             return []
-        if linear_maps(here) or not _HAS_WEIGHTS.isdisjoint(here.options):
+        if linear_maps(here) or not HAS_WEIGHTS.isdisjoint(here.options):
             return path
 
 
