@@ -178,7 +178,7 @@ def _has_forgotten_its_start(record: LayerRecord) -> bool:
     if tracked is None:
         return True
     rate = float(momentum) if isinstance(momentum, float) else _MOMENTUM
-    return (1.0 - rate) ** tracked.max < _FORGOTTEN
+    return bool((1.0 - rate) ** tracked.max < _FORGOTTEN)
 
 
 def _large_eps(record: LayerRecord, settings: Settings) -> Iterator[Violation]:

@@ -1,0 +1,195 @@
+"""The batch itself: values that no model can learn from, or that were prepared wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.evidence import called, same_values
+from pytest_modelhealth.checks.paths import HAS_WEIGHTS
+from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
+_ALWAYS = Limit(0.0, "always")
+_FEWEST_VALUES = 16
+_FEWEST_ROWS = 10
+_WHITE = 255.0
+_IMAGE_CHANNELS = (1, 3, 4)
+_CENTRED = 0.2
+_TABLE_FACTOR = 100.0
+_ONCE = 2.5
+
+
+class Inputs(Check):
+    """The batch is what a model can learn from.
+
+    Only what goes into the first weights as it is counts: a model that scales its inputs itself, or
+    begins with a normalisation, may be given anything.
+    """
+
+    name = "inputs"
+    summary = "The batch is not constant, not raw, not scaled twice, and its ids are in use."
+    gravity = 12
+    definition = (
+        "Inputs are not all equal. Those that go into weights as they are have a root mean square "
+        "of at most max_input_rms, 100 times as much in a table whose columns are not centred; "
+        "images are not scaled to 1/255, and not normalised twice. Ids are not all the same."
+    )
+    source = (
+        "LeCun et al. (1998), Efficient BackProp: inputs with mean 0 and variance 1; raw 0-255 and "
+        "doubly normalised images lead the practitioners' lists of faults"
+    )
+    minimum_evidence = "16 values in the batch"
+    settings = (
+        Setting(
+            "max_input_rms",
+            float,
+            default=30.0,
+            minimum=0.0,
+            help="largest root mean square of inputs that go into weights as they are (images in "
+            "0-255 have about 100, digits in 0-16 have 7; a table of uncentred columns may have "
+            "100 times as much)",
+            per_layer=False,
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield what is wrong with the batch."""
+        root = observation.layers.get("")
+        given = None if root is None else root.inputs
+        if root is None or given is None or given.nonfinite_count:
+            return  # `finite` names it
+        if _is_floating(given):
+            yield from _values(observation, root, given, settings["max_input_rms"])
+        else:
+            yield from _ids(observation, root)
+
+
+def _is_floating(statistics: TensorStatistics) -> bool:
+    return statistics.dtype.startswith(("float", "bfloat"))
+
+
+def _values(
+    observation: Observation, root: LayerRecord, given: TensorStatistics, limit: Limit
+) -> Iterator[Violation]:
+    if given.count < _FEWEST_VALUES:
+        return
+    if given.std == 0.0:
+        message = f"all {given.count} values of the batch are equal, {given.mean:.3g}"
+        cause = "a placeholder, an image that did not load, or data divided by its own maximum of 0"
+        yield _violation(root, 0.0, _ALWAYS, message, cause)
+        return
+    taker = _first_weights(observation, given)
+    if taker is None:
+        return
+    into = f"go into {taker.label!r} as they are"
+    if given.rms > _allowed(given, limit):
+        message = (
+            f"its inputs, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
+            f"{given.rms:.3g}, {into}"
+        )
+        yield _violation(root, given.rms, limit, message, _large_cause(given))
+    elif given.min >= 0.0 and abs(given.max * _WHITE - 1.0) < 0.02 and given.count >= 64:
+        message = f"its inputs lie in [{given.min:.3g}, {given.max:.3g}], and {into}"
+        cause = "images divided by 255 twice: 1 / 255 is 0.00392 (ToTensor divides already)"
+        yield _violation(root, given.max, _ALWAYS, message, cause)
+    elif _is_image(given) and _is_normalised_twice(given):
+        message = (
+            f"its images have mean {given.mean:.3g} and standard deviation {given.std:.3g} "
+            f"instead of 0 and 1, and {into}"
+        )
+        cause = "images normalised twice: subtract the mean and divide by the deviation once"
+        yield _violation(root, given.std, Limit(_ONCE, "always"), message, cause)
+
+
+def _first_weights(observation: Observation, given: TensorStatistics) -> LayerRecord | None:
+    """Return the first layer with weights that takes the batch as it is."""
+    for record in called(observation):
+        has_weights = bool(linear_maps(record)) or not HAS_WEIGHTS.isdisjoint(record.options)
+        if has_weights and same_values(given, record.inputs):
+            return record
+    return None
+
+
+def _allowed(given: TensorStatistics, limit: Limit) -> float:
+    """Return the largest root mean square that is no fault.
+
+    Columns of a table differ in their units, none is centred, and networks cope to some degree.
+    """
+    is_table = len(given.shape) == 2 and not _is_white(given)
+    is_centred = abs(given.mean) < _CENTRED * given.std
+    return float(limit.value) * (_TABLE_FACTOR if is_table and not is_centred else 1.0)
+
+
+def _is_white(given: TensorStatistics) -> bool:
+    """Whether values end where those of 8-bit images do."""
+    return given.min == 0.0 and 0.98 * _WHITE <= given.max <= _WHITE
+
+
+def _large_cause(given: TensorStatistics) -> str:
+    if given.min >= 0.0 and given.max <= _WHITE:
+        return "raw images, 0 to 255: divide by 255 and normalise"
+    return (
+        "inputs that were not normalised, or scaled the wrong way: activations and gradients of "
+        "the first layer grow with them; bring them to mean 0 and variance 1"
+    )
+
+
+def _is_image(given: TensorStatistics) -> bool:
+    shape = given.shape
+    return len(shape) == 4 and shape[1] in _IMAGE_CHANNELS and shape[2] > 1 and shape[3] > 1
+
+
+def _is_normalised_twice(given: TensorStatistics) -> bool:
+    """Whether mean and deviation are those of a second normalisation.
+
+    The second one takes a mean of 0 to -mean/std and a deviation of 1 to 1/std of the pixels, which
+    lie in [0, 1]: a deviation of at least 2, and a mean below zero by less than five of them.
+    """
+    centre, spread = given.mean, given.std
+    return _ONCE < spread < 8.0 and -spread < centre < -0.2 and given.max > spread
+
+
+def _ids(observation: Observation, root: LayerRecord) -> Iterator[Violation]:
+    """Yield tables of tokens that are asked for one row only.
+
+    Segments and positions may be: the table of the tokens takes what the model was given, or has
+    the most rows.
+    """
+    tables = [r for r in called(observation) if isinstance(r.options.get("num_embeddings"), int)]
+    rows = {record.name: int(record.options["num_embeddings"] or 0) for record in tables}
+    for record in tables:
+        given = record.inputs
+        if given is None or _is_floating(given) or rows[record.name] < _FEWEST_ROWS:
+            continue
+        is_one_row = given.count >= _FEWEST_VALUES and given.std == 0.0 and len(given.shape) > 1
+        if not is_one_row or given.shape[-1] == 1:
+            continue
+        if not same_values(root.inputs, given) and rows[record.name] < max(rows.values()):
+            continue
+        message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
+        if given.mean == record.options.get("padding_idx"):
+            cause = "every token is padding: the tokeniser or the collation lost the text"
+        else:
+            cause = "a placeholder, or a tokeniser that knows none of the words"
+        yield _violation(record, given.mean, _ALWAYS, message, cause)
+
+
+def _violation(
+    record: LayerRecord, value: float, limit: Limit, message: str, cause: str
+) -> Violation:
+    return Violation(
+        check=Inputs.name,
+        layer=record.name,
+        role="inputs",
+        value=value,
+        limit=limit.value,
+        origin=limit.origin,
+        message=message,
+        cause=cause,
+    )

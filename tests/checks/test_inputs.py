@@ -1,0 +1,142 @@
+"""The `inputs` check: batches that were prepared wrongly."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@pytest.fixture
+def pixels():
+    """Images in 0 to 1, with black and white in them."""
+    images = torch.rand(32, 3, 8, 8)
+    images[:, :, 0, 0], images[:, :, 0, 1] = 0.0, 1.0
+    return images
+
+
+@pytest.fixture
+def cnn():
+    """A convolution network without a normalisation of its inputs."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+def found(report):
+    """The layers that the check names; the model itself is ``""``."""
+    return [v.layer for v in report.violations if v.check == "inputs"]
+
+
+def normalised(pixels):
+    """As torchvision does for ImageNet."""
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    return (pixels - mean) / std
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda x: x,
+        lambda x: 2 * x - 1,
+        normalised,
+        lambda x: normalised(x).bfloat16().float(),
+        lambda x: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True),
+        lambda x: torch.randn_like(x),
+        lambda x: 16 * x,
+    ],
+    ids=["0 to 1", "-1 to 1", "ImageNet", "rounded", "by sample", "noise", "0 to 16"],
+)
+def test_usual_ranges_are_healthy(prepare, cnn, pixels, inspect):
+    """Networks are trained on each of them."""
+    assert found(inspect(cnn, prepare(pixels))) == []
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        (lambda x: (255 * x).round(), "raw images"),
+        (lambda x: normalised(255 * x), "not normalised"),
+        (lambda x: x / 255, "twice"),
+        (lambda x: normalised(normalised(x)), "normalised twice"),
+        (lambda x: x * 0, "placeholder"),
+        (lambda x: torch.ones_like(x), "placeholder"),
+    ],
+    ids=["raw", "normalised raw", "divided twice", "normalised twice", "black", "ones"],
+)
+def test_images_prepared_wrongly(prepare, words, cnn, pixels, inspect):
+    """The batch is named, not the model, and the cause says which step is missing or double."""
+    report = inspect(cnn, prepare(pixels))
+    assert found(report) == [""]
+    violation = next(v for v in report.violations if v.check == "inputs")
+    assert violation.role == "inputs"
+    assert words in violation.cause
+
+
+def test_model_that_scales_its_inputs_may_be_given_anything(cnn, pixels, inspect):
+    """Raw images are right for a model that divides them, or begins with a normalisation."""
+
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = cnn
+
+        def forward(self, x):
+            return self.net(normalised(x / 255))
+
+    assert found(inspect(Scales(), (255 * pixels).round())) == []
+    assert found(inspect(nn.Sequential(nn.BatchNorm2d(3), cnn), (255 * pixels).round())) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda x: x * 20, []),
+        (lambda x: x * 1000, [""]),
+        (lambda x: x * torch.tensor([1.0, 40.0] * 8) + torch.tensor([0.0, 100.0] * 8), []),
+        (lambda x: x * 1e4 + 1e6, [""]),
+        (lambda x: F.one_hot(x.argmax(1), 16).float(), []),
+        (lambda x: (x > 2.0).float(), []),
+    ],
+    ids=["20", "1000", "columns of ages", "columns of incomes", "one-hot", "sparse"],
+)
+def test_tables(make, names, mlp, batch, inspect):
+    """Columns differ in their units; what is centred was scaled, and scaled wrongly."""
+    assert found(inspect(mlp, make(batch))) == names
+
+
+class Tokens(nn.Module):
+    """A text model with positions and segments."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(50, 8, padding_idx=0), nn.Embedding(64, 8)
+        self.segments, self.head = nn.Embedding(2, 8), nn.Linear(8, 4)
+
+    def forward(self, ids):
+        where, segment = torch.arange(ids.shape[1]), torch.zeros_like(ids)
+        return self.head(self.words(ids) + self.positions(where) + self.segments(segment))
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (torch.randint(1, 50, (8, 12)), ""),
+        (torch.full((8, 12), 7), "placeholder"),
+        (torch.zeros(8, 12, dtype=torch.long), "padding"),
+        (torch.full((32, 1), 7), ""),
+    ],
+    ids=["text", "one word", "padding", "first step of a decoder"],
+)
+def test_ids(ids, words, inspect):
+    """Segments are all the same in healthy batches; words are not."""
+    report = inspect(Tokens(), ids)
+    assert found(report) == (["words"] if words else [])
+    if words:
+        assert words in next(v for v in report.violations if v.check == "inputs").cause
+
+
+def test_limit_is_the_users(mlp, batch, inspect):
+    """A limit under what is given is broken."""
+    assert found(inspect(mlp, batch, settings={"max_input_rms": 0.5})) == [""]
