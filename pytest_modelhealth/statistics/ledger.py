@@ -2,72 +2,84 @@
 
 What a small tensor costs is Python: the compiled kernel reads one in a microsecond or two, and
 making a `TensorStatistics` of what it found takes several. So what it found stays as the kernel
-wrote it, some hundred bytes a tensor, until somebody asks.
+wrote it, some hundred bytes a tensor, until somebody asks. Of tensors on other devices the results
+stay there, so that nobody waits for the device, and are fetched all at once.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
+from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.statistics.exponents import ExponentCounts
-from pytest_modelhealth.statistics.kernels import fused
+from pytest_modelhealth.statistics.kernels import fused, queued
+from pytest_modelhealth.statistics.kernels.queued import Queued
 from pytest_modelhealth.statistics.native import Found, Layout, PackedJob, Results
 from pytest_modelhealth.statistics.nonfinite import first_nonfinite
-from pytest_modelhealth.statistics.reduction import is_plain, reduce, without_dispatch_modes
+from pytest_modelhealth.statistics.reduction import Subject, is_plain, reduce, unseen
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
 
+MOST_QUEUED = 1 << 26
+"""Bytes of results that wait on a device before they are fetched, all the same."""
 
-class Entry:
+
+MOST_LOOKS_AGAIN = 64
+"""Tensors with values that are not finite in which the first of them is looked for.
+
+That takes a second pass, and what follows a layer that made the first NaN is NaN throughout.
+"""
+
+
+class Entry(ABC):
     """What was found in one tensor."""
 
-    __slots__ = ("_found", "_kind", "_place", "_results", "first_nonfinite")
-
-    def __init__(self, kind: _Kind | None, results: Results | None, place: int) -> None:
-        self._kind = kind
-        self._results = results
-        self._place = place
-        self._found: TensorStatistics | None = None
-        self.first_nonfinite: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, statistics: TensorStatistics) -> Entry:
-        """Return an entry that holds what is known already."""
-        entry = cls(None, None, 0)
-        entry._found = statistics
-        return entry
+    __slots__ = ()
 
     @property
-    def has_units(self) -> bool:
-        """Whether the tensor's units were looked at."""
-        return self.statistics.units is not None if self._kind is None else self._kind.has_units
-
-    @property
+    @abstractmethod
     def statistics(self) -> TensorStatistics:
         """The statistics of the tensor as it was when it was added."""
-        if self._found is None:
-            assert self._kind is not None
-            assert self._results is not None
-            found = self._results[self._place]
-            self._found = _statistics(self._kind, found, self.first_nonfinite)
-        return self._found
+
+    @property
+    @abstractmethod
+    def has_units(self) -> bool:
+        """Whether the tensor's units were looked at."""
+
+    @staticmethod
+    def of(statistics: TensorStatistics) -> Entry:
+        """Return an entry that holds what is known already."""
+        return _Known(statistics)
+
+    def of_dtype(self, dtype: torch.dtype) -> Entry:
+        """Return the entry of a tensor of this dtype, which another one was made of to be read."""
+        return _Renamed(self, str(dtype).removeprefix("torch."))
 
 
 class Ledger:
     """Statistics of many tensors.
 
     Tensors are read when they are added, and neither held nor copied. Threads may add at a time.
+
+    Args:
+        queue_all: whether CPU tensors are treated as those of other devices; for tests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, queue_all: bool = False) -> None:
         self._kinds: dict[tuple[object, ...], _Kind | None] = {}
         self._results: Results | None = None
-        self._looks_again = _MOST_LOOKS_AGAIN
+        self._looks_again = MOST_LOOKS_AGAIN
         self._lock = threading.Lock()  # a call of the kernel lets other threads run
+        self._queue = _Queue()
+        self._queue_all = queue_all
 
     def add(self, tensor: Tensor, unit_dim: int | None = None) -> Entry:
         """Read `tensor`, as `reduce` does, and return where its statistics are to be had.
@@ -75,7 +87,9 @@ class Ledger:
         Raises:
             UnsupportedTensorError: as `reduce`.
         """
-        kind = self._kind(tensor, unit_dim) if tensor.is_cpu and is_plain(tensor) else None
+        if not tensor.is_cpu or self._queue_all:
+            return self._add_queued(tensor, unit_dim)
+        kind = self._kind(tensor, unit_dim) if is_plain(tensor) else None
         if kind is not None:
             # unlike data_ptr, this does not make a lazy copy real
             storage = torch._C._data_address(tensor)  # type: ignore[attr-defined]
@@ -84,12 +98,13 @@ class Ledger:
                 results = self._results or self._begin()
                 place = results.reduce_packed(kind.job, address)
             if not (kind.may_be_out_of_range and results[place].out_of_range):
-                entry = Entry(kind, results, place)
+                entry = _Compiled(kind, results, place)
                 if results.finite_count(place) != kind.count and self._looks_again > 0:
                     self._looks_again -= 1
-                    entry.first_nonfinite = _first_nonfinite(tensor)
+                    with unseen():
+                        entry.first_nonfinite = first_nonfinite(tensor)
                 return entry
-        return Entry.of(reduce(tensor, unit_dim))
+        return _Known(reduce(tensor, unit_dim))
 
     def _begin(self) -> Results:
         self._results = Results()
@@ -105,6 +120,52 @@ class Ledger:
             job = fused.job(tensor, dim)
             self._kinds[key] = None if job is None else _Kind(tensor, dim, job.layout)
         return self._kinds[key]
+
+    def _add_queued(self, tensor: Tensor, unit_dim: int | None) -> Entry:
+        with unseen():
+            dense = dense_values(tensor)
+            subject = Subject.of(tensor, dense, unit_dim)
+            wanted = queued.queue(dense.values, subject.dim)
+        with self._lock:
+            if self._queue.size > MOST_QUEUED:
+                self._queue.fetch()
+            if self._queue.is_fetched:
+                self._queue = _Queue()
+            return _Waiting(subject, self._queue, self._queue.add(wanted))
+
+
+class _Known(Entry):
+    __slots__ = ("_statistics",)
+
+    def __init__(self, statistics: TensorStatistics) -> None:
+        self._statistics = statistics
+
+    @property
+    def statistics(self) -> TensorStatistics:
+        return self._statistics
+
+    @property
+    def has_units(self) -> bool:
+        return self._statistics.units is not None
+
+
+class _Renamed(Entry):
+    __slots__ = ("_dtype", "_entry")
+
+    def __init__(self, entry: Entry, dtype: str) -> None:
+        self._entry = entry
+        self._dtype = dtype
+
+    @property
+    def statistics(self) -> TensorStatistics:
+        return replace(self._entry.statistics, dtype=self._dtype)
+
+    @property
+    def has_units(self) -> bool:
+        return self._entry.has_units
+
+
+# ---- read by the compiled kernel ---------------------------------------------------------------
 
 
 class _Kind:
@@ -132,16 +193,26 @@ class _Kind:
         self.may_be_out_of_range = tensor.dtype is torch.float64
 
 
-_MOST_LOOKS_AGAIN = 64
-"""Tensors with values that are not finite in which the first of them is looked for.
+class _Compiled(Entry):
+    __slots__ = ("_kind", "_known", "_place", "_results", "first_nonfinite")
 
-That takes a second pass, and what follows a layer that made the first NaN is NaN throughout.
-"""
+    def __init__(self, kind: _Kind, results: Results, place: int) -> None:
+        self._kind = kind
+        self._results = results
+        self._place = place
+        self._known: TensorStatistics | None = None
+        self.first_nonfinite: tuple[int, ...] | None = None
 
+    @property
+    def statistics(self) -> TensorStatistics:
+        if self._known is None:
+            found = self._results[self._place]
+            self._known = _statistics(self._kind, found, self.first_nonfinite)
+        return self._known
 
-def _first_nonfinite(tensor: Tensor) -> tuple[int, ...] | None:
-    with torch._C.DisableTorchFunction(), torch.no_grad(), without_dispatch_modes():
-        return first_nonfinite(tensor)
+    @property
+    def has_units(self) -> bool:
+        return self._kind.has_units
 
 
 def _statistics(
@@ -170,3 +241,60 @@ def _statistics(
         bool(found.is_sampled),
         first_nonfinite,
     )
+
+
+# ---- waiting on a device -----------------------------------------------------------------------
+
+
+class _Queue:
+    """Results that wait on their devices until one of them is asked for.
+
+    Attributes:
+        size: how many bytes they have.
+        is_fetched: whether they were; then nothing is added.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.is_fetched = False
+        self._queued: list[Queued] = []
+        self._numbers: list[npt.NDArray[np.int64]] = []
+
+    def add(self, wanted: Queued) -> int:
+        """Add one tensor's results; return their index."""
+        self._queued.append(wanted)
+        self.size += wanted.numbers.numel() * wanted.numbers.itemsize
+        return len(self._queued) - 1
+
+    def statistics(self, index: int, subject: Subject) -> TensorStatistics:
+        """Return one tensor's statistics; those of all are fetched before."""
+        self.fetch()
+        return subject.statistics(*queued.decode(self._queued[index], self._numbers[index]))
+
+    def fetch(self) -> None:
+        """Fetch all results, in one transfer from each device."""
+        if self.is_fetched:
+            return
+        self.is_fetched = True
+        with unseen():
+            self._numbers = queued.fetch_all(self._queued)
+
+
+class _Waiting(Entry):
+    __slots__ = ("_index", "_known", "_queue", "_subject")
+
+    def __init__(self, subject: Subject, queue: _Queue, index: int) -> None:
+        self._subject = subject
+        self._queue = queue
+        self._index = index
+        self._known: TensorStatistics | None = None
+
+    @property
+    def statistics(self) -> TensorStatistics:
+        if self._known is None:
+            self._known = self._queue.statistics(self._index, self._subject)
+        return self._known
+
+    @property
+    def has_units(self) -> bool:
+        return self._subject.dim is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -18,8 +20,78 @@ from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.statistics.kernels.fused import Extremes
-    from pytest_modelhealth.statistics.kernels.kernel import KernelResult
+    from pytest_modelhealth.statistics.kernels.kernel import Extremes, KernelResult
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is known of a tensor before any of its values is.
+
+    Args:
+        count: number of its real values.
+        shape, dtype, device: as in `TensorStatistics`.
+        dim: the dimension of its units; ``None`` for no units.
+        implicit_zeros: how many zeros its layout leaves out.
+    """
+
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    dim: int | None
+    implicit_zeros: int = 0
+
+    @classmethod
+    def of(cls, tensor: Tensor, dense: DenseValues, unit_dim: int | None) -> Subject:
+        """Return what is known of `tensor`.
+
+        Raises:
+            IndexError: the tensor has no dimension `unit_dim`.
+        """
+        return cls(
+            dense.values.numel(),
+            dense.shape,
+            str(tensor.dtype).removeprefix("torch."),
+            str(tensor.device),
+            _unit_dimension(dense, unit_dim),
+            dense.implicit_zeros,
+        )
+
+    def statistics(
+        self,
+        found: KernelResult,
+        extremes: Extremes | None,
+        first_nonfinite: tuple[int, ...] | None = None,
+    ) -> TensorStatistics:
+        """Return the tensor's statistics, from what a kernel found."""
+        statistics = TensorStatistics(
+            count=self.count,
+            nan_count=found.nan_count,
+            positive_inf_count=found.positive_inf_count,
+            negative_inf_count=found.negative_inf_count,
+            zero_count=found.zero_count,
+            mean=found.moments.mean,
+            std=found.moments.std,
+            min=found.min,
+            max=found.max,
+            exponents=found.exponents,
+            units=self._units(found, extremes),
+            shape=self.shape,
+            dtype=self.dtype,
+            device=self.device,
+            histogram_sampled=found.histogram_sampled,
+            first_nonfinite=first_nonfinite,
+        )
+        if self.implicit_zeros:
+            return statistics.merge(_zeros(self.implicit_zeros, like=statistics))
+        return statistics
+
+    def _units(self, found: KernelResult, extremes: Extremes | None) -> UnitStatistics | None:
+        if self.dim is None or extremes is None:
+            return None
+        observations = math.prod(self.shape[: self.dim])
+        abs_max = max(abs(found.min), abs(found.max))
+        return UnitStatistics.of_extremes(*extremes, observations, abs_max)
 
 
 def reduce(tensor: Tensor, unit_dim: int | None = None) -> TensorStatistics:
@@ -42,7 +114,7 @@ def reduce(tensor: Tensor, unit_dim: int | None = None) -> TensorStatistics:
         statistics = _reduce_compiled(tensor, unit_dim)
         if statistics is not None:
             return statistics
-        with torch.no_grad(), without_dispatch_modes():
+        with unseen():
             return _reduce(tensor, unit_dim)
 
 
@@ -50,11 +122,12 @@ def _reduce_compiled(tensor: Tensor, unit_dim: int | None) -> TensorStatistics |
     """Return the statistics of a plain dense tensor, without one call that torch could see."""
     if not is_plain(tensor):
         return None
-    dim = None if unit_dim is None else range(tensor.ndim)[unit_dim]
-    found = fused.summarize_compiled(tensor, dim)
+    dense = DenseValues(tensor, tuple(tensor.shape))
+    subject = Subject.of(tensor, dense, unit_dim)
+    found = fused.summarize_compiled(tensor, subject.dim)
     if found is None:
         return None
-    return _statistics(tensor, DenseValues(tensor, tuple(tensor.shape)), dim, *found)
+    return subject.statistics(*found, _first_nonfinite(tensor, dense, found[0]))
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -74,39 +147,16 @@ _PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 
 def _reduce(tensor: Tensor, unit_dim: int | None) -> TensorStatistics:
     dense = dense_values(tensor)
-    dim = _unit_dimension(dense, unit_dim)
-    found = fused.summarize_units(dense.values, dim)
-    statistics = _statistics(tensor, dense, dim, *found)
-    if dense.implicit_zeros:
-        return statistics.merge(_zeros(dense.implicit_zeros, like=statistics))
-    return statistics
+    subject = Subject.of(tensor, dense, unit_dim)
+    found = fused.summarize_units(dense.values, subject.dim)
+    return subject.statistics(*found, _first_nonfinite(tensor, dense, found[0]))
 
 
-def _statistics(
-    tensor: Tensor,
-    dense: DenseValues,
-    dim: int | None,
-    found: KernelResult,
-    extremes: Extremes | None,
-) -> TensorStatistics:
-    return TensorStatistics(
-        count=dense.values.numel(),
-        nan_count=found.nan_count,
-        positive_inf_count=found.positive_inf_count,
-        negative_inf_count=found.negative_inf_count,
-        zero_count=found.zero_count,
-        mean=found.moments.mean,
-        std=found.moments.std,
-        min=found.min,
-        max=found.max,
-        exponents=found.exponents,
-        units=_units(dense, dim, found, extremes),
-        shape=dense.shape,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        device=str(tensor.device),
-        histogram_sampled=found.histogram_sampled,
-        first_nonfinite=_first_nonfinite(tensor, dense, found),
-    )
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Let neither autograd nor the modes that see or replace torch calls see what runs inside."""
+    with torch._C.DisableTorchFunction(), torch.no_grad(), _without_dispatch_modes():
+        yield
 
 
 def _first_nonfinite(
@@ -117,12 +167,11 @@ def _first_nonfinite(
         return None
     if not dense.keeps_dimensions or tensor.is_complex():
         return None
-    with torch.no_grad(), without_dispatch_modes():
+    with unseen():
         return first_nonfinite(dense.values)
 
 
-def without_dispatch_modes() -> AbstractContextManager[object]:
-    """Keep the modes that see or replace torch calls off; free where there are none."""
+def _without_dispatch_modes() -> AbstractContextManager[object]:
     if torch._C._len_torch_dispatch_stack():
         return cast(AbstractContextManager[object], _disable_current_modes())
     return nullcontext()
@@ -133,16 +182,6 @@ def _unit_dimension(dense: DenseValues, unit_dim: int | None) -> int | None:
         return None
     # by the shape, because complex values have one dimension more
     return range(len(dense.shape))[unit_dim]
-
-
-def _units(
-    dense: DenseValues, dim: int | None, found: KernelResult, extremes: Extremes | None
-) -> UnitStatistics | None:
-    if dim is None or extremes is None:
-        return None
-    observations = math.prod(dense.shape[:dim])
-    abs_max = max(abs(found.min), abs(found.max))
-    return UnitStatistics.of_extremes(*extremes, observations, abs_max)
 
 
 def _zeros(count: int, *, like: TensorStatistics) -> TensorStatistics:

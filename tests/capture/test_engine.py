@@ -366,7 +366,7 @@ def test_no_tensor_is_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     reduced = tensors_added(monkeypatch)
     model = nn.Sequential(nn.Sequential(nn.Linear(6, 5), nn.Sigmoid()), nn.Linear(5, 2))
     inspect(model, backward=False)
-    assert len(reduced) == 4 + 4  # the batch and three outputs, four parameters
+    assert len(reduced) == 4 + 4 + 1  # the batch and three outputs, four parameters, the loss
 
 
 def test_units_are_kept_of_a_tensor_first_seen_as_an_input() -> None:

@@ -108,7 +108,7 @@ ARRANGED = [
 @pytest.mark.parametrize("tensor", ARRANGED)
 def test_no_strided_tensor_is_copied_whole(tensor: Tensor) -> None:
     """The plain kernel reads a tensor of any stride in pieces no longer than a chunk."""
-    pieces = list(plain._chunks(tensor, 64))
+    pieces = list(plain.chunks(tensor, 64))
     assert max(piece.numel() for piece in pieces) <= 64
     assert len(pieces) < tensor.numel() / 16
     assert torch.equal(torch.cat(pieces).sort().values, tensor.flatten().sort().values)
@@ -118,6 +118,6 @@ def test_no_strided_tensor_is_copied_whole(tensor: Tensor) -> None:
 def test_dense_memory_is_read_in_place(tensor: Tensor) -> None:
     """A permuted tensor that fills its memory is neither copied nor read in leaps."""
     storage = tensor.untyped_storage().data_ptr()
-    for piece in plain._chunks(tensor, 64):
+    for piece in plain.chunks(tensor, 64):
         assert piece.untyped_storage().data_ptr() == storage
         assert piece.is_contiguous()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +31,6 @@ from pytest_modelhealth.statistics import (
     Ledger,
     TensorStatistics,
     UnsupportedTensorError,
-    reduce,
 )
 
 
@@ -83,6 +83,7 @@ class Recorder:
         selection: Selection,
         scale: LossScale = NO_SCALE,
         samples: int = 0,
+        ledger: Ledger | None = None,
     ) -> None:
         self.layers: dict[str, Layer] = {}
         self.errors: list[str] = []
@@ -93,7 +94,8 @@ class Recorder:
         self._scale = scale
         self._samples = samples
         self._unit_dimensions = UnitDimensions()
-        self._ledger = Ledger()
+        self._ledger = Ledger() if ledger is None else ledger
+        self._loss: Entry | float | None = None
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Entry]] = {}
         self._events = 0
         for named in modules:
@@ -238,6 +240,21 @@ class Recorder:
         """Read the gradient of the loss with respect to one output tensor of a layer."""
         _add(layer.gradients, self._read_gradient(gradient, unit_dimension))
 
+    def add_loss(self, loss: Tensor) -> None:
+        """Take the loss; from another device its value is fetched with everything else."""
+        with torch._C.DisableTorchFunction():
+            try:
+                self._loss = self._ledger.add(loss)
+            except Exception:  # noqa: BLE001 - of a tensor class of the user's own, or an error of ours
+                self._loss = float(loss.detach())
+
+    @property
+    def loss(self) -> float | None:
+        """The value of the loss, ``None`` where there is none."""
+        if isinstance(self._loss, Entry):
+            return _only_value(self._loss.statistics)
+        return self._loss
+
     def unit_dimension(self, layer: Layer, tensor: Tensor) -> int | None:
         """Return where the units of an output of `layer` lie."""
         return self._unit_dimensions.of(layer.module, tensor)
@@ -259,8 +276,8 @@ class Recorder:
     def _read_gradient(self, gradient: Tensor, unit_dimension: int | None = None) -> Entry:
         if self._scale.factor == 1.0:
             return self._ledger.add(gradient, unit_dimension)
-        statistics = reduce(self._scale.unscale(gradient), unit_dimension)
-        return Entry.of(replace(statistics, dtype=str(gradient.dtype).removeprefix("torch.")))
+        unscaled = self._scale.unscale(gradient)
+        return self._ledger.add(unscaled, unit_dimension).of_dtype(gradient.dtype)
 
     def _read(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Return the entry, taken over from an earlier look at the same unchanged tensor.
@@ -298,6 +315,13 @@ class Recorder:
 
 
 _ATTENTION = "scaled_dot_product_attention"
+
+
+def _only_value(statistics: TensorStatistics) -> float:
+    """Return the value of a tensor that has one."""
+    if statistics.positive_inf_count:
+        return math.inf
+    return -math.inf if statistics.negative_inf_count else statistics.mean
 
 
 _MOST_ENTRIES = 256

@@ -78,7 +78,8 @@ def run_step(
         recorder.note_options()
         recorder.add_state("buffers", _named(recorder, "_buffers"))
         recorder.add_state("parameters", _named(recorder, "_parameters"))
-        value = None if loss is None or loss.is_meta else float(loss.detach())
+        if loss is not None and not loss.is_meta:
+            recorder.add_loss(loss)
         ends = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
         del output
         if backward and loss is not None and loss.requires_grad:
@@ -91,7 +92,7 @@ def run_step(
     return Observation(
         layers=layers,
         model_type=recorder.layers[""].type_name,
-        loss=value,
+        loss=recorder.loss,
         backward=backward,
         samples=samples,
         notes=(*notes, *recorder.notes),

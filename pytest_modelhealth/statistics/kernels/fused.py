@@ -11,19 +11,15 @@ import math
 import threading
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.statistics import native
 from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import plain
-from pytest_modelhealth.statistics.kernels.kernel import KernelResult
+from pytest_modelhealth.statistics.kernels.kernel import Extremes, KernelResult
 from pytest_modelhealth.statistics.moments import Moments
 from pytest_modelhealth.statistics.native import Found, Job, Layout, Results
-
-Extremes = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 EXACT_HISTOGRAM = 1 << 14
 """A tensor of up to this many elements has all of them in its histogram, a larger one at least as

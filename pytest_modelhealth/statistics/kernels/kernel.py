@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pytest_modelhealth.statistics.exponents import ExponentCounts
@@ -15,6 +17,10 @@ KERNEL_DTYPES = frozenset(
     | {torch.int16, torch.int8, torch.uint8, torch.bool}
 )
 """The dtypes that every kernel reads; all others are converted to one of them before."""
+
+
+Extremes = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""The least and the greatest value of each unit."""
 
 
 @dataclass(slots=True)

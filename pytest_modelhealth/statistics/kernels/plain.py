@@ -20,7 +20,7 @@ from pytest_modelhealth.statistics.exponents import (
     LOWEST_EXPONENT,
     ExponentCounts,
 )
-from pytest_modelhealth.statistics.kernels.kernel import KernelResult
+from pytest_modelhealth.statistics.kernels.kernel import Extremes, KernelResult
 from pytest_modelhealth.statistics.moments import Moments
 
 CHUNK_ELEMENTS = 1 << 16
@@ -37,15 +37,13 @@ def summarize(values: Tensor) -> KernelResult:
     result = KernelResult()
     rows = np.zeros(2 * _EXPONENTS, dtype=np.int64)
     size = CHUNK_ELEMENTS if values.device.type == "cpu" else ACCELERATOR_CHUNK_ELEMENTS
-    for chunk in _chunks(values, size):
+    for chunk in chunks(values, size):
         _add_chunk(result, rows, chunk)
     result.exponents = _exponent_counts(rows)
     return result
 
 
-def unit_extremes(
-    values: Tensor, dim: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def unit_extremes(values: Tensor, dim: int) -> Extremes:
     """Return the least and the greatest value at each index of `dim`; NaN where there is one.
 
     Args:
@@ -58,7 +56,7 @@ def unit_extremes(
     return minimum.cpu().to(torch.float64).numpy(), maximum.cpu().to(torch.float64).numpy()
 
 
-def _chunks(values: Tensor, size: int) -> Iterator[Tensor]:
+def chunks(values: Tensor, size: int) -> Iterator[Tensor]:
     """Yield all elements, in any order, in flat pieces; at most one piece is a copy at a time."""
     by_stride = sorted(range(values.ndim), key=values.stride, reverse=True)
     if values.numel():

@@ -1,0 +1,301 @@
+"""The kernel for other devices: right on the CPU, and nothing in it waits for a device.
+
+`test_kernels.py` holds it against values counted one by one. Here a dispatch mode refuses every
+operator that would make the host wait, on the CPU and on fake tensors of a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_modelhealth.statistics import Ledger, TensorStatistics, UnsupportedTensorError, reduce
+from pytest_modelhealth.statistics.kernels import plain, queued
+from tests.statistics import oracle
+from tests.statistics.tensors import FLOATS, tensors
+
+aten = torch.ops.aten
+
+WAITING = {
+    aten._local_scalar_dense,
+    aten.equal,
+    aten.is_nonzero,
+    aten.item,
+    aten.masked_select,
+    aten.nonzero,
+    aten.bincount,
+    aten.unique_dim,
+    aten._unique2,
+    aten.repeat_interleave,
+    aten.histc,  # looks for its range where none is given
+}
+"""Operators that need a value, or make a result whose size is one."""
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what would wait for a device: a value, a boolean index, a copy to the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket in WAITING:
+            raise AssertionError(f"{func} waits for the device")
+        if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_):
+            for index in args[1]:
+                if index is not None and index.dtype in (torch.bool, torch.uint8):
+                    raise AssertionError("a boolean index waits for the device")
+        given = next((a for a in args if isinstance(a, Tensor)), None)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and given is not None and given.device != result.device:
+            raise AssertionError(f"{func} copies from {given.device} to {result.device}")
+        return result
+
+
+def noise(*shape: int) -> Tensor:
+    """Return random values of several magnitudes, a tenth of them zero."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 3 + 1
+    return values.where(values.abs() > 0.3, 0.0)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda t: t.sum().item(),
+        lambda t: float(t.sum()),
+        lambda t: bool((t > 0).any()),
+        lambda t: t[t > 0],
+        lambda t: t.nonzero(),
+        lambda t: torch.bincount(t.long().clamp(0)),
+        lambda t: t.unique(),
+        lambda t: torch.equal(t, t),
+        lambda t: plain.summarize(t),
+    ],
+)
+def test_the_guard_sees_what_waits(wait: Any) -> None:
+    """Each way to wait for a device is refused, so the tests below can fail."""
+    values = noise(4, 5).flatten()
+    with NoWaiting(), pytest.raises(AssertionError, match="waits"):
+        wait(values)
+
+
+def test_the_guard_sees_copies_to_the_host() -> None:
+    """On fake tensors of a GPU, fetching is seen as well."""
+    with FakeTensorMode():
+        values = torch.empty(4, device="cuda")
+        with NoWaiting(), pytest.raises(AssertionError, match="copies from cuda"):
+            values.cpu()
+
+
+SHAPES = [(3,), (8, 5), (2, 3, 4, 5), (300, 100), (700, 800), (0, 3), ()]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.bool])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+def test_nothing_waits_for_the_device(
+    device: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """On the CPU and on fake tensors of other devices, queueing is one stream of operators."""
+    if device == "mps" and dtype is torch.float64:
+        pytest.skip("there is no float64 on mps")
+    dim = len(shape) - 1 if len(shape) > 1 else None
+    if device == "cpu":
+        values = noise(*shape).to(dtype)
+        with NoWaiting():
+            found = queued.queue(values, dim)
+        assert found.pieces == math.ceil(values.numel() / plain.CHUNK_ELEMENTS)
+        return
+    with FakeTensorMode():
+        values = torch.empty(shape, dtype=dtype, device=device)
+        with NoWaiting():
+            found = queued.queue(values, dim)
+    assert found.numbers.device.type == device
+    assert found.numbers.dtype is torch.int64
+    assert found.real is (torch.float32 if device == "mps" else torch.float64)
+
+
+@given(tensor=tensors(), data=st.data())
+def test_a_queue_finds_what_reduce_finds(tensor: Tensor, data: st.DataObject) -> None:
+    """Of any dtype, stride and content: counts and extremes exactly, moments to rounding."""
+    dim = data.draw(st.sampled_from([None, 0, -1])) if tensor.ndim else None
+    found = Ledger(queue_all=True).add(tensor, dim).statistics
+    assert_same(found, reduce(tensor, dim))
+    oracle.assert_describes(found, oracle.real_values(tensor))
+
+
+def assert_same(found: TensorStatistics, expected: TensorStatistics) -> None:
+    """Assert that statistics are equal, up to the rounding of moments."""
+    assert oracle.counts(found) == oracle.counts(expected)
+    assert (found.shape, found.dtype, found.device) == (
+        expected.shape,
+        expected.dtype,
+        expected.device,
+    )
+    assert oracle.close(found.mean, expected.mean, expected.abs_max)
+    assert oracle.close(found.std, expected.std, expected.abs_max)
+    assert (found.units is None) is (expected.units is None)
+    if found.units is not None and expected.units is not None:
+        assert found.units.observations == expected.units.observations
+        for name in ("alive", "minimum", "maximum"):
+            ours, theirs = getattr(found.units, name), getattr(expected.units, name)
+            assert np.array_equal(ours, theirs, equal_nan=True), name
+
+
+@given(tensor=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]).flatmap(tensors))
+def test_a_device_without_float64_finds_the_same_to_float32_rounding(tensor: Tensor) -> None:
+    """Counts, extremes and exponents are exact there too; moments lose what float32 loses."""
+    tensor = tensor.resolve_neg()
+    values = oracle.real_values(tensor)
+    finite = [value for value in values if math.isfinite(value)]
+    found, _ = queued.fetch(queued.queue(tensor, None, torch.float32))
+    assert found.nan_count == sum(map(math.isnan, values))
+    assert found.zero_count == finite.count(0.0)
+    assert oracle.same(found.min, min(finite, default=math.nan))
+    assert oracle.same(found.max, max(finite, default=math.nan))
+    assert oracle.kept_bins(found) == oracle.bins(finite)
+    mean, std = oracle.moments(finite)
+    most = max(map(abs, finite), default=0.0)
+    assert found.moments.mean == pytest.approx(mean, abs=1e-5 * most + 1e-44, nan_ok=True)
+    assert found.moments.std == pytest.approx(std, abs=1e-5 * most + 1e-44, nan_ok=True)
+
+
+def test_a_large_histogram_is_a_sample_of_what_is_not_zero() -> None:
+    """The counts add up, and the extremes have their bins."""
+    values = noise(500, 800)
+    values[3, 3] = 2.0**40
+    found, exact = queued.summarize(values), plain.summarize(values)
+    assert found.histogram_sampled
+    assert found.exponents.counts.sum() == exact.exponents.counts.sum()
+    assert (found.exponents.highest, found.zero_count) == (40, exact.zero_count)
+
+
+@pytest.mark.parametrize("columns", [64, 128, 640])
+def test_no_column_is_favoured_by_the_sample(columns: int) -> None:
+    """One value in 64 is looked at, and not the same column's every time."""
+    values = torch.ones(1 << 20).view(-1, 64).repeat_interleave(columns // 64, 1)
+    values[:, : columns // 64] = 2.0**20
+    counts = queued.summarize(values).exponents.counts[:, 1]
+    assert counts.sum() == values.numel()
+    assert counts[-1] == pytest.approx(values.numel() / 64, rel=0.1)
+
+
+def test_a_sparse_tensor_is_counted_in_full() -> None:
+    """What is not zero is sampled, so a few among many zeros are all found."""
+    values = torch.zeros(1_000_000)
+    values[::5003] = 1.5
+    values[7] = 1e-40
+    found = queued.summarize(values)
+    expected = plain.summarize(values)
+    assert not found.histogram_sampled
+    assert oracle.kept_bins(found) == oracle.kept_bins(expected)
+
+
+@pytest.fixture
+def fetches() -> Iterator[list[int]]:
+    """The sizes of what was fetched, one for each transfer."""
+    sizes: list[int] = []
+    fetch_all = queued.fetch_all
+
+    def counted(wanted: Any) -> Any:
+        sizes.append(len(wanted))
+        return fetch_all(wanted)
+
+    with patch.object(queued, "fetch_all", counted):
+        yield sizes
+
+
+def test_all_results_are_fetched_at_once(fetches: list[int]) -> None:
+    """Asking for one brings all; what is added later waits for the next time."""
+    ledger = Ledger(queue_all=True)
+    many = [noise(n % 7 + 1, n % 5 + 1) for n in range(100)]
+    entries = [ledger.add(tensor, 1) for tensor in many]
+    assert fetches == []
+    for entry, tensor in zip(entries, many, strict=True):
+        assert_same(entry.statistics, reduce(tensor, 1))
+    assert fetches == [100]
+    late = ledger.add(many[0])
+    assert late.statistics.count == many[0].numel()
+    assert fetches == [100, 1]
+
+
+def test_results_that_wait_have_a_limit(fetches: list[int]) -> None:
+    """A model that never ends does not fill the device with results."""
+    ledger = Ledger(queue_all=True)
+    with patch("pytest_modelhealth.statistics.ledger.MOST_QUEUED", 20_000):
+        entries = [ledger.add(noise(4, 4)) for _ in range(20)]
+    assert len(fetches) > 2
+    assert all(entry.statistics.count == 16 for entry in entries)
+
+
+def test_a_tensor_is_looked_at_when_it_is_queued() -> None:
+    """What is done to it afterwards comes too late, as the device works in order."""
+    tensor = noise(20, 30)
+    expected = reduce(tensor, 1)
+    entry = Ledger(queue_all=True).add(tensor, 1)
+    tensor.fill_(7)
+    assert_same(entry.statistics, expected)
+
+
+def test_a_converted_tensor_keeps_the_name_of_its_dtype() -> None:
+    """What was made of a float16 tensor to be read is told under float16."""
+    for ledger in (Ledger(), Ledger(queue_all=True)):
+        entry = ledger.add(noise(3, 4), 1)
+        renamed = entry.of_dtype(torch.float16)
+        assert renamed.has_units
+        assert renamed.statistics.dtype == "float16"
+        assert entry.statistics.dtype == "float32"
+
+
+def test_what_has_no_values_is_refused_at_once() -> None:
+    """A meta tensor has nothing to queue."""
+    with pytest.raises(UnsupportedTensorError, match="meta"):
+        Ledger().add(torch.empty(3, device="meta"))
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_gpu_finds_what_the_cpu_finds(dtype: torch.dtype) -> None:
+    """Counts and extremes exactly, moments to rounding, for small and for sampled tensors."""
+    for shape in ((3,), (40, 30), (2, 3, 4, 5)):
+        tensor = noise(*shape).to(dtype)
+        found = Ledger().add(tensor.cuda(), -1).statistics
+        assert found.device == "cuda:0"
+        assert oracle.counts(found) == oracle.counts(reduce(tensor, -1))
+        assert found.mean == pytest.approx(reduce(tensor).mean, rel=1e-12)
+        assert found.std == pytest.approx(reduce(tensor).std, rel=1e-12)
+
+
+@needs_cuda
+def test_a_gpu_is_not_waited_for() -> None:
+    """CUDA itself says so: its own check for waits raises at the first."""
+    ledger, tensor = Ledger(), noise(700, 800).cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        entry = ledger.add(tensor, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert_same(entry.statistics, Ledger(queue_all=True).add(tensor, 1).statistics)
+
+
+@needs_cuda
+def test_results_of_another_stream_are_there_when_they_are_fetched() -> None:
+    """A hook may run in a stream of the user's; the fetch waits for all."""
+    ledger, tensor = Ledger(), noise(3000, 2000).cuda()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        entries = [ledger.add(tensor * n) for n in range(20)]
+    assert entries[19].statistics.max == pytest.approx(19 * float(tensor.max()), rel=1e-6)
