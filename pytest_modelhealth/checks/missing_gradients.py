@@ -14,6 +14,7 @@ from pytest_modelhealth.checks.evidence import (
     innermost,
     is_inside,
     leaves,
+    same_values,
     trainable,
 )
 from pytest_modelhealth.report import LayerRecord, Observation, Status, Violation
@@ -207,10 +208,56 @@ def _has_zero_gradient(record: LayerRecord) -> bool:
 
 
 def _is_explained(record: LayerRecord, observation: Observation, flow: DataFlow) -> bool:
-    """Whether a zero gate or a silent activation after it explains the zero."""
+    """Whether a zero gate or a silent activation after it, or a choice, explains the zero."""
+    if _is_left_out(record, observation, flow):
+        return True
     reached = {port.layer for port in flow.reached(Port(record.name, output=True))}
     after = [observation.layers[n] for n in reached if n != record.name]
     return any(_is_closed(r) or _is_silent(r) for r in after)
+
+
+def _is_left_out(record: LayerRecord, observation: Observation, flow: DataFlow) -> bool:
+    """Whether it is one of several alike, side by side, of which the model takes others.
+
+    Heads whose outputs are stacked and sliced get gradients of exactly zero where they are left
+    out. They are no stack of blocks, and what feeds them learns through the others.
+    """
+    parts = record.name.split(".")
+    for place in (i for i, part in enumerate(parts) if part.isdigit()):
+        own, stem, rest = parts[: place + 1], parts[:place], parts[place + 1 :]
+        for index in range(_MOST_ALIKE):
+            twin = observation.layers.get(".".join([*stem, str(index), *rest]))
+            root = ".".join([*stem, str(index)])
+            if (
+                twin is not None
+                and twin is not record
+                and twin.type_name == record.type_name
+                and _learns(twin)
+                and _are_side_by_side(".".join(own), root, observation, flow)
+            ):
+                return True
+    return False
+
+
+_MOST_ALIKE = 256
+
+
+def _are_side_by_side(one: str, other: str, observation: Observation, flow: DataFlow) -> bool:
+    a, b = observation.layers.get(one), observation.layers.get(other)
+    if a is None or b is None or a.entered is None or b.entered is None:
+        return False
+    if same_values(a.inputs, b.inputs):
+        return True
+    stem = one.rpartition(".")[0]
+    sources = [source for name in (one, other) if (source := flow.source(name)) is not None]
+    if any(source.output and source.layer.rpartition(".")[0] == stem for source in sources):
+        return False
+    begun = min(a.entered, b.entered)
+    return any(_learns(r) for r in called(observation) if completed(r) < begun)
+
+
+def _learns(record: LayerRecord) -> bool:
+    return any(s.abs_max > 0.0 for s in record.parameter_gradients.values())
 
 
 def _is_closed(record: LayerRecord) -> bool:

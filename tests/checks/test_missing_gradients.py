@@ -288,6 +288,45 @@ def test_backward_that_returns_zeros_is_found_behind_zero_biases(batch, inspect)
     assert "'b'" in violation.cause
 
 
+@pytest.mark.parametrize("trunk", [False, True])
+def test_head_that_is_sliced_away_is_no_fault(trunk, batch, inspect):
+    """Of heads that are stacked, those that the model leaves out get a gradient of zero."""
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk = nn.Linear(16, 16) if trunk else nn.Identity()
+            self.heads = nn.ModuleList(
+                nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(3)
+            )
+
+        def forward(self, x):
+            h = self.trunk(x)
+            outputs = [head(h * (1 + i * trunk)) for i, head in enumerate(self.heads)]
+            return torch.stack(outputs, 1)[:, 1:]
+
+    report = inspect(Heads(), batch)
+    assert report["heads.0.2"].parameter_gradients["weight"].abs_max == 0.0
+    assert report.healthy
+
+
+def test_block_of_a_stack_that_passes_nothing_on_is_a_fault(batch, inspect):
+    """Blocks one after the other are no choice, though others like it learn."""
+
+    class Block(nn.Module):
+        def __init__(self, cut):
+            super().__init__()
+            self.fc, self.cut = nn.Linear(16, 16), cut
+
+        def forward(self, x):
+            h = self.fc(x)
+            return x + (torch.round(h) if self.cut else h)
+
+    model = nn.Sequential(Block(False), Block(True), Block(False), nn.Linear(16, 2))
+    found = {v.layer for v in inspect(model, batch).violations if v.check == "missing_gradients"}
+    assert found == {"1.fc"}
+
+
 def test_loss_of_exactly_zero_teaches_nothing(mlp, batch, inspect, only):
     """A weight of zero on the loss leaves every gradient at zero."""
     violation = only(inspect(mlp, batch, loss=lambda out: 0.0 * out.mean()), "missing_gradients")
