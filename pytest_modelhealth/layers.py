@@ -161,10 +161,12 @@ def activation_of(module: nn.Module) -> str | None:
 
 def calls_no_functional_layer(module: nn.Module) -> bool:
     """Whether `module` is one of torch's own without others in it: of these only activations call
-    functional layers, and in an activation none counts.
+    functional layers, and in an activation none counts. Losses call functions that are recorded.
     """
+    home = type(module).__module__
     return (
-        type(module).__module__.startswith("torch.nn.modules.")
+        home.startswith("torch.nn.modules.")
+        and home != "torch.nn.modules.loss"
         and not module._modules
         and "forward" not in vars(module)
     )

@@ -285,6 +285,27 @@ class LossPath:
 
 
 @dataclass(frozen=True)
+class UnregisteredParameter:
+    """A leaf that got a gradient from the loss and that ``named_parameters()`` does not know.
+
+    Args:
+        path: where it sits in the model (``"blocks[0].weight"``); ``""`` where nothing but the
+            graph holds it.
+        layer: the registered module whose attributes lead to it.
+        kind: ``"module"`` if a module owns it that torch does not know to be in the model,
+            ``"attribute"`` if it is kept as such, ``"made"`` if the forward made it.
+        count: number of its elements.
+        gradient: statistics of its gradient.
+    """
+
+    path: str
+    layer: str
+    kind: str
+    count: int
+    gradient: TensorStatistics | None
+
+
+@dataclass(frozen=True)
 class Observation:
     """What one run, or several merged ones, saw of a model; made by `capture`.
 
@@ -300,6 +321,8 @@ class Observation:
         loss_calls: calls of torch's loss functions, in order, those of the first batch.
         loss_path: how the loss was computed from the output of the first batch, where the user
             gave a loss.
+        unregistered: leaves with a gradient that are no parameters of the model, those of the first
+            batch.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -312,6 +335,7 @@ class Observation:
     errors: tuple[str, ...] = ()
     loss_calls: tuple[LossCall, ...] = ()
     loss_path: LossPath | None = None
+    unregistered: tuple[UnregisteredParameter, ...] = ()
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches."""
@@ -329,6 +353,7 @@ class Observation:
             errors=(*self.errors, *other.errors),
             loss_calls=self.loss_calls,
             loss_path=self.loss_path,
+            unregistered=self.unregistered,
         )
 
 

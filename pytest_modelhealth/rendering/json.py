@@ -43,6 +43,11 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "notes": list(seen.notes),
         "errors": list(seen.errors),
         "loss_calls": [_loss_call(call) for call in seen.loss_calls],
+        "unregistered": [
+            asdict(replace(leaf, gradient=None))
+            | {"gradient": None if leaf.gradient is None else _statistics(leaf.gradient)}
+            for leaf in seen.unregistered
+        ],
         "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
         "violations": [asdict(violation) for violation in judgement.violations],
         "warned": [asdict(violation) for violation in judgement.warned],

@@ -276,6 +276,22 @@ def test_negated_loss_inside_the_model_is_named(mlp, batch, labels, inspect):
     assert "negated" in one(report).message
 
 
+def test_loss_module_inside_a_model_is_seen(mlp, batch, labels, inspect):
+    """A loss of torch.nn that the model's forward calls is the layer that calls the function."""
+
+    class WithCriterion(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.criterion = nn.Sequential(mlp, nn.Softmax(1)), nn.CrossEntropyLoss()
+
+        def forward(self, x, labels):
+            return self.criterion(self.model(x), labels)
+
+    report = inspect(WithCriterion(), {"x": batch, "labels": labels})
+    assert [call.layer for call in report.observation.loss_calls] == ["criterion"]
+    assert one(report).layer == "model.1"
+
+
 def test_initial_loss_of_a_head_too_large_is_named(mlp, batch, labels, inspect):
     """A fresh classifier that is far from a uniform guess is too sure of itself."""
     nn.init.uniform_(mlp.head.weight, -100.0, 100.0)

@@ -30,9 +30,10 @@ from pytest_modelhealth.capture.step.state import (
     graph_leaves,
     untouched,
 )
+from pytest_modelhealth.capture.step.unregistered import Registered
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import ensure_match, named_modules
-from pytest_modelhealth.report import LayerRecord, LossPath, Observation
+from pytest_modelhealth.report import LayerRecord, LossPath, Observation, UnregisteredParameter
 
 
 @contextmanager
@@ -68,6 +69,8 @@ def run_step(
     state = State(model)
     writes = Versions(_writable(recorder, batch))
     notes = [*notes, *_unregistered(model, state)]
+    registered = Registered(model, batch)
+    unregistered: tuple[UnregisteredParameter, ...] = ()
     with exited_whole(untouched(state, batch), watch(recorder)) as hooks:
         output = model(*arguments.args, **arguments.kwargs)
         if request.visitor is not None:
@@ -83,7 +86,9 @@ def run_step(
         ends = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
         del output
         if backward and loss is not None and loss.requires_grad:
-            _run_backward(scale.apply(loss), request.backward, hooks, state)
+            unregistered = _run_backward(
+                scale.apply(loss), request.backward, hooks, state, registered
+            )
             recorder.note_unreached(lambda: graph_leaves(ends))
     notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
     _ensure_all_rules_matched(request, recorder)
@@ -99,6 +104,7 @@ def run_step(
         errors=tuple(recorder.errors),
         loss_calls=tuple(recorder.loss_calls),
         loss_path=path,
+        unregistered=unregistered,
     )
 
 
@@ -185,10 +191,14 @@ def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -
     return not reason
 
 
-def _run_backward(loss: Tensor, backward: Backward, hooks: Hooks, state: State) -> None:
+def _run_backward(
+    loss: Tensor, backward: Backward, hooks: Hooks, state: State, registered: Registered
+) -> tuple[UnregisteredParameter, ...]:
+    """Run the backward pass and return the leaves it reached that are no parameters."""
     recorder = hooks.recorder
     known = {id(leaf) for leaf in state.leaves}
-    unknown = [leaf for leaf in graph_leaves([loss.grad_fn]) if id(leaf) not in known]
+    leaves = graph_leaves([loss.grad_fn])
+    unknown = [leaf for leaf in leaves if id(leaf) not in known]
     with gradients_set_aside(unknown), hooks.differentiating():
         if callable(backward):
             backward(loss)
@@ -200,6 +210,12 @@ def _run_backward(loss: Tensor, backward: Backward, hooks: Hooks, state: State) 
             if parameter.grad is not None
         )
         recorder.add_state("parameter_gradients", gradients)
+        del unknown
+        try:
+            return registered.leaves_out(leaves)
+        except Exception as error:  # noqa: BLE001 - ours, as in a hook
+            recorder.errors.append(f"unregistered parameters: {type(error).__name__}: {error}")
+            return ()
 
 
 def _named(recorder: Recorder, kind: str) -> Iterator[tuple[Layer, str, Tensor]]:

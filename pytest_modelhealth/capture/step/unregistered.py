@@ -1,0 +1,128 @@
+"""Finds leaves that get gradients and that no optimizer made from ``parameters()`` trains."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.state import graph_leaves
+from pytest_modelhealth.report import UnregisteredParameter
+from pytest_modelhealth.statistics import UnsupportedTensorError, reduce
+
+_DEEPEST = 6
+_TORCH_KEEPS = frozenset(vars(nn.Module()))
+_RUNNING: tuple[type, ...] = (types.FrameType, types.GeneratorType, type(iter([])))
+
+
+class _Place(NamedTuple):
+    path: str
+    layer: str
+    kind: str
+
+
+class Registered:
+    """The parameters of a model and the leaves of a batch, as they are before the forward.
+
+    They are kept, so that none of them can make room for another of the same id.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any) -> None:
+        self._model = model
+        tensors = list(find_tensors(batch))
+        behind = graph_leaves([t.grad_fn for t in tensors if t.grad_fn is not None])
+        self._known = [*model.parameters(), *tensors, *behind]
+        self._ids = {id(tensor) for tensor in self._known}
+
+    def leaves_out(self, leaves: Iterable[Tensor]) -> tuple[UnregisteredParameter, ...]:
+        """Return what of `leaves` has a gradient and is the model's, but no parameter of it.
+
+        What the model does not hold belongs to somebody else, a loss or another model, unless
+        nobody does: then the forward made it.
+        """
+        strays = [leaf for leaf in leaves if leaf.grad is not None and id(leaf) not in self._ids]
+        if not strays:
+            return ()
+        places = _places(self._model, {id(leaf) for leaf in strays})
+        found = []
+        for leaf in strays:
+            place = places.get(id(leaf))
+            if place is None and _is_made_by_the_forward(leaf):
+                place = _Place("", "", "made")
+            if place is not None:
+                found.append(_unregistered(leaf, place))
+        return tuple(sorted(found, key=lambda one: (one.layer, one.path)))
+
+
+def _is_made_by_the_forward(leaf: Tensor) -> bool:
+    """Whether this is a parameter that only the graph holds.
+
+    Our own lists of leaves hang on nothing but running functions.
+    """
+    return isinstance(leaf, nn.Parameter) and not any(
+        not isinstance(holder, _RUNNING)
+        and not (isinstance(holder, list | tuple) and _is_local(holder))
+        for holder in gc.get_referrers(leaf)
+    )
+
+
+def _is_local(container: Any) -> bool:
+    return all(isinstance(r, (*_RUNNING, list, tuple)) for r in gc.get_referrers(container))
+
+
+def _unregistered(leaf: Tensor, place: _Place) -> UnregisteredParameter:
+    try:
+        gradient = None if leaf.grad is None else reduce(leaf.grad)
+    except UnsupportedTensorError:
+        gradient = None
+    return UnregisteredParameter(place.path, place.layer, place.kind, leaf.numel(), gradient)
+
+
+def _places(model: nn.Module, wanted: set[int]) -> dict[int, _Place]:
+    """Return where in the model's attributes each of the tensors is, by id."""
+    found: dict[int, _Place] = {}
+    seen: set[int] = set()
+    for layer, module in model.named_modules():
+        seen.add(id(module))
+        for name, value in vars(module).items():
+            if name not in _TORCH_KEEPS:
+                for path, tensor, kind in _walk(value, name, "attribute", seen, 0):
+                    if id(tensor) in wanted:
+                        found.setdefault(id(tensor), _Place(path, layer, kind))
+        for name, parameter in module._parameters.items():  # it was not there before the forward
+            if id(parameter) in wanted:
+                found.setdefault(id(parameter), _Place(name, layer, "made"))
+    return found
+
+
+def _walk(
+    value: Any, path: str, kind: str, seen: set[int], depth: int
+) -> Iterator[tuple[str, Tensor, str]]:
+    """Yield each tensor that attributes and containers lead to, with its path."""
+    if isinstance(value, Tensor):
+        yield path, value, kind
+        return
+    if depth > _DEEPEST or id(value) in seen:
+        return
+    for suffix, item in _items(value):
+        seen.add(id(value))
+        inside = "module" if isinstance(value, nn.Module) else kind
+        yield from _walk(item, path + suffix, inside, seen, depth + 1)
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, nn.Module):
+        for held in (value._parameters, value._modules, value._buffers):
+            yield from ((f".{name}", item) for name, item in held.items())
+        rest = {n: v for n, v in vars(value).items() if not n.startswith("_")}
+        yield from ((f".{name}", item) for name, item in rest.items())
+    elif isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple | set):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
+        yield from ((f".{name}", item) for name, item in vars(value).items())
