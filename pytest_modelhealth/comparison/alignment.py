@@ -404,7 +404,7 @@ def _likeness(x: LayerRecord, y: LayerRecord) -> float:
         return 0.0
     if same_name or (kind(x) == kind(y) and _last(x.name) == _last(y.name) and same_output):
         return 2.0 + same_output + same_parameters
-    if same_output and same_parameters and _output_shape(x):
+    if same_output and same_parameters and x.parameters:
         return 1.0 + (_last(x.name) == _last(y.name))
     return 0.0
 

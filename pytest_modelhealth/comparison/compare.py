@@ -254,6 +254,10 @@ def _remarks(
             "no layer of the reference was found in the candidate: only the inputs and outputs of "
             "the models are compared"
         )
+    outputs = [result for result in results if result.key.role == "outputs"]
+    in_forward = divergence is not None and divergence.kind not in ("backward", "structure")
+    if in_forward and outputs and not any(result.diverged for result in outputs):
+        notes.append("the outputs agree all the same: later layers make up for what differs")
     both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]
     if both_nan:
         layers = list(dict.fromkeys(r.key.layer or a.observation.model_type for r in both_nan))

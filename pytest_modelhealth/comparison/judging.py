@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.comparison.links import Link
-from pytest_modelhealth.comparison.measures import Difference, gap, is_equal, measure
+from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
 from pytest_modelhealth.statistics.dense import dense_values
@@ -218,8 +218,9 @@ def _measure(cases: list[_Case], a: Trace, b: Trace, store: TensorStore) -> None
 def _difference(expected: Tensor, found: Tensor) -> tuple[Difference | None, str]:
     if expected.shape != found.shape:
         return None, f"shape {_shape(found)} instead of {_shape(expected)}"
-    if is_equal(expected, found):
-        return Difference(expected.numel(), nan_both=int(expected.isnan().sum())), ""
+    nans = equal_nans(expected, found)
+    if nans is not None:
+        return Difference(expected.numel(), nan_both=nans), ""
     difference = measure(expected, found)
     if difference.unequal and not expected.is_floating_point():
         return difference, f"{difference.unequal} of {difference.count} whole numbers differ"

@@ -76,15 +76,20 @@ class Difference:
         return -20 * math.log10(relative) if math.isfinite(relative) else -math.inf
 
 
-def is_equal(reference: Tensor, candidate: Tensor) -> bool:
-    """Whether all elements are equal, NaN to NaN; the cheap test, without a copy where it is so."""
+def equal_nans(reference: Tensor, candidate: Tensor) -> int | None:
+    """Return how many NaNs two equal tensors share; ``None`` if they are not equal.
+
+    This is the cheap test: tensors without a NaN are not copied.
+    """
     if reference.dtype != candidate.dtype:
-        return False
+        return None
     if torch.equal(reference, candidate):
-        return True
-    return bool(torch.equal(reference.isnan(), candidate.isnan())) and bool(
-        ((reference == candidate) | reference.isnan()).all()
-    )
+        return 0
+    nan = reference.isnan()
+    count = int(nan.sum())
+    if not count or not bool(((reference == candidate) | (nan & candidate.isnan())).all()):
+        return None
+    return count
 
 
 def measure(reference: Tensor, candidate: Tensor) -> Difference:

@@ -275,3 +275,22 @@ def test_a_thousand_renamed_layers_take_less_than_a_second():
     assert time.perf_counter() - start < 1
     assert len(alignment.of(Change.RENAMED)) == 1000
     assert alignment.to_candidate["block77.act"] == "layer77.act"
+
+
+def test_layers_that_only_share_a_shape_are_not_paired():
+    """The weights of an attention and its output may have one shape, and are not the same thing."""
+
+    class Head(nn.Module):
+        def __init__(self, function: object) -> None:
+            super().__init__()
+            self.before, self.function, self.after = linear(0), function, linear(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.after(self.function(self.before(x)))
+
+    reference = Head(lambda x: F.scaled_dot_product_attention(x, x, x))
+    candidate = Head(lambda x: (x @ x.mT / 8**0.5).softmax(-1) @ x)
+    batch = torch.randn(2, 8, 8)
+    alignment = align(seen(reference, batch), seen(candidate, batch))
+    assert [p.name for p in alignment.of(Change.REMOVED)] == ["scaled_dot_product_attention"]
+    assert [p.name for p in alignment.of(Change.INSERTED)] == ["softmax"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_modelhealth.comparison import measures
-from pytest_modelhealth.comparison.measures import Difference, gap, is_equal, measure
+from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 
 NAN, INF = float("nan"), float("inf")
 
@@ -85,20 +85,21 @@ def test_tensors_without_a_difference_measure_nothing():
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "equal"),
+    ("a", "b", "nans"),
     [
-        ([1.0, NAN], [1.0, NAN], True),
-        ([0.0], [-0.0], True),
-        ([1.0, NAN], [NAN, 1.0], False),
-        ([1.0], [1.0000001], False),
-        ([INF], [-INF], False),
+        ([1.0, NAN], [1.0, NAN], 1),
+        ([0.0], [-0.0], 0),
+        ([1.0, NAN], [NAN, 1.0], None),
+        ([1.0, NAN], [2.0, NAN], None),
+        ([1.0], [1.0000001], None),
+        ([INF], [-INF], None),
     ],
 )
-def test_equal_means_every_element_and_nan_to_nan(a, b, equal):
+def test_equal_means_every_element_and_nan_to_nan(a, b, nans):
     """The cheap test holds NaN equal to NaN, and zero to negative zero."""
-    assert is_equal(torch.tensor(a), torch.tensor(b)) is equal
+    assert equal_nans(torch.tensor(a), torch.tensor(b)) == nans
 
 
 def test_another_dtype_is_not_equal():
     """Equal numbers in another dtype are measured, not waved through."""
-    assert not is_equal(torch.ones(2), torch.ones(2, dtype=torch.float64))
+    assert equal_nans(torch.ones(2), torch.ones(2, dtype=torch.float64)) is None
