@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-RUN_PAGES = ("README.md", "docs/how-to/first-test.md")
+RUN_PAGES = ("README.md", "docs/how-to/first-test.md", "docs/how-to/compare.md")
 
 
 def code_blocks(page: str, language: str) -> list[str]:

@@ -155,10 +155,24 @@ class _Sums:
 
     def add(self, reference: Tensor, candidate: Tensor, start: int) -> None:
         a, b = reference.double(), candidate.double()
+        error = b - a
+        if bool(error.isfinite().all()):  # then so are all elements
+            self.unequal += int(error.count_nonzero())
+            self._add_finite(a, b, error, start, None)
+            self.max_ulp = max(self.max_ulp, _max_ulp(reference, candidate))
+            return
+        self._count_nonfinite(a, b, start)
+        finite = a.isfinite() & b.isfinite()
+        places = finite.nonzero().squeeze(-1)
+        if len(places):
+            a, b = a[finite], b[finite]
+            self._add_finite(a, b, b - a, start, places)
+            self.max_ulp = max(self.max_ulp, _max_ulp(reference[finite], candidate[finite]))
+
+    def _count_nonfinite(self, a: Tensor, b: Tensor, start: int) -> None:
         nan_a, nan_b = a.isnan(), b.isnan()
         same = (a == b) | (nan_a & nan_b)
-        finite = a.isfinite() & b.isfinite()
-        one_sided = ~same & ~finite
+        one_sided = ~same & ~(a.isfinite() & b.isfinite())
         self.unequal += int((~same).sum())
         self.nan_both += int((nan_a & nan_b).sum())
         self.nan_reference += int((nan_a & ~nan_b).sum())
@@ -166,31 +180,23 @@ class _Sums:
         self.other_infinities += int((one_sided & ~nan_a & ~nan_b).sum())
         if self.nonfinite_at is None and bool(one_sided.any()):
             self.nonfinite_at = start + int(one_sided.int().argmax())
-        if bool(finite.all()):
-            finite_places = None
-        else:
-            finite_places = finite.nonzero().squeeze(-1)
-            a, b = a[finite], b[finite]
-            reference, candidate = reference[finite], candidate[finite]
-        if a.numel():
-            self._add_finite(a, b, start, finite_places)
-            self.max_ulp = max(self.max_ulp, _max_ulp(reference, candidate))
 
-    def _add_finite(self, a: Tensor, b: Tensor, start: int, places: Tensor | None) -> None:
-        error = (b - a).abs_()
+    def _add_finite(
+        self, a: Tensor, b: Tensor, error: Tensor, start: int, places: Tensor | None
+    ) -> None:
+        self.error_squares += float(error @ error)
+        self.squares += float(a @ a)
+        self.other_squares += float(b @ b)
+        self.products += float(a @ b)
+        error = error.abs_()
         largest, where = error.max(0)
         if float(largest) > self.max_abs:
             self.max_abs = float(largest)
             self.at = start + int(where if places is None else places[where])
         magnitude = a.abs()
         self.abs_max = max(self.abs_max, float(magnitude.max()))
-        relative = (error / magnitude)[magnitude > 0]
-        if relative.numel():
-            self.max_rel = max(self.max_rel, float(relative.max()))
-        self.error_squares += float(error @ error)
-        self.squares += float(a @ a)
-        self.other_squares += float(b @ b)
-        self.products += float(a @ b)
+        relative = torch.where(magnitude > 0, error.div_(magnitude), 0.0)
+        self.max_rel = max(self.max_rel, float(relative.max()))
 
 
 _INTEGERS = {

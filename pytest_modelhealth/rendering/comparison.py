@@ -256,7 +256,9 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
             parts.append(f"{len(pairs)} {change} ({names})")
     noted = [f"{pair.name} {pair.note}" for pair in alignment.pairs if _tells(pair)]
     if noted:
-        parts.append(_names(noted))
+        shown = noted[:MOST_NAMES]
+        more = len(noted) - len(shown)
+        parts += [*shown, f"and {more} more"] if more else shown
     if parts:
         yield f"alignment:    {printable('; '.join(parts))}"
 
