@@ -1,0 +1,85 @@
+"""The function mode: where it is among the user's own modes, and that it leaves none behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pytest_modelhealth import Inspector
+from pytest_modelhealth.capture.observing.functional import FunctionalLayers
+
+
+class Users(TorchFunctionMode):
+    """A mode of the user's own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def modes() -> list[Any]:
+    """Return the modes that are on, the outermost first."""
+    depth = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(level) for level in range(depth)]
+
+
+def test_the_mode_goes_off_wherever_it_is() -> None:
+    """An interruption may have taken it off already, or left modes of the user's above it."""
+    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs))
+    with Users() as below:
+        ours.turn_off()
+        assert modes() == [below]
+        ours.turn_on()
+        with Users() as above:
+            assert ours.step_aside() is None
+            ours.turn_off()
+            assert modes() == [below, above]
+    assert modes() == []
+
+
+def test_the_mode_comes_back_to_its_place() -> None:
+    """Whether it stepped aside or was suspended below another."""
+    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs))
+    ours.turn_on()
+    resume = ours.step_aside()
+    assert modes() == []
+    resume()
+    with Users() as above:
+        resume = ours.suspend()
+        assert modes() == [above]
+        resume()
+        assert modes() == [ours, above]
+    ours.turn_off()
+    assert modes() == []
+
+
+def test_the_mode_is_off_inside_torchs_own_layers_and_on_around_them() -> None:
+    """A functional layer after a Linear is seen, and so is one in a hook of the user's on it."""
+    seen: dict[str, bool] = {}
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain, self.hooked = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.hooked.register_forward_hook(lambda module, args, output: F.relu(output))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(self.hooked(F.gelu(self.plain(x))))
+
+    model = Looks()
+    forward = nn.Linear.forward
+
+    def looking(module: nn.Linear, x: Tensor) -> Tensor:
+        seen["plain" if module is model.plain else "hooked"] = bool(modes())
+        return forward(module, x)
+
+    nn.Linear.forward = looking
+    try:
+        report = Inspector(model).run_inspection(torch.randn(5, 4))
+    finally:
+        nn.Linear.forward = forward
+    assert seen == {"plain": False, "hooked": True}
+    assert {"gelu", "hooked.relu", "sigmoid"} <= set(report.layers)
