@@ -107,6 +107,19 @@ def test_layer_where_the_scale_begins_is_named(factor, grows, batch, inspect):
     assert "its weights" in violation.cause
 
 
+def test_scale_that_every_layer_loses_belongs_to_none_of_them(batch, inspect):
+    """Where each layer shrinks the gradient alike, the first is named, and the factor a layer."""
+    layers = [m for _ in range(5) for m in (nn.Linear(16, 16), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(16, 4))
+    with torch.no_grad():
+        for linear in model[:10:2]:
+            nn.init.orthogonal_(linear.weight, 1e-4)
+    told = inspect(model, batch).violations
+    found = [v for root in told for v in (root, *root.folded) if v.check == "grad_norm"]
+    assert [v.layer for v in found] == ["0"]
+    assert "times a layer over 5 layers" in found[0].cause
+
+
 def test_small_gate_on_a_residual_branch_is_healthy(batch, inspect):
     """LayerScale of 1e-6 starves its branch on purpose; the layers before it learn as usual."""
 

@@ -165,3 +165,18 @@ def test_single_choice_is_no_saturation(inspect):
     """Over one token attention is one-hot whatever it computes."""
     report = Inspector(Attention(scale=8.0, fused=True)).run_inspection(torch.randn(8, 1, 64))
     assert "saturation" not in {v.check for v in report.violations}
+
+
+def test_choice_between_two_is_no_saturation(batch, inspect):
+    """A switch with two positions is one-hot by design, however large its scores."""
+
+    class Switch(nn.Module):
+        def __init__(self, choices):
+            super().__init__()
+            self.gate, self.out = nn.Linear(16, choices), nn.Linear(choices, 4)
+
+        def forward(self, x):
+            return self.out(torch.softmax(1e4 * self.gate(x), 1))
+
+    assert not found(inspect(Switch(2), batch))
+    assert found(inspect(Switch(8), batch)) == {"softmax"}
