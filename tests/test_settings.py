@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from pytest_modelhealth.checks import all_checks, default_settings
 from pytest_modelhealth.errors import SettingsError
-from pytest_modelhealth.settings import LAYERS, Limit, Setting, Settings, SettingValue, Waiver
+from pytest_modelhealth.settings import (
+    LAYERS,
+    Limit,
+    Setting,
+    Settings,
+    SettingValue,
+    Waiver,
+    parse_waivers,
+)
 
 RATE = Setting("rate", float, default=0.5, help="a rate", minimum=0.0, maximum=1.0)
 NORM = Setting("norm", float, default=None, help="a norm", minimum=0.0)
@@ -164,3 +172,102 @@ def test_the_reference_lists_every_setting() -> None:
     escaped = [row.replace("*", r"\*") for row in rows]
     written = [row for row in REFERENCE.read_text().splitlines() if row.startswith("| `")]
     assert written == escaped, "paste these rows:\n" + "\n".join(escaped)
+
+
+ALL = default_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("checks", "finite, dead_*\ngrad_norm", ("finite", "dead_*", "grad_norm")),
+        ("skip_checks", "none", ()),
+        ("skip_checks", "", ()),
+    ],
+)
+def test_text_spells_names_of_checks(name: str, text: str, value: tuple[str, ...]) -> None:
+    """Commas, blanks and lines stand between names."""
+    assert ALL.read(name, text, "ini")[name] == Limit(value, "ini")
+
+
+def test_text_spells_thresholds_by_layer() -> None:
+    """A line a pattern; the limit keeps its line and pattern; of the patterns the last wins."""
+    text = "head.*: max_grad_norm=100, min_samples=4\nhead.bias: max_grad_norm=none"
+    settings = ALL.override({"max_grad_norm": 1.0}, "ini").read("thresholds", text, "the ini file")
+    assert settings.limit("max_grad_norm", "body") == Limit(1.0, "ini")
+    assert settings.limit("max_grad_norm", "head.0") == Limit(100.0, "the ini file for 'head.*'")
+    assert settings.limit("max_grad_norm", "head.bias").value is None
+    assert settings.limit("min_samples", "head.bias").value == 4
+    marked = settings.override({"max_grad_norm": 3.0, "thresholds": {}}, "marker")
+    assert marked.limit("max_grad_norm", "head.0").value == 100.0
+    marked = settings.override({"thresholds": {"*": {"max_grad_norm": 2}}}, "marker")
+    assert marked.limit("max_grad_norm", "head.0") == Limit(2.0, "marker for '*'")
+
+
+def test_text_spells_severities() -> None:
+    """One for all, or by check; the last that matches wins over the check's own."""
+    assert ALL.severity("finite") == Limit("fail", "default")
+    assert ALL.read("severity", "warn", "ini").severity("finite") == Limit("warn", "ini")
+    settings = ALL.read("severity", "dead_*: warn, finite:warn\nf*: fail", "ini")
+    assert settings.severity("dead_units").value == "warn"
+    assert settings.severity("finite").value == "fail"
+    assert settings.override({"severity": "fail"}, "call").severity("dead_units").value == "fail"
+
+
+WRONG_CHOICES: list[tuple[dict[str, object], str]] = [
+    ({"thresholds": 3}, "thresholds must be a mapping from layers to thresholds"),
+    ({"thresholds": {"a": 3}}, "thresholds must be a mapping from layers to thresholds"),
+    ({"thresholds": {3: {}}}, "thresholds must be a mapping from layers to thresholds"),
+    (
+        {"thresholds": {"a.*": {"max_gradnorm": 3}}},
+        "unknown setting 'max_gradnorm'; did you mean 'max_grad_norm'?",
+    ),
+    ({"thresholds": {"a.*": {"max_grad_norm": -3}}}, "max_grad_norm must be a number of at least"),
+    ({"thresholds": {"a.*": {"max_grad_norm": "3"}}}, "max_grad_norm must be a number of at least"),
+    ({"thresholds": {"a.*": {"layers": "b"}}}, "layers is one value for the whole model"),
+    ({"thresholds": {"a.*": {"thresholds": {}}}}, "thresholds is one value for the whole model"),
+    ({"severity": "error"}, "severity must be 'warn' or 'fail' or a mapping"),
+    ({"severity": {"finite": True}}, "severity of 'finite' must be 'warn' or 'fail', not True"),
+    ({"severity": {"finit": "warn"}}, "unknown check 'finit'; did you mean 'finite'?"),
+    ({"checks": {"finite": 1}}, "checks must be names of checks, such as"),
+    ({"skip_checks": ["x_*"]}, "skip_checks: unknown check 'x_*'"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), WRONG_CHOICES, ids=str)
+def test_a_wrong_choice_is_refused(values: dict[str, object], message: str) -> None:
+    """The message says where it stood, and for a threshold for which layers."""
+    with pytest.raises(SettingsError) as caught:
+        ALL.override(values, "here")
+    assert str(caught.value).startswith("here")
+    assert message in str(caught.value)
+    assert ("for 'a.*'" in str(caught.value)) == ("a.*" in str(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("thresholds", "head.*"),
+        ("thresholds", "head.*: max_grad_norm"),
+        ("thresholds", ": max_grad_norm=1"),
+        ("thresholds", "head.*: max_grad_norm=x"),
+        ("severity", "finite"),
+        ("severity", "finite: worn"),
+    ],
+)
+def test_text_that_spells_nothing_is_refused(name: str, text: str) -> None:
+    """An ini file's mistakes name the ini file."""
+    with pytest.raises(SettingsError, match=r"^the ini file"):
+        ALL.read(name, text, "the ini file")
+
+
+def test_text_spells_waivers() -> None:
+    """A line each: layers, perhaps a check, and behind the colon the reason, colons and all."""
+    text = "embed dead_*: rare: a tenth\n\nhead.*: a probe\n"
+    assert [(w.layers, w.check, w.reason) for w in parse_waivers(text, "ini")] == [
+        ("embed", "dead_*", "rare: a tenth"),
+        ("head.*", None, "a probe"),
+    ]
+    for wrong in ("embed", "embed dead_units", "embed:", ": why", "a b c: why"):
+        with pytest.raises(SettingsError, match=r"ini: a waiver is 'LAYERS \[CHECK\]: REASON'"):
+            parse_waivers(wrong, "ini")

@@ -9,10 +9,11 @@ import pytest
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
 from pytest_modelhealth.plugin.attachments import ComparisonEvidence, Evidence
 from pytest_modelhealth.plugin.inspections import INSPECTOR
-from pytest_modelhealth.report import HealthReport, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from pytest_modelhealth.report import HealthReport
 
 
 @pytest.hookimpl(wrapper=True)
@@ -31,6 +32,8 @@ def pytest_runtest_makereport(
 
 
 def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
+    from pytest_modelhealth.report import HealthReport
+
     judged = error.report if isinstance(error, ModelHealthError) else None
     if judged is not None and not isinstance(judged, HealthReport):
         comparison = ComparisonEvidence(judged, explains_failure=True)
@@ -50,9 +53,6 @@ def _first_unhealthy(item: pytest.Item) -> HealthReport | None:
 
 def _is_unhealthy(report: HealthReport) -> bool:
     try:
-        return report.verdict is Verdict.UNHEALTHY
-    except (
-        InspectionError,
-        SettingsError,
-    ):  # it cannot be judged, which the test says where it asks
+        return report.verdict == "unhealthy"
+    except (InspectionError, SettingsError):  # not judged, which the test says where it asks
         return False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+from _pytest.config import create_terminal_writer
 
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.plugin.options import session_settings
@@ -41,7 +44,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
         raise pytest.UsageError(str(error)) from None
     finally:
         config._ensure_unconfigure()
-    writer = config.get_terminal_writer()
+    writer = create_terminal_writer(config, sys.stdout)
     for line in lines:
         writer.line(line, bold=bool(line) and not line.startswith(" "))
     return pytest.ExitCode.OK

@@ -10,7 +10,6 @@ import pytest
 
 from pytest_modelhealth.errors import InspectionError, SettingsError
 from pytest_modelhealth.plugin.markers import settings_for
-from pytest_modelhealth.report import HealthReport
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.checks import Check
     from pytest_modelhealth.comparison.comparison import Comparison
     from pytest_modelhealth.inspector import Inspector
+    from pytest_modelhealth.report import HealthReport
     from pytest_modelhealth.settings import Settings
 
 _PACKAGE = __name__.partition(".")[0]
@@ -100,6 +100,8 @@ class InspectorFixture:
     @property
     def reports(self) -> list[HealthReport]:
         """Every report made so far in this test, its fixtures included, the oldest first."""
+        from pytest_modelhealth.report import HealthReport  # not loaded by a run without reports
+
         made = (inspection.report for inspection in self._inspections)
         return [report for report in made if isinstance(report, HealthReport)]
 

@@ -8,12 +8,13 @@ import pytest
 
 from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.plugin.options import session_settings
-from pytest_modelhealth.settings import Settings, Waiver
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from _pytest.nodes import Node
+
+    from pytest_modelhealth.settings import Settings, Waiver
 
 SETTINGS_MARKER = "modelhealth"
 WAIVER_MARKER = "modelhealth_waive"
@@ -45,12 +46,16 @@ def pytest_pycollect_makeitem(
     """
     made = yield
     for item in made if isinstance(made, list) else [made]:
-        if isinstance(item, pytest.Item):
+        if isinstance(item, pytest.Item) and _is_marked(item):
             try:
                 settings_for(item)
             except SettingsError as error:
                 raise collector.CollectError(str(error)) from None
     return made
+
+
+def _is_marked(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in (SETTINGS_MARKER, WAIVER_MARKER))
 
 
 def settings_for(item: pytest.Item) -> Settings:
@@ -78,6 +83,8 @@ def _waivers(item: pytest.Item) -> Iterable[Waiver]:
 
 
 def _parse_waiver(marker: pytest.Mark, origin: str) -> list[Waiver]:
+    from pytest_modelhealth.settings import Waiver
+
     unknown = sorted(set(marker.kwargs) - {"check", "reason"})
     if unknown:
         raise SettingsError(

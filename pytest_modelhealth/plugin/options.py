@@ -1,4 +1,8 @@
-"""Settings and waivers from the ini file and the command line: default < ini < option."""
+"""Settings and waivers from the ini file and the command line: default < ini < option.
+
+They are declared when something asks for them: an argument or an ini value of ours, a project's own
+check, or ``--help``. A suite that does not use the plugin then loads no check at its start.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +10,56 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.errors import SettingsError
-from pytest_modelhealth.plugin.own_checks import settings_with_own_checks
-from pytest_modelhealth.settings import Setting, Settings, parse_waivers
+from pytest_modelhealth.plugin.own_checks import implementors, settings_with_own_checks
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-_DEFAULTS = pytest.StashKey[Settings]()
-_SETTINGS = pytest.StashKey[Settings]()
+    from pytest_modelhealth.settings import Setting, Settings
 
-WAIVE = Setting(
-    "waive",
-    list,
-    default=(),
-    help="violations to accept in every test, as 'LAYERS [CHECK]: REASON'; LAYERS and CHECK are "
-    "names or shell wildcards",
-)
-"""Declared as an option and for the ini file only: a marker and a call say it otherwise."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare every setting as an ini option and as a command line option."""
-    _declare(parser, (*default_settings().declarations, WAIVE))
+_DECLARED = pytest.StashKey["Settings"]()
+_SETTINGS = pytest.StashKey["Settings"]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(
-    early_config: pytest.Config, parser: pytest.Parser
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, Any, Any]:
-    """Declare the settings of the project's own checks, as soon as a conftest.py can give them."""
+    """Declare every setting as soon as each conftest.py that can give own checks is loaded."""
     result = yield
-    settings = settings_with_own_checks(early_config)
-    ours = default_settings()
-    _declare(parser, [own for own in settings.declarations if own.name not in ours])
-    early_config.stash[_DEFAULTS] = settings
+    if _is_asked_for(early_config, args):
+        settings = settings_with_own_checks(early_config)
+        _declare(parser, (*settings.declarations, _waive()))
+        early_config.stash[_DECLARED] = settings
     return result
+
+
+def _is_asked_for(config: pytest.Config, args: Iterable[str]) -> bool:
+    # An xdist worker gets the controller's options as values, not as arguments.
+    given = (name for name, value in vars(config.option).items() if value is not None)
+    ini = config.inipath.read_bytes() if config.inipath else b""
+    named = b"modelhealth_" in ini or any("modelhealth" in text for text in (*args, *given))
+    return named or bool(implementors(config)) or bool(config.known_args_namespace.help)
+
+
+def _waive() -> Setting:
+    """Return what is an option and an ini value only: a marker and a call say it otherwise."""
+    from pytest_modelhealth.settings import Setting
+
+    return Setting(
+        "waive",
+        list,
+        default=None,
+        help="violations to accept in every test, as 'LAYERS [CHECK]: REASON'; LAYERS and CHECK "
+        "are names or shell wildcards",
+    )
 
 
 def _declare(parser: pytest.Parser, settings: Iterable[Setting]) -> None:
     group = parser.getgroup("modelhealth", "model health")
     for setting in settings:
-        default = "none" if setting is WAIVE else setting.shown_default
-        text = f"{setting.help} (default: {default})"
+        text = f"{setting.help} (default: {setting.shown_default})"
         group.addoption(
             _option(setting),
             action="append" if setting.takes_lines else "store",
@@ -66,12 +76,14 @@ def pytest_configure(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: a value is not one of its setting.
     """
-    settings = config.stash.get(_DEFAULTS, default_settings())
-    declared = settings.declarations
+    settings = config.stash.get(_DECLARED, None)
+    if settings is None:
+        return
+    declared = (*settings.declarations, _waive())
     try:
-        for setting in (*declared, WAIVE):
+        for setting in declared:
             settings = _with_ini_value(settings, setting, config)
-        for setting in (*declared, WAIVE):
+        for setting in declared:
             settings = _with_option_value(settings, setting, config)
     except SettingsError as error:
         raise pytest.UsageError(str(error)) from None
@@ -80,6 +92,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def session_settings(config: pytest.Config) -> Settings:
     """Return the settings that hold for every test without markers of its own."""
+    if _SETTINGS not in config.stash:
+        config.stash[_SETTINGS] = settings_with_own_checks(config)
     return config.stash[_SETTINGS]
 
 
@@ -143,6 +157,8 @@ def _with_option_value(settings: Settings, setting: Setting, config: pytest.Conf
 
 def _read(settings: Settings, setting: Setting, value: str | list[str], origin: str) -> Settings:
     text = "\n".join(value) if isinstance(value, list) else value
-    if setting is WAIVE:
+    if setting.name == "waive":
+        from pytest_modelhealth.settings import parse_waivers
+
         return settings.waive(*parse_waivers(text, origin))
     return settings.read(setting.name, text, origin)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.checks import default_settings, with_own_checks
 from pytest_modelhealth.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -40,7 +39,9 @@ def settings_with_own_checks(config: pytest.Config) -> Settings:
     Raises:
         pytest.UsageError: the hook raises, or gives something that is no sound check.
     """
-    config.stash[_ASKED] = _implementors(config)
+    from pytest_modelhealth.checks import default_settings, with_own_checks
+
+    config.stash[_ASKED] = implementors(config)
     try:
         given: list[Any] = config.pluginmanager.hook.pytest_modelhealth_checks()
     except Exception as error:
@@ -54,7 +55,8 @@ def settings_with_own_checks(config: pytest.Config) -> Settings:
     return settings
 
 
-def _implementors(config: pytest.Config) -> list[object]:
+def implementors(config: pytest.Config) -> list[object]:
+    """Return the plugins, among them each conftest.py, that have the hook."""
     caller = config.pluginmanager.hook.pytest_modelhealth_checks
     return [implementation.plugin for implementation in caller.get_hookimpls()]
 
@@ -68,8 +70,8 @@ def pytest_pycollect_makemodule(
     Raises:
         pytest.Collector.CollectError: pytest prints its text alone.
     """
-    asked = parent.config.stash.get(_ASKED, [])
-    for late in _implementors(parent.config):
+    asked = parent.config.stash.get(_ASKED, [])  # empty where nobody asked: no check was known
+    for late in implementors(parent.config):
         if late not in asked:
             where = getattr(late, "__file__", None) or repr(late)
             raise parent.CollectError(

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_modelhealth.plugin.inspections import INSPECTOR
-from pytest_modelhealth.report import HealthReport, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from pytest_modelhealth.report import HealthReport
 
 _SHOWN = 3
 
@@ -52,10 +53,10 @@ def pytest_terminal_summary(
 
 def _missing_evidence(health: HealthReport) -> list[str]:
     """Return a sentence where the latest judgement was inconclusive; judge nothing anew."""
-    if not health.judgements or health.judgements[-1].verdict is not Verdict.INCONCLUSIVE:
+    latest = health.judgements[-1] if health.judgements else None
+    # Without missing evidence a check is broken, which fails the test.
+    if latest is None or latest.verdict != "inconclusive" or not latest.inconclusive:
         return []
-    if not health.judgements[-1].inconclusive:  # a check is broken, which fails the test
-        return []
-    first, *others = health.judgements[-1].inconclusive
+    first, *others = latest.inconclusive
     more = f" (and {len(others)} more)" if others else ""
     return [f"{first.layer} ({first.check}): {first.reason}{more}"]

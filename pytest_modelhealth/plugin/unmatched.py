@@ -9,13 +9,16 @@ import pytest
 
 from pytest_modelhealth.plugin.inspections import INSPECTOR
 from pytest_modelhealth.plugin.options import session_settings
-from pytest_modelhealth.settings import Waiver
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from pytest_modelhealth.report import HealthReport
-    from pytest_modelhealth.settings import LayerLimit, Settings
+    from pytest_modelhealth.settings import LayerLimit, Settings, Waiver
+
+
+_SELECTING = ("keyword", "markexpr", "deselect", "lf", "maxfail")
+"""Options with which a run is only a part of the suite."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,9 +53,10 @@ def pytest_terminal_summary(
 
 
 def _is_whole_suite(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> bool:
-    was_stopped = bool(config.getoption("maxfail"))
+    # Under xdist the workers deselect, and the controller does not know.
+    selected = any(config.getoption(name, None) for name in _SELECTING)
     is_part = config.args_source is pytest.Config.ArgsSource.ARGS
-    return not (was_stopped or is_part or terminalreporter.stats.get("deselected"))
+    return not (selected or is_part or terminalreporter.stats.get("deselected"))
 
 
 def _shared(settings: Settings) -> Iterator[Waiver | LayerLimit]:
@@ -70,6 +74,8 @@ def _met(health: HealthReport) -> Iterator[str]:
 
 
 def _describe(shared: Waiver | LayerLimit) -> str:
+    from pytest_modelhealth.settings import Waiver
+
     if isinstance(shared, Waiver):
         return f"{shared.origin}: the waiver of {shared}"
     return f"{shared.limit.origin}: {shared.setting}={shared.limit.value}"

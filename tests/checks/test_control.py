@@ -1,0 +1,333 @@
+"""What a user may change about the checks: which run, how grave they are, limits by layer."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth import (
+    Check,
+    Inconclusive,
+    Inspector,
+    LayerNotFoundError,
+    ModelHealthError,
+    ModelHealthWarning,
+    Setting,
+    SettingsError,
+    Verdict,
+)
+
+
+@pytest.fixture
+def dead(mlp):
+    """A model whose first activation never fires."""
+    with torch.no_grad():
+        mlp.fc1.bias.fill_(-50.0)
+    return mlp
+
+
+def found(report):
+    """Which check found something in which layer."""
+    return [(violation.check, violation.layer) for violation in report.violations]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"skip_checks": "dead_*"},
+        {"checks": "finite, grad_*"},
+        {"checks": ["finite", "dead_units"], "skip_checks": ["dead_units"]},
+    ],
+)
+def test_a_check_that_is_not_chosen_does_not_run(chosen, dead, batch):
+    """By name or wildcard, as a string or a list; leaving out wins."""
+    assert found(Inspector(dead).run_inspection(batch)) == [("dead_units", "act1")]
+    assert Inspector(dead, **chosen).run_inspection(batch).healthy
+
+
+def test_no_check_left_is_an_error(mlp, batch):
+    """A verdict on nothing would be healthy."""
+    report = Inspector(mlp, checks="finite", skip_checks="f*").run_inspection(batch)
+    with pytest.raises(SettingsError, match=r"no check is left to run: checks=\('finite',\)"):
+        _ = report.verdict
+
+
+def test_an_unknown_check_is_suggested(mlp):
+    """A misspelt name would choose nothing, or leave out nothing."""
+    for name in ("checks", "skip_checks"):
+        with pytest.raises(SettingsError, match=f"{name}: unknown check 'dead_unit'; did you mean"):
+            Inspector(mlp, **{name: "finite dead_unit"})
+        with pytest.raises(SettingsError, match="must be names of checks"):
+            Inspector(mlp, **{name: 3})
+
+
+def test_a_threshold_by_layer_is_judged_by_layer(mlp, batch):
+    """Only the layers that a pattern matches have its limit, and the last pattern wins."""
+    report = Inspector(mlp, max_grad_norm=1e-9).run_inspection(batch)
+    assert {layer for _, layer in found(report)} == {"fc1", "fc2", "head"}
+    thresholds = {"*": {"max_grad_norm": 1e9}, "fc2": {"max_grad_norm": 1e-9}}
+    report = Inspector(mlp, max_grad_norm=1e-9, thresholds=thresholds).run_inspection(batch)
+    (violation,) = report.violations
+    assert (violation.layer, violation.limit, violation.folded) == ("fc2", 1e-9, ())
+    assert violation.origin == "argument of inspector for 'fc2'"
+    report.assert_healthy(thresholds={"*": {"max_grad_norm": None}})
+
+
+def test_a_pattern_without_a_layer_is_an_error(mlp, batch):
+    """A misspelt layer would keep the limit it was meant to lose."""
+    report = Inspector(mlp, thresholds={"fc9": {"max_grad_norm": 1.0}}).run_inspection(batch)
+    with pytest.raises(LayerNotFoundError, match=r"'fc9'.*matches no layer of.*did you mean 'fc"):
+        _ = report.verdict
+
+
+def test_what_warns_does_not_fail(dead, batch):
+    """The verdict is healthy, the violation is shown, and asserting warns of it once."""
+    report = Inspector(dead, severity={"dead_*": "warn"}).run_inspection(batch)
+    assert (report.verdict, report.violations) == (Verdict.HEALTHY, ())
+    assert [(v.check, v.layer) for v in report.warnings] == [("dead_units", "act1")]
+    with pytest.warns(ModelHealthWarning, match=r"^act1 \(dead_units\): 32 of 32 units are dead"):
+        report.assert_healthy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report.assert_healthy()
+    for text in (str(report), repr(report), report._repr_html_()):
+        assert "healthy" in text
+        assert "act1" in text
+    assert report.to_dict()["warned"][0]["layer"] == "act1"
+    with pytest.raises(ModelHealthError):
+        report.assert_healthy(severity="fail")
+
+
+def test_a_warning_hides_no_failure(dead, batch):
+    """What would be told as a consequence of a fault that only warns fails all the same."""
+
+    class Silent(Check):
+        name = "silent"
+
+        def run(self, observation, settings):
+            record = observation.layers["fc2"]
+            yield self.violation(record, "gets nothing", value=0.0, role="inputs")
+
+    inspector = Inspector(dead, own_checks=[Silent])
+    (root,) = inspector.run_inspection(batch).violations
+    assert [v.check for v in root.folded] == ["silent"]
+    report = Inspector(dead, own_checks=[Silent], severity={"dead_units": "warn"}).run_inspection(
+        batch
+    )
+    assert found(report) == [("silent", "fc2")]
+    assert [(v.check, v.folded) for v in report.warnings] == [("dead_units", ())]
+
+
+def test_a_waiver_by_call(dead, batch):
+    """`waive` reads as the marker does; without a reason or with a wrong check it is an error."""
+    report = Inspector(dead).waive("act1", check="dead_*", reason="a probe").run_inspection(batch)
+    assert report.healthy
+    ((_, waiver),) = report.judgement.waived
+    assert (waiver.reason, waiver.origin) == ("a probe", "argument of waive")
+    for arguments, message in [
+        ((["a"], {"reason": " "}), "reason='...' is missing"),
+        (([], {"reason": "why"}), "name the layers first"),
+        (([3], {"reason": "why"}), "name the layers as strings"),
+        ((["a"], {"check": "dead", "reason": "why"}), "unknown check 'dead'"),
+    ]:
+        with pytest.raises(SettingsError, match=f"argument of waive: {message}"):
+            Inspector(dead).waive(*arguments[0], **arguments[1])
+
+
+class Peak(Check):
+    """No activation is larger than a limit."""
+
+    name = "peak"
+    settings = (Setting("max_peak", float, default=1e-6, minimum=0.0, help="largest value"),)
+
+    def run(self, observation, settings):
+        for record in observation.layers.values():
+            limit = settings.limit("max_peak", record.name)
+            if record.activations is not None and record.activations.abs_max > limit.value:
+                peak = record.activations.abs_max
+                yield self.violation(record, f"reaches {peak:.3g}", value=peak, limit=limit)
+
+
+def test_an_own_check_is_a_check_like_ours(mlp, batch):
+    """It has settings by name and by layer, a severity, waivers and a place in the failure."""
+    inspector = Inspector(mlp, own_checks=[Peak])
+    report = inspector.run_inspection(batch)
+    with pytest.raises(
+        ModelHealthError, match=r"(?s)\(peak\): reaches.*modelhealth\(max_peak="
+    ) as e:
+        report.assert_healthy()
+    assert "likely cause" not in str(e.value)
+    report.assert_healthy(max_peak=1e9)
+    report.assert_healthy(thresholds={"*": {"max_peak": 1e9}})
+    report.assert_healthy(skip_checks="peak")
+    with pytest.warns(ModelHealthWarning):
+        report.assert_healthy(severity={"peak": "warn"})
+    assert inspector.waive("*", check="peak", reason="why").run_inspection(batch).healthy
+    with pytest.raises(SettingsError, match="max_peak must be a number of at least 0, not -1"):
+        report.assert_healthy(max_peak=-1)
+    with pytest.raises(SettingsError, match="unknown setting 'max_peak'"):
+        Inspector(mlp, max_peak=1.0)
+
+
+def test_a_check_may_only_warn_by_itself(mlp, batch):
+    """A class says its severity; the setting wins over it."""
+
+    class Gentle(Peak):
+        severity = "warn"
+
+    report = Inspector(mlp, own_checks=[Gentle]).run_inspection(batch)
+    assert (report.healthy, bool(report.warnings)) == (True, True)
+    with pytest.raises(ModelHealthError):
+        report.assert_healthy(severity={"peak": "fail"})
+
+
+def broken(*findings, error=None):
+    """A check that gives these findings and then raises."""
+
+    class Broken(Check):
+        name = "broken"
+
+        def run(self, observation, settings):
+            yield from findings
+            if error is not None:
+                raise error
+
+    return Broken
+
+
+def test_a_check_that_raises_fails_the_test_and_lets_others_run(dead, batch):
+    """Silence would be a lie: the check, the exception and the line are named."""
+    own = [broken(error=ZeroDivisionError("by nothing"))]
+    report = Inspector(dead, own_checks=own).run_inspection(batch)
+    assert found(report) == [("dead_units", "act1")]
+    assert "check broken is broken: it raised ZeroDivisionError: by nothing" in str(report)
+
+    report = Inspector(dead, own_checks=own, skip_checks="dead_*").run_inspection(batch)
+    assert (report.verdict, report.violations) == (Verdict.INCONCLUSIVE, ())
+    with pytest.raises(ModelHealthError) as caught:
+        report.assert_healthy()
+    first = str(caught.value).partition("\n")[0]
+    assert first.startswith(
+        "inconclusive: check broken is broken: it raised ZeroDivisionError: by nothing ("
+    )
+    assert "test_control.py:" in first
+    assert first.endswith(" in run: raise error)")
+    assert 'skip_checks="broken"' in str(caught.value)
+    report.assert_healthy(skip_checks=["broken", "dead_units"])
+    assert report.to_dict()["broken_checks"][0]["check"] == "broken"
+
+
+def test_what_a_broken_check_found_stands(mlp, batch):
+    """A violation given before the exception is a violation."""
+
+    class Late(Peak):
+        def run(self, observation, settings):
+            yield from super().run(observation, settings)
+            raise ValueError
+
+    report = Inspector(mlp, own_checks=[Late]).run_inspection(batch)
+    assert {check for check, _ in found(report)} == {"peak"}
+    assert report.judgement.broken[0].message == "it raised ValueError"
+
+
+def test_ctrl_c_in_a_check_is_not_swallowed(mlp, batch):
+    """KeyboardInterrupt ends the run."""
+    report = Inspector(mlp, own_checks=[broken(error=KeyboardInterrupt())]).run_inspection(batch)
+    with pytest.raises(KeyboardInterrupt):
+        _ = report.verdict
+
+
+@pytest.mark.parametrize(
+    ("finding", "message"),
+    [
+        ("a string", "run() gave 'a string', which is no Violation and no Inconclusive"),
+        (Inconclusive("finite", "fc1", "why"), "run() gave a finding of another check, 'finite'"),
+        (
+            Inconclusive("broken", "heads", "why"),
+            "run() gave a finding in layer 'heads', which Mlp does not have; did you mean 'head'?",
+        ),
+    ],
+)
+def test_rubbish_is_named(finding, message, mlp, batch):
+    """What is no finding of this check in a layer of this model is not passed over."""
+    judgement = Inspector(mlp, own_checks=[broken(finding)]).run_inspection(batch).judgement
+    (named,) = judgement.broken
+    assert named.message == message
+    assert "test_control.py:" in named.place
+
+
+def test_a_check_that_returns_nothing_is_named(mlp, batch):
+    """A forgotten `yield` would pass for ever."""
+
+    class Nothing(Check):
+        name = "nothing"
+
+        def run(self, observation, settings):
+            return None
+
+    judgement = Inspector(mlp, own_checks=[Nothing]).run_inspection(batch).judgement
+    assert judgement.broken[0].message.startswith("run() returned None: yield findings")
+
+
+def check(**attributes):
+    """A class of a check with these attributes."""
+
+    def run(self, observation, settings):
+        return []
+
+    return type("Own", (Check,), {"name": "own", "run": run} | attributes)
+
+
+def setting(name="own_limit", kind=float, default=1.0):
+    """A tuple of one setting."""
+    return (Setting(name, kind, default=default, help="a limit"),)
+
+
+def needs_argument(self, argument):
+    """An __init__ that cannot be called."""
+
+
+UNSOUND = [
+    (int, "builtins.int: it is no subclass of pytest_modelhealth.Check"),
+    (check()(), "it is no subclass of pytest_modelhealth.Check; give the class itself"),
+    (type("Own", (Check,), {"name": "own"}), "it has no run(self, observation, settings)"),
+    (check(__init__=needs_argument), "it cannot be made without arguments: TypeError"),
+    (check(name="Own Check"), "name must be words in lower case joined by underscores"),
+    (check(name=3), "name must be words in lower case joined by underscores, not 3"),
+    (check(name="finite"), "there is a check 'finite' already"),
+    (check(gravity="high"), "gravity must be a number, not 'high'"),
+    (check(severity="error"), "severity must be 'warn' or 'fail', not 'error'"),
+    (check(summary=None), "summary must be a string, not None"),
+    (check(settings=["max"]), "settings must be a tuple of pytest_modelhealth.Setting"),
+    (check(settings=setting("max_grad_norm")), "there is a setting 'max_grad_norm' already"),
+    (check(settings=setting("layers")), "there is a setting 'layers' already"),
+    (check(settings=setting("waive")), "there is a setting 'waive' already"),
+    (check(settings=setting() * 2), "there is a setting 'own_limit' already"),
+    (check(settings=setting("Own")), "the name of a setting must be words in lower case"),
+    (check(settings=setting(kind=dict)), "the type of own_limit must be float, int, bool or str"),
+    (check(settings=setting(default="x")), "its default: own_limit must be a number, not 'x'"),
+]
+
+
+@pytest.mark.parametrize(("own", "message"), UNSOUND, ids=lambda value: str(value)[:40])
+def test_an_unsound_check_is_refused(own, message, mlp):
+    """The message names the class and what to correct, before anything runs."""
+    with pytest.raises(SettingsError) as caught:
+        Inspector(mlp, own_checks=[own])
+    assert str(caught.value).startswith("own_checks: ")
+    assert message in str(caught.value)
+
+
+def test_an_own_check_belongs_to_its_inspector(mlp, batch):
+    """Another inspector does not run it, and the same class twice is one check."""
+    assert not Inspector(mlp, own_checks=[Peak, Peak]).run_inspection(batch).healthy
+    assert Inspector(mlp).run_inspection(batch).healthy
+
+
+def test_a_model_without_layers_of_a_shared_pattern_is_no_error(mlp, batch):
+    """What the ini file says holds for many models."""
+    settings = Inspector(mlp)._settings.read("thresholds", "head.*: max_grad_norm=1", "ini")
+    assert Inspector(nn.Linear(16, 2), settings=settings).run_inspection(batch).healthy

@@ -1,0 +1,137 @@
+"""A project's own checks by the hook: options, ini values and markers as for ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., pytest.RunResult]
+
+CONFTEST = """
+from pytest_modelhealth import Check, Setting
+
+class Peak(Check):
+    name = "peak"
+    summary = "No activation is larger than a limit."
+    settings = (Setting("max_peak", float, default=1e-6, minimum=0.0, help="largest value"),)
+
+    def run(self, observation, settings):
+        for record in observation.layers.values():
+            limit = settings.limit("max_peak", record.name)
+            if record.activations is not None and record.activations.abs_max > limit.value:
+                peak = record.activations.abs_max
+                yield self.violation(record, "is over", value=peak, limit=limit)
+
+def pytest_modelhealth_checks():
+    return [Peak]
+"""
+
+TESTS = """
+import nets, pytest
+
+def test_default(inspector):
+    inspector(nets.healthy()).run_inspection(nets.BATCH)
+
+@pytest.mark.modelhealth(max_peak=99.0)
+def test_marker(inspector):
+    inspector(nets.healthy()).run_inspection(nets.BATCH)
+
+@pytest.mark.modelhealth_waive("*", check="peak", reason="known")
+def test_waived(inspector):
+    inspector(nets.healthy()).run_inspection(nets.BATCH)
+
+@pytest.mark.modelhealth(severity={"peak": "warn"})
+def test_warned(inspector):
+    inspector(nets.healthy()).run_inspection(nets.BATCH)
+"""
+
+
+def test_an_own_check_gets_what_ours_have(nets: pytest.Pytester, run: Run) -> None:
+    """It fails, and a marker, a waiver and a severity each lift that."""
+    nets.makeconftest(CONFTEST)
+    nets.makepyfile(TESTS)
+    result = run("-W", "default")
+    result.assert_outcomes(failed=1, passed=3, warnings=1)
+    result.stdout.fnmatch_lines(["*ModelHealthWarning: 0 (peak): is over*", "FAILED *(peak): *"])
+
+
+def test_its_limit_is_an_option_and_an_ini_value(nets: pytest.Pytester) -> None:
+    """For all layers and for some."""
+    nets.makeconftest(CONFTEST)
+    nets.makepyfile(TESTS)
+    result = nets.runpytest("-W", "default", "--modelhealth-max-peak=99")
+    result.assert_outcomes(passed=4, warnings=1)
+    nets.makeini("[pytest]\nmodelhealth_thresholds = *: max_peak=99\n")
+    nets.runpytest("-W", "default").assert_outcomes(passed=4, warnings=1)
+
+
+def test_its_settings_are_in_the_help(pytester: pytest.Pytester) -> None:
+    """As an option and as an ini value."""
+    pytester.makeconftest(CONFTEST)
+    text = pytester.runpytest("--help").stdout.str()
+    assert "--modelhealth-max-peak=FLOAT" in text
+    assert "modelhealth_max_peak (" in text
+
+
+def test_it_does_not_outlive_its_session(pytester: pytest.Pytester) -> None:
+    """A run in another folder of the same process knows nothing of it."""
+    pytester.makeconftest(CONFTEST)
+    assert pytester.runpytest("--modelhealth-explain=peak").ret == pytest.ExitCode.OK
+    pytester.path.joinpath("conftest.py").unlink()
+    result = pytester.runpytest("--modelhealth-explain=peak")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_conftest_that_comes_too_late_is_refused(nets: pytest.Pytester, run: Run) -> None:
+    """Its tests are not run without the check; started on that folder, it is in time."""
+    folder = nets.mkdir("deep").joinpath("deeper")
+    folder.mkdir()
+    folder.joinpath("conftest.py").write_text(CONFTEST)
+    folder.joinpath("test_it.py").write_text(TESTS)
+    result = run()
+    result.assert_outcomes(errors=1)
+    assert "conftest.py: pytest_modelhealth_checks comes too late" in result.stdout.str()
+    assert "INTERNALERROR" not in result.stdout.str()
+    run("-W", "default", str(folder)).assert_outcomes(failed=1, passed=3, warnings=1)
+
+
+WRONG = {
+    "return [int]": "pytest_modelhealth_checks: builtins.int: it is no subclass of",
+    "return 3": "pytest_modelhealth_checks: give a list of subclasses of Check, not 3",
+    "return [Own]": "pytest_modelhealth_checks: conftest.Own: there is a check 'finite' already",
+    "1 / 0": "pytest_modelhealth_checks raised ZeroDivisionError: division by zero",
+}
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_an_unsound_hook_is_one_line_and_exit_status_4(
+    pytester: pytest.Pytester, body: str, run: Run
+) -> None:
+    """The class and what to correct are named before any test runs."""
+    pytester.makeconftest(
+        "from pytest_modelhealth import Check\n"
+        "class Own(Check):\n"
+        "    name = 'finite'\n"
+        "    def run(self, observation, settings): return []\n"
+        f"def pytest_modelhealth_checks(): {body}\n"
+    )
+    result = run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.errlines if line]
+    assert line.startswith(f"ERROR: {WRONG[body]}")
+
+
+def test_a_check_that_raises_fails_its_test(nets: pytest.Pytester, run: Run) -> None:
+    """The short summary names the check and the exception, and nothing of ours crashes."""
+    nets.makeconftest(CONFTEST.replace("for record in", "1 / 0\n        for record in"))
+    nets.makepyfile(TESTS)
+    result = run()
+    result.assert_outcomes(failed=4)
+    text = result.stdout.str()
+    assert (
+        "check peak is broken: it raised ZeroDivisionError: division by zero (conftest.py:" in text
+    )
+    assert " in run: 1 / 0)" in text
+    assert "The other checks ran and object to nothing." in text
+    assert "INTERNALERROR" not in result.stdout.str()

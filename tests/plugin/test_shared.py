@@ -1,0 +1,136 @@
+"""Waivers and thresholds of the ini file and the command line, which hold for every model."""
+
+from __future__ import annotations
+
+import pytest
+
+TESTS = """
+import nets
+
+def test_dead(inspector):
+    inspector(nets.with_dead_relu()).run_inspection(nets.BATCH)
+
+def test_healthy(inspector):
+    inspector(nets.healthy()).run_inspection(nets.BATCH)
+"""
+
+
+def said(result: pytest.RunResult) -> list[str]:
+    """Our lines in the summary."""
+    return [line for line in result.outlines if line.startswith("modelhealth: ")]
+
+
+def test_a_waiver_holds_for_every_test(nets: pytest.Pytester) -> None:
+    """By the ini file or by an option; a test that did not need it is silent about it."""
+    nets.makepyfile(TESTS)
+    run = nets.runpytest
+    run().assert_outcomes(failed=1, passed=1)
+    result = run("--modelhealth-waive", "1 dead_units: a probe")
+    result.assert_outcomes(passed=2)
+    assert said(result) == []
+    nets.makeini("[pytest]\nmodelhealth_waive =\n    1 dead_*: a probe: known\n")
+    result = run()
+    result.assert_outcomes(passed=2)
+    assert said(result) == []
+
+
+def test_what_met_nothing_in_the_whole_run_is_told(nets: pytest.Pytester) -> None:
+    """One line for each waiver and pattern, but for the ini file not in a part of the suite."""
+    nets.makepyfile(TESTS)
+    nets.makeini(
+        "[pytest]\n"
+        "modelhealth_waive =\n"
+        "    1 dead_units: a probe\n"
+        "    head.* dead_units: long gone\n"
+        "modelhealth_thresholds =\n"
+        "    0: max_grad_norm=99\n"
+        "    haed: max_grad_norm=99\n"
+    )
+    stale = [
+        (
+            "modelhealth: tox.ini: modelhealth_waive: the waiver of 'head.*', check='dead_units': "
+            "nothing in this run needed it"
+        ),
+        (
+            "modelhealth: tox.ini: modelhealth_thresholds for 'haed': max_grad_norm=99.0: "
+            "nothing in this run needed it"
+        ),
+    ]
+    result = nets.runpytest()
+    result.assert_outcomes(passed=2)
+    assert said(result) == stale
+    assert said(nets.runpytest("-q")) == []
+    assert said(nets.runpytest("-k", "healthy")) == []
+    (line,) = said(nets.runpytest("-k", "healthy", "--modelhealth-thresholds=9: max_grad_norm=1"))
+    assert line.startswith("modelhealth: --modelhealth-thresholds for '9'")
+
+
+def test_what_workers_met_is_known(nets: pytest.Pytester) -> None:
+    """Under xdist each worker sees a part, and the controller adds them up."""
+    nets.makepyfile(TESTS)
+    options = ("--modelhealth-waive=1: a probe", "--modelhealth-waive=9: stale")
+    (line,) = said(nets.runpytest_subprocess("-n2", *options))
+    assert line.startswith("modelhealth: --modelhealth-waive: the waiver of '9': nothing")
+
+
+def test_several_values_by_options_add_up(nets: pytest.Pytester) -> None:
+    """Each of these options may be given more than once."""
+    nets.makepyfile(TESTS)
+    run = nets.runpytest
+    run("--modelhealth-checks=finite", "--modelhealth-checks=grad_norm").assert_outcomes(passed=2)
+    run("--modelhealth-skip-checks", "dead_*,finite").assert_outcomes(passed=2)
+    severity = ("--modelhealth-severity=finite:fail", "--modelhealth-severity=dead_*:warn")
+    run(*severity, "-Wdefault").assert_outcomes(passed=2, warnings=1)
+    limit = "--modelhealth-thresholds=1:max_dead_fraction=1,max_held_fraction=1"
+    run(limit, "--modelhealth-thresholds=0:min_samples=2").assert_outcomes(passed=2)
+
+
+BAD = {
+    "--modelhealth-checks=finit": "checks: unknown check 'finit'; did you mean 'finite'?",
+    "--modelhealth-severity=wran": "severity must be 'warn' or 'fail'",
+    "--modelhealth-thresholds=a:max_grad_norm=-1": "for 'a': max_grad_norm must be a number of at",
+    "--modelhealth-thresholds=a": "thresholds of layers are 'PATTERN: NAME=VALUE, ...'",
+    "--modelhealth-waive=a dead_units": "its reason is missing",
+    "--modelhealth-waive=a dead_unit: why": "unknown check 'dead_unit'; did you mean 'dead_units'?",
+}
+
+
+@pytest.mark.parametrize("option", BAD)
+def test_a_bad_choice_is_one_line_and_exit_status_4(pytester: pytest.Pytester, option: str) -> None:
+    """Said before any test runs, by an option and by the ini file."""
+    name, _, value = option.partition("=")
+    result = pytester.runpytest(option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.errlines if line]
+    assert line.startswith(f"ERROR: {name}")
+    assert BAD[option] in line
+    ini = name[2:].replace("-", "_")
+    pytester.makeini(f"[pytest]\n{ini} = {value}\n")
+    result = pytester.runpytest()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: tox.ini: {ini}" in result.stderr.str()
+    assert BAD[option] in result.stderr.str()
+
+
+def test_toml_takes_a_list(nets: pytest.Pytester) -> None:
+    """A list of strings is a line each."""
+    nets.makepyfile(TESTS)
+    nets.makepyprojecttoml(
+        "[tool.pytest.ini_options]\n"
+        'modelhealth_skip_checks = ["dead_units"]\n'
+        'modelhealth_waive = ["0 dead_units: a probe"]\n'
+    )
+    nets.runpytest().assert_outcomes(passed=2)
+
+
+def test_a_run_that_names_no_setting_loads_no_check(nets: pytest.Pytester) -> None:
+    """A suite without inspectors pays for none of it."""
+    nets.makepyfile(
+        "import sys\n"
+        "HEAVY = ('pytest_modelhealth.checks', 'pytest_modelhealth.report')\n"
+        "def test_it():\n"
+        "    assert [m for m in sys.modules if m.startswith(HEAVY)] == []\n"
+    )
+    nets.runpytest_subprocess().assert_outcomes(passed=1)
+    nets.makeini("[pytest]\nmodelhealth_max_grad_norm = 3\n")
+    nets.runpytest_subprocess().assert_outcomes(failed=1)
