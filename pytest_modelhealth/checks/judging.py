@@ -36,6 +36,8 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
                 findings.append(finding)  # noqa: PERF402 - those before an exception stand
         except _RubbishError as error:
             broken.append(BrokenCheck(check.name, str(error), _home(check)))
+        except SettingsError:
+            raise  # the caller's, who is told at once
         except Exception as error:  # noqa: BLE001 - a project's check may raise anything
             text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
             broken.append(BrokenCheck(check.name, text, _place(error)))

@@ -1,0 +1,139 @@
+"""Activations that grow on their way through the model, and the layer where that begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.evidence import completed, leaves
+from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
+_JUMP = 10.0
+_RISEN = 3.0
+_MASK = 1e8
+
+
+class ActivationScale(Check):
+    """Activations keep the scale of what goes in, up to what depth and residual sums explain.
+
+    The scale is compared with that of the inputs and the first layer, not with a fixed range:
+    residual streams grow with the root of their depth, and normalisations bring it back to one.
+    What comes out in the end has the scale of the targets, whatever that is. A large output that a
+    normalisation or a bounded activation takes back at once is theirs to judge.
+    """
+
+    name = "activation_scale"
+    summary = "Activations do not grow beyond what depth explains."
+    gravity = 35
+    definition = (
+        "The root mean square of a layer's activations, if other weights come after it, is at most "
+        "max_activation_growth times that of the model's inputs or its first layer's activations, "
+        "whichever is larger, or 1. The culprit is the layer that jumps, or the first of a rise."
+    )
+    source = (
+        "Glorot and Bengio (2010), He et al. (2015): initialisation keeps the variance; measured "
+        "on 51 transformer architectures and 70 networks on digits: a growth of 11 at most"
+    )
+    minimum_evidence = "one batch"
+    settings = (
+        Setting(
+            "max_activation_growth",
+            float,
+            default=100.0,
+            minimum=1.0,
+            help="largest root mean square of activations relative to the inputs and the first "
+            "layer (11 is the most of healthy models, 40 residual blocks without a norm included)",
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield the layer where activations begin to grow too large, if they do."""
+        inner = [record for record in leaves(observation) if _is_judged(record.activations)]
+        if not inner:
+            return
+        base = _base(observation, inner[0])
+        weights = [completed(record) for record in inner if linear_maps(record)]
+        last = max(weights, default=-1)
+        for index, record in enumerate(inner):
+            limit = settings.limit("max_activation_growth", record.name)
+            growth = _rms(record.activations) / base
+            stays = index + 1 < len(inner) and _rms(inner[index + 1].activations) * _JUMP > (
+                limit.value * base
+            )
+            if completed(record) < last and growth > limit.value and stays:
+                culprit, cause = _origin(inner[: index + 1], base)
+                message = (
+                    f"activations grow to {growth:.3g} times the scale of the inputs "
+                    f"(root mean square {_rms(record.activations):.3g} at {record.label!r})"
+                )
+                yield Violation(
+                    check=self.name,
+                    layer=culprit.name,
+                    role="activations",
+                    value=growth,
+                    limit=limit.value,
+                    origin=limit.origin,
+                    message=message,
+                    cause=cause,
+                    affected=tuple(r.name for r in inner[index:] if r is not culprit),
+                )
+                return
+
+
+def _is_judged(statistics: TensorStatistics | None) -> bool:
+    """Leave out what `finite` judges, masks, and layers that show no numbers."""
+    return (
+        statistics is not None
+        and statistics.count > 0
+        and not statistics.nonfinite_count
+        and not statistics.min < -_MASK
+    )
+
+
+def _rms(statistics: TensorStatistics | None) -> float:
+    return 0.0 if statistics is None else statistics.rms
+
+
+def _base(observation: Observation, first: LayerRecord) -> float:
+    root = observation.layers.get("")
+    given = None if root is None else root.inputs
+    is_float = given is not None and given.dtype.startswith(("float", "bfloat"))
+    scale = _rms(given) if is_float and _is_judged(given) else _rms(first.activations)
+    return max(scale, 1.0)
+
+
+def _origin(path: list[LayerRecord], base: float) -> tuple[LayerRecord, str]:
+    """Return the layer where the growth begins, and its likely cause."""
+    scales = [base, *(_rms(record.activations) for record in path)]
+    for record, before, after in zip(path, scales, scales[1:], strict=False):
+        if after > _JUMP * max(before, base):
+            return record, _jump_cause(record, after / max(before, base))
+    risen = len(path) - 1
+    while risen > 0 and _rms(path[risen - 1].activations) > _RISEN * base:
+        risen -= 1
+    weighted = [record for record in path[risen:] if linear_maps(record)]
+    return (weighted or path[risen:])[0], (
+        "every layer from here on has a gain over one: weights too large, or a residual stream "
+        "that is added to without a normalisation"
+    )
+
+
+def _jump_cause(record: LayerRecord, factor: float) -> str:
+    given = record.inputs
+    if given is not None and given.finite_count and given.rms > 0.0:
+        gain = _rms(record.activations) / given.rms
+        if gain < _JUMP / 3.0:
+            return f"what comes in is {factor:.3g} times larger than what went out before it"
+    biggest = max(record.parameters.items(), key=lambda item: item[1].rms, default=None)
+    if biggest is not None:
+        return (
+            f"it magnifies by {factor:.3g}: its {biggest[0]} reaches {biggest[1].abs_max:.3g}, or "
+            "its forward scales what it returns"
+        )
+    return f"it magnifies by {factor:.3g}: a factor that is missing or misplaced in its forward"

@@ -1,0 +1,218 @@
+"""Room between the values of a model and the ends of a dtype: the one in use, or one planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.evidence import leaves
+from pytest_modelhealth.errors import SettingsError, suggest
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
+
+class _Range(NamedTuple):
+    """The ends of a dtype: its largest value, and the exponents of its smallest ones."""
+
+    largest: float
+    smallest_normal: int
+    smallest: int
+
+
+_RANGES = {
+    "float16": _Range(65504.0, -14, -24),
+    "bfloat16": _Range(3.39e38, -126, -133),
+    "float32": _Range(3.4028e38, -126, -149),
+    "float8_e4m3fn": _Range(448.0, -6, -9),
+    "float8_e5m2": _Range(57344.0, -14, -16),
+}
+_PLANNED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_MASK = 0.9
+_FEWEST_VALUES = 16
+
+
+class Headroom(Check):
+    """Values stay away from the ends of the dtype.
+
+    A float8 dtype is judged with a scale for each tensor, which brings its largest value onto the
+    largest of the dtype, as libraries for float8 do: then only small values are lost.
+    """
+
+    name = "headroom"
+    summary = "Values neither come near the largest of their dtype nor sink below its normal ones."
+    gravity = 50
+    definition = (
+        "The largest value of an activation, parameter or gradient is at most max_range_used of "
+        "the largest of its dtype, and of planned_dtype if one is given. At most "
+        "max_subnormal_fraction of the non-zero weights or gradients of a layer lie below the "
+        "smallest normal number."
+    )
+    source = (
+        "TorchLens (0.9 of the range, 10 % subnormal); Micikevicius et al. (2018), Mixed Precision "
+        "Training: gradients that float16 loses without a loss scale"
+    )
+    minimum_evidence = "16 non-zero values in a tensor"
+    settings = (
+        Setting(
+            "max_range_used",
+            float,
+            default=0.5,
+            minimum=0.0,
+            maximum=1.0,
+            help="largest part of the dtype's range that a value may use (0.5 leaves a factor of "
+            "two to the next batch)",
+        ),
+        Setting(
+            "max_subnormal_fraction",
+            float,
+            default=0.5,
+            minimum=0.0,
+            maximum=1.0,
+            help="largest part of a layer's non-zero weights or gradients below the smallest "
+            "normal number of the dtype, where precision is lost bit by bit",
+        ),
+        Setting(
+            "planned_dtype",
+            str,
+            default=None,
+            help="also judge the values against this dtype: float16, bfloat16, float8_e4m3fn or "
+            "float8_e5m2",
+            per_layer=False,
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield the first layer of each role that comes too near an end.
+
+        Raises:
+            SettingsError: `planned_dtype` is none of the dtypes.
+        """
+        planned = _planned(settings["planned_dtype"])
+        inner = leaves(observation)
+        for role in ("activations", "parameters", "gradients", "parameter_gradients"):
+            yield from list(_overflow(inner, role, planned, settings))[:1]
+            if role != "activations":
+                yield from list(_underflow(inner, role, planned, settings))[-1:]
+
+
+def _planned(limit: Limit) -> str | None:
+    if limit.value is None or limit.value in _PLANNED:
+        return None if limit.value is None else str(limit.value)
+    raise SettingsError(
+        f"{limit.origin}: planned_dtype must be one of {', '.join(_PLANNED)} or none, not "
+        f"{limit.value!r}{suggest(str(limit.value), _PLANNED)}"
+    )
+
+
+def _tensors(
+    records: list[LayerRecord], role: str, planned: str | None
+) -> Iterator[tuple[LayerRecord, str, TensorStatistics, str]]:
+    """Yield each tensor of a role with each dtype that it is judged by."""
+    for record in records:
+        for tensor, statistics in record.tensors(role).items():
+            if statistics.count - statistics.zero_count >= _FEWEST_VALUES:
+                for dtype in dict.fromkeys((statistics.dtype, planned or statistics.dtype)):
+                    if dtype in _RANGES:
+                        yield record, tensor, statistics, dtype
+
+
+def _overflow(
+    records: list[LayerRecord], role: str, planned: str | None, settings: Settings
+) -> Iterator[Violation]:
+    for record, tensor, statistics, dtype in _tensors(records, role, planned):
+        if statistics.nonfinite_count or dtype.startswith("float8"):
+            continue
+        limit, largest = settings.limit("max_range_used", record.name), _RANGES[dtype].largest
+        used = _largest(statistics) / largest
+        if used > limit.value:
+            message = (
+                f"its {_words(role)} reach {_largest(statistics):.4g}, {used:.3g} times the "
+                f"largest number of {dtype} ({largest:.5g})"
+            )
+            cause = "the next batch may overflow: scale down, normalise, or use bfloat16 or float32"
+            yield _violation(record, role, tensor, used, limit, message, cause)
+
+
+def _largest(statistics: TensorStatistics) -> float:
+    """Return the largest magnitude, leaving out the lowest number of a dtype, which masks use."""
+    lowest = _RANGES.get(statistics.dtype, _RANGES["float32"]).largest
+    is_mask = statistics.min <= -_MASK * lowest
+    return statistics.max if is_mask else statistics.abs_max
+
+
+def _underflow(
+    records: list[LayerRecord], role: str, planned: str | None, settings: Settings
+) -> Iterator[Violation]:
+    """Yield layers whose small values are lost; those of float32 and bfloat16 are `grad_norm`'s."""
+    for record, tensor, statistics, dtype in _tensors(records, role, planned):
+        if _RANGES[dtype].smallest_normal <= -126 or _is_unscaled(statistics):
+            continue
+        limit = settings.limit("max_subnormal_fraction", record.name)
+        bound = 2.0 ** _RANGES[dtype].smallest_normal
+        if dtype.startswith("float8"):
+            bound *= statistics.abs_max / _RANGES[dtype].largest
+        lost = _part_below(statistics, bound)
+        if lost > limit.value:
+            message = (
+                f"{lost:.0%} of its non-zero {_words(role)} lie below {bound:.2g}, the smallest "
+                f"normal number of {dtype}{_scaled(dtype)}"
+            )
+            cause = (
+                "gradients underflow without a loss scale: use torch.amp.GradScaler, or bfloat16"
+                if "gradients" in role
+                else "weights this small lose their precision: keep them in float32 or bfloat16"
+            )
+            yield _violation(record, role, tensor, lost, limit, message, cause)
+
+
+def _scaled(dtype: str) -> str:
+    return " with a scale for the tensor" if dtype.startswith("float8") else ""
+
+
+def _is_unscaled(statistics: TensorStatistics) -> bool:
+    """Whether these are gradients divided by a loss scale: float16 itself holds none so small."""
+    exponents = statistics.exponents
+    is_half = statistics.dtype == "float16" and len(exponents.counts) > 0
+    return is_half and exponents.lowest < _RANGES["float16"].smallest
+
+
+def _part_below(statistics: TensorStatistics, bound: float) -> float:
+    """Return the part of the non-zero values in the powers of two that end at or below `bound`."""
+    exponents = statistics.exponents
+    counts = exponents.counts.sum(axis=1)
+    below = sum(
+        int(count)
+        for row, count in enumerate(counts)
+        if 2.0 ** (exponents.lowest + row + 1) <= bound
+    )
+    return below / max(1, int(counts.sum()))
+
+
+def _words(role: str) -> str:
+    return role.replace("_", " ")
+
+
+def _violation(
+    record: LayerRecord,
+    role: str,
+    tensor: str,
+    value: float,
+    limit: Limit,
+    message: str,
+    cause: str,
+) -> Violation:
+    return Violation(
+        check=Headroom.name,
+        layer=record.name,
+        role=role,
+        value=value,
+        limit=limit.value,
+        origin=limit.origin,
+        message=message,
+        cause=cause,
+        tensor=tensor,
+    )

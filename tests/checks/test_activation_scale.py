@@ -1,0 +1,78 @@
+"""The `activation_scale` check: where activations begin to grow."""
+
+import pytest
+import torch
+from torch import nn
+
+
+class Scales(nn.Module):
+    """Multiplies by a constant."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def found(report):
+    """The layers that the check names, also where they are folded under others."""
+    everything = [v for root in report.violations for v in (root, *root.folded)]
+    return [v.layer for v in everything if v.check == "activation_scale"]
+
+
+@pytest.mark.parametrize(("factor", "names"), [(3.0, []), (3000.0, ["2"])])
+def test_layer_that_jumps_is_named(factor, names, batch, inspect):
+    """A factor in the middle of the model, with weights after it."""
+    model = nn.Sequential(
+        nn.Linear(16, 32), nn.Tanh(), Scales(factor), nn.Linear(32, 32), nn.Linear(32, 4)
+    )
+    assert found(inspect(model, batch)) == names
+
+
+def test_value_is_the_growth(batch, inspect):
+    """Root mean square over that of the inputs, by plain torch in float64."""
+    model = nn.Sequential(nn.Linear(16, 32), Scales(1e4), nn.Linear(32, 4))
+    violation = next(v for v in inspect(model, batch).violations if v.check == "activation_scale")
+    with torch.no_grad():
+        out = model[:2](batch).double().square().mean().sqrt()
+    assert violation.value == pytest.approx((out / batch.double().square().mean().sqrt()).item())
+
+
+def test_output_may_have_the_scale_of_its_targets(batch, inspect):
+    """A regression to house prices ends at 100,000."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1), Scales(1e5))
+    assert found(inspect(model, batch)) == []
+
+
+def test_rise_over_many_layers_begins_at_its_first(batch, inspect):
+    """Each layer triples; none is to blame alone, the first is named."""
+    layers = [nn.Linear(16, 16, bias=False) for _ in range(12)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, gain=3.0)
+    (name,) = found(inspect(nn.Sequential(*layers), batch))
+    assert int(name) <= 1
+
+
+@pytest.mark.parametrize("depth", [4, 40])
+def test_residual_stream_may_grow_with_its_depth(depth, batch, inspect):
+    """Forty pre-norm blocks without a scale of their own."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.fc = nn.LayerNorm(16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return x + self.fc(self.norm(x))
+
+    blocks = [Block() for _ in range(depth)]
+    assert found(inspect(nn.Sequential(*blocks, nn.Linear(16, 4)), batch)) == []
+
+
+@pytest.mark.parametrize("after", [nn.LayerNorm(32), nn.Tanh()])
+def test_growth_that_is_taken_back_at_once_is_not_judged(after, batch, inspect):
+    """A normalisation does not mind it, and saturation is another check's."""
+    model = nn.Sequential(nn.Linear(16, 32), Scales(3000.0), after, nn.Linear(32, 4))
+    assert found(inspect(model, batch)) == []

@@ -1,0 +1,90 @@
+"""The `headroom` check: how near values come to the ends of a dtype."""
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth.errors import SettingsError
+
+
+class Multiplies(nn.Module):
+    """Multiplies by a constant."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def found(report, check="headroom"):
+    """The layer, role and value of each violation, folded ones included."""
+    everything = [v for root in report.violations for v in (root, *root.folded)]
+    return [(v.layer, v.role, v.value) for v in everything if v.check == check]
+
+
+@pytest.mark.parametrize(("factor", "names"), [(1.0, []), (20000.0, ["0"])])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_values_near_the_largest_are_named(factor, names, dtype, batch, inspect):
+    """The part used is the largest value over 65504; float32 has room for more."""
+    values = (batch / batch.abs().max() * 2).to(dtype)
+    report = inspect(nn.Sequential(Multiplies(factor)), values, backward=False)
+    seen = [(layer, role) for layer, role, _ in found(report)]
+    expected = names if dtype is torch.float16 else []
+    assert seen == [(name, "activations") for name in expected]
+    for _, _, value in found(report):
+        assert value == pytest.approx(40000.0 / 65504.0, rel=1e-3)
+
+
+def test_masks_at_the_lowest_number_are_no_overflow(batch, inspect):
+    """They are made to be as low as the dtype goes."""
+
+    class Masks(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(x > 0, torch.finfo(x.dtype).min)
+
+    assert found(inspect(nn.Sequential(Masks()), batch.half(), backward=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("planned", "names"), [(None, []), ("bfloat16", []), ("float16", ["0"]), ("float8_e5m2", [])]
+)
+def test_planned_dtype(planned, names, batch, inspect):
+    """Values that float32 holds, and float16 would not; float8 is used with a scale."""
+    settings = {} if planned is None else {"planned_dtype": planned}
+    report = inspect(nn.Sequential(Multiplies(1e6)), batch, backward=False, settings=settings)
+    assert [layer for layer, _, _ in found(report)] == names
+
+
+def test_planned_dtype_that_is_unknown_is_refused(mlp, batch, inspect):
+    """The message lists those that are known."""
+    with pytest.raises(SettingsError, match="planned_dtype must be one of float16, bfloat16"):
+        _ = inspect(mlp, batch, settings={"planned_dtype": "half"}).violations
+
+
+@pytest.mark.parametrize(("factor", "lost"), [(10.0, False), (1e-9, True)])
+def test_gradients_that_float16_would_lose(factor, lost, mlp, batch, inspect):
+    """The value is the part of the non-zero gradients under 2**-14."""
+
+    def loss(output):
+        return output.square().mean() * factor * 1e3
+
+    report = inspect(mlp, batch, loss=loss, settings={"planned_dtype": "float16"})
+    roles = {role for _, role, _ in found(report)}
+    assert roles == ({"gradients", "parameter_gradients"} if lost else set())
+    mlp.zero_grad()
+    loss(mlp(batch)).backward()
+    gradients = mlp.head.weight.grad[mlp.head.weight.grad != 0].double().abs()
+    part = (gradients < 2.0**-14).double().mean().item()
+    assert (part > 0.5) is lost
+
+
+def test_weights_that_float8_would_lose(mlp, batch, inspect):
+    """One outlier takes the whole range: e4m3 has fifteen powers of two of normal numbers."""
+    report = inspect(mlp, batch, settings={"planned_dtype": "float8_e4m3fn"})
+    assert found(report) == []
+    with torch.no_grad():
+        mlp.fc2.weight[0, 0] = 1e5
+    report = inspect(mlp, batch, settings={"planned_dtype": "float8_e4m3fn"})
+    assert ("fc2", "parameters") in [(layer, role) for layer, role, _ in found(report)]
