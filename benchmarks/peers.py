@@ -224,7 +224,7 @@ def _dead(table: Any, trace: Any) -> list[Finding]:
     """Return the activations of which more than half of the units are dead."""
     rows = table[table["dead_frac"].fillna(0) > 0.5]
     return [
-        Finding(layer, "dead_neurons", f"{row['dead_frac']:.0%} dead units")
+        Finding(layer, "warning dead_neurons", f"{row['dead_frac']:.0%} dead units")
         for _, row in rows.iterrows()
         if row["op"].startswith(ACTIVATIONS)
         for layer in _layers(trace, row["op"])
@@ -259,5 +259,5 @@ def torchlens_critical(subject: Subject) -> list[Finding]:
     return [
         found
         for found in torchlens(subject)
-        if found.check.startswith("critical") or "no_gradient" in found.check
+        if not found.check.startswith("warning") or "no_gradient" in found.check
     ]
