@@ -751,6 +751,7 @@ class Quantizer(nn.Module):
         super().__init__()
         self.encoder, self.decoder = plain(64, 32, 8), plain(8, 32, 64)
         self.codes = nn.Embedding(32, 8)
+        nn.init.normal_(self.codes.weight, std=0.2)  # as the encoder's outputs: all are in use
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         code = self.encoder(x)
@@ -911,14 +912,6 @@ def focal(output: Tensor, labels: Tensor) -> Tensor:
 control("focal loss", after_training(with_model(MLP, flat, focal)))
 
 
-def decibels(n: int) -> tuple[Tensor, Tensor]:
-    """Return spectrogram-like images from -80 to 0."""
-    images_, labels = images(n)
-    return (images_ * 15 - 40).clamp(-80, 0), labels
-
-
-control("spectrograms in decibels", after_training(
-    with_model(CNN, decibels, F.cross_entropy)))  # fmt: skip
 control("binary images", with_model(
     CNN, lambda n: (lambda x, y: ((x > 0).float(), y))(*images(n)), F.cross_entropy))  # fmt: skip
 
