@@ -493,8 +493,8 @@ def _(s: Subject) -> None:
     "unregistered_parameters",
 )
 def _(s: Subject) -> None:
-    scale = torch.ones(64, requires_grad=True)
-    s.model.between = lambda x: x * scale
+    s.model.scale = torch.ones(64, requires_grad=True)
+    s.model.between = lambda x: x * s.model.scale
 
 
 @fault(
