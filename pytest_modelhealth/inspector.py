@@ -129,6 +129,9 @@ class Inspector:
                 `Inputs(x, mask=mask)` as both, anything else as the one argument.
             target: what `loss` compares the output with.
             loss: ``loss(output, target)`` with a target, else ``loss(output)``; a scalar tensor.
+                Several by name, ``{"detect": f, "segment": g}``, are summed in their order, and
+                what each asks of the layers is reported, at one more backward pass a task; a target
+                that is a mapping of the same names is handed out by name.
                 ``None`` takes ``output.loss``, a scalar output itself, or a fixed random projection
                 of the floating outputs.
             backward: ``None`` runs it where gradients have a path, ``True`` demands it, ``False``

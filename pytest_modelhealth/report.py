@@ -306,6 +306,37 @@ class UnregisteredParameter:
 
 
 @dataclass(frozen=True)
+class TaskPair:
+    """How the gradients of a task lie to those of a later one.
+
+    Args:
+        other: the later task.
+        cosines: cosine of the angle between the two by layer, over the layer's own parameters.
+    """
+
+    other: str
+    cosines: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TaskGradients:
+    """What one of several named losses asks of the model.
+
+    Args:
+        name: name of the task.
+        loss: value of its loss.
+        gradient_norms: L2 norm of the gradients of a layer's own parameters, by layer, of those
+            that it reaches.
+        pairs: how these gradients lie to those of each later task that reaches the same layers.
+    """
+
+    name: str
+    loss: float
+    gradient_norms: Mapping[str, float]
+    pairs: tuple[TaskPair, ...] = ()
+
+
+@dataclass(frozen=True)
 class Observation:
     """What one run, or several merged ones, saw of a model; made by `capture`.
 
@@ -323,6 +354,7 @@ class Observation:
             gave a loss.
         unregistered: leaves with a gradient that are no parameters of the model, those of the first
             batch.
+        tasks: what each of several named losses asks of the model, those of the first batch.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -336,6 +368,7 @@ class Observation:
     loss_calls: tuple[LossCall, ...] = ()
     loss_path: LossPath | None = None
     unregistered: tuple[UnregisteredParameter, ...] = ()
+    tasks: tuple[TaskGradients, ...] = ()
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches."""
@@ -354,6 +387,7 @@ class Observation:
             loss_calls=self.loss_calls,
             loss_path=self.loss_path,
             unregistered=self.unregistered,
+            tasks=self.tasks,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
 
-Loss = Callable[..., Any]
+Loss = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 Backward = bool | Callable[[Tensor], Any] | None
 Compiled = Literal["eager", "observe"]
 
@@ -35,7 +35,8 @@ class Request:
         inputs: a mapping goes in as keywords, a tuple or list as positionals, `Inputs` as both,
             anything else as the one argument.
         target: second argument of `loss`; ``None`` calls ``loss(output)``.
-        loss: ``None`` takes the model's own loss, a scalar output, or a fixed random projection.
+        loss: ``None`` takes the model's own loss, a scalar output, or a fixed random projection;
+            a mapping of named losses is summed, and each is differentiated by itself as well.
         backward: ``None`` runs it where a gradient path exists, ``True`` demands it, ``False``
             leaves it out, a function runs it in the user's way: ``backward(loss)``.
         scaler: a `torch.amp.GradScaler`: the backward pass runs on the loss it scales, and

@@ -43,6 +43,7 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "notes": list(seen.notes),
         "errors": list(seen.errors),
         "loss_calls": [_loss_call(call) for call in seen.loss_calls],
+        "tasks": [asdict(task) for task in seen.tasks],
         "unregistered": [
             asdict(replace(leaf, gradient=None))
             | {"gradient": None if leaf.gradient is None else _statistics(leaf.gradient)}

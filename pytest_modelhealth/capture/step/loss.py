@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.engine import Loss
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.errors import InspectionError
 
 _PROJECTION_SEED = 20_240_229
 
 
-def compute_loss(output: Any, target: Any, loss: Loss | None) -> Tensor | None:
+def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> Tensor | None:
     """Return the scalar to differentiate, or ``None`` where the output has no number to project.
 
     Raises:
@@ -31,24 +30,29 @@ def compute_loss(output: Any, target: Any, loss: Loss | None) -> Tensor | None:
             )
         return _own_loss(output)
     value = loss(output) if target is None else loss(output, target)
-    _validate(value, output)
+    validate_loss(value, output)
     return value.reshape(()) if value.ndim else value  # type: ignore[no-any-return]
 
 
-def _validate(value: object, output: Any) -> None:
+def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
+    """Do nothing if `value` is a real scalar tensor, with a graph where the output has one.
+
+    Raises:
+        InspectionError: it is not; the message calls it `what`.
+    """
     if not isinstance(value, Tensor):
         raise InspectionError(
-            f"the loss returned {type(value).__name__}, not a tensor: return the tensor itself, "
+            f"{what} returned {type(value).__name__}, not a tensor: return the tensor itself, "
             "without .item() or float()"
         )
     if value.numel() != 1:
         raise InspectionError(
-            f"the loss has shape {tuple(value.shape)}, not a scalar: reduce it, for example with "
+            f"{what} has shape {tuple(value.shape)}, not a scalar: reduce it, for example with "
             ".mean()"
         )
     if value.is_complex():
         raise InspectionError(
-            "the loss is complex: return a real one, for example its .abs() or .real"
+            f"{what} is complex: return a real one, for example its .abs() or .real"
         )
     if (
         not value.requires_grad
@@ -56,7 +60,7 @@ def _validate(value: object, output: Any) -> None:
         and any(tensor.requires_grad for tensor in find_tensors(output))
     ):
         raise InspectionError(
-            "the loss has no graph although the model's output has one: it was computed from a "
+            f"{what} has no graph although the model's output has one: it was computed from a "
             "detached copy (.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -30,10 +30,17 @@ from pytest_modelhealth.capture.step.state import (
     graph_leaves,
     untouched,
 )
+from pytest_modelhealth.capture.step.tasks import TaskLosses, conflicts
 from pytest_modelhealth.capture.step.unregistered import Registered
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import ensure_match, named_modules
-from pytest_modelhealth.report import LayerRecord, LossPath, Observation, UnregisteredParameter
+from pytest_modelhealth.report import (
+    LayerRecord,
+    LossPath,
+    Observation,
+    TaskGradients,
+    UnregisteredParameter,
+)
 
 
 @contextmanager
@@ -71,11 +78,14 @@ def run_step(
     notes = [*notes, *_unregistered(model, state)]
     registered = Registered(model, batch)
     unregistered: tuple[UnregisteredParameter, ...] = ()
+    tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
+    function: Any = tasks or request.loss
+    by_task: tuple[TaskGradients, ...] = ()
     with exited_whole(untouched(state, batch), watch(recorder)) as hooks:
         output = model(*arguments.args, **arguments.kwargs)
         if request.visitor is not None:
             request.visitor.see_output(output)
-        loss, path = _watched_loss(output, request, hooks)
+        loss, path = _watched_loss(output, request, function, hooks)
         backward = _wants_backward(loss, request.backward, notes)
         # buffers and parameters as the forward left them: what the loss was computed with
         recorder.note_options()
@@ -86,6 +96,9 @@ def run_step(
         ends = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
         del output
         if backward and loss is not None and loss.requires_grad:
+            if tasks is not None:
+                by_task, remarks = tasks.gradients(_named(recorder, "_parameters"), scale)
+                notes += [*remarks, *conflicts(by_task)]
             unregistered = _run_backward(
                 scale.apply(loss), request.backward, hooks, state, registered
             )
@@ -105,18 +118,19 @@ def run_step(
         loss_calls=tuple(recorder.loss_calls),
         loss_path=path,
         unregistered=unregistered,
+        tasks=by_task,
     )
 
 
 def _watched_loss(
-    output: Any, request: Request, hooks: Hooks
+    output: Any, request: Request, function: Callable[..., Any] | None, hooks: Hooks
 ) -> tuple[Tensor | None, LossPath | None]:
     """Return the loss and, where it is the user's, how it was computed."""
-    if request.loss is None or not hooks.functional.is_on:
-        return compute_loss(output, request.target, request.loss), None
-    phase = LossPhase(output, request.target, request.loss)
+    if function is None or not hooks.functional.is_on:
+        return compute_loss(output, request.target, function), None
+    phase = LossPhase(output, request.target, function)
     with phase.watching(hooks):
-        loss = compute_loss(output, request.target, request.loss)
+        loss = compute_loss(output, request.target, function)
     return loss, None if loss is None else phase.path(loss)
 
 

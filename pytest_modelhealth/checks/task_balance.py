@@ -1,0 +1,85 @@
+"""Several losses that share layers, none of which drowns the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import combinations
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.evidence import completed
+from pytest_modelhealth.report import Inconclusive, Observation, TaskGradients, Violation
+from pytest_modelhealth.settings import Setting, Settings
+
+
+class TaskBalance(Check):
+    """No task's gradient on the layers it shares is negligible beside another's.
+
+    As GradNorm does, gradients are compared at the last layer that the tasks share.
+    """
+
+    name = "task_balance"
+    summary = "No task's gradient drowns that of another on a layer that they share."
+    gravity = 45
+    definition = (
+        "With several named losses, the L2 norms of the gradients of each two of them are compared "
+        "at the last layer that both reach; the larger is at most max_task_ratio times the smaller."
+    )
+    source = (
+        "Chen et al. 2018, GradNorm (norms at the last shared layer); the limit is measured on two "
+        "tasks on scikit-learn's digits: from a ratio of 44 on the weaker learns nothing more"
+    )
+    minimum_evidence = "two named losses that are not zero, and one backward pass"
+    settings = (
+        Setting(
+            "max_task_ratio",
+            float,
+            default=100.0,
+            minimum=1.0,
+            help="largest ratio of the gradient norms of two tasks at the last layer they share",
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield each pair of tasks of which one drowns the other."""
+        for a, b in combinations(observation.tasks, 2):
+            layer = _last_shared(a, b, observation)
+            if layer is None:
+                continue
+            strong, weak = sorted((a, b), key=lambda t: t.gradient_norms[layer], reverse=True)
+            high, low = strong.gradient_norms[layer], weak.gradient_norms[layer]
+            limit = settings.limit("max_task_ratio", layer)
+            if not (math.isfinite(high) and high > limit.value * low):
+                continue
+            if weak.loss == 0.0:
+                reason = (
+                    f"the loss of task {weak.name!r} is zero: it asks for nothing on this batch"
+                )
+                yield Inconclusive(self.name, layer, reason)
+                continue
+            ratio = high / low if low else math.inf
+            yield Violation(
+                check=self.name,
+                layer=layer,
+                role="parameter_gradients",
+                value=ratio,
+                independent=True,
+                limit=limit.value,
+                origin=limit.origin,
+                message=(
+                    f"task {strong.name!r} has {ratio:.3g} times the gradient of task "
+                    f"{weak.name!r} here, where the two meet (norms {high:.3g} and {low:.3g})"
+                ),
+                cause=(
+                    f"their losses differ in scale ({strong.loss:.3g} and {weak.loss:.3g}): weight "
+                    f"them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or normalise the "
+                    "targets"
+                ),
+            )
+
+
+def _last_shared(a: TaskGradients, b: TaskGradients, observation: Observation) -> str | None:
+    """Return the layer, of those that both tasks reach, that completed last."""
+    shared = [name for name in a.gradient_norms if name in b.gradient_norms]
+    known = [observation.layers[name] for name in shared if name in observation.layers]
+    return max(known, key=completed).name if known else None
