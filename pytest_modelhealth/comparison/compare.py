@@ -16,7 +16,7 @@ from pytest_modelhealth.comparison.judging import FACTOR, Further, TensorResult,
 from pytest_modelhealth.comparison.links import link, missing_gradients
 from pytest_modelhealth.comparison.measures import coarser
 from pytest_modelhealth.comparison.store import TensorStore
-from pytest_modelhealth.comparison.story import Story, changed_values
+from pytest_modelhealth.comparison.story import Changed, Story, changed_values
 from pytest_modelhealth.comparison.subjects import (
     Subject,
     candidate_subject,
@@ -135,7 +135,7 @@ def _layers(
     a: Trace,
     b: Trace,
     results: list[TensorResult],
-    changed: dict[str, tuple[str, ...]],
+    changed: dict[str, Changed],
 ) -> dict[tuple[str | None, str | None], AlignedLayer]:
     of_layer: dict[str, list[TensorResult]] = defaultdict(list)
     for result in results:
@@ -148,7 +148,7 @@ def _layers(
             pair=pair,
             type_name=side.observation.layers[pair.name].type_name,
             tensors=tuple(of_layer.get(pair.reference, ())) if pair.reference is not None else (),
-            changed_parameters=changed.get(pair.reference, ())
+            changed_parameters=changed[pair.reference].phrases
             if pair.reference is not None
             else (),
         )
@@ -244,7 +244,7 @@ def _remarks(
     a: Trace,
     b: Trace,
     results: list[TensorResult],
-    changed: dict[str, tuple[str, ...]],
+    changed: dict[str, Changed],
     divergence: Divergence | None,
 ) -> list[str]:
     """Return what is worth saying of the models beyond the verdict."""
@@ -262,9 +262,9 @@ def _remarks(
     if both_nan:
         layers = list(dict.fromkeys(r.key.layer or a.observation.model_type for r in both_nan))
         notes.append(f"equal, but NaN on both sides: {_listed(layers)}")
-    unused = [name for name, phrases in changed.items() if phrases]
+    unused = [name for name, found in changed.items() if found.phrases]
     if unused and divergence is None:
-        phrase = changed[unused[0]][0]
+        phrase = changed[unused[0]].phrases[0]
         notes.append(f"parameters differ that this batch does not show: {unused[0]}: {phrase}")
     for ours, theirs in alignment.to_candidate.items():
         calls = a.observation.layers[ours].calls, b.observation.layers[theirs].calls

@@ -164,6 +164,8 @@ def judge(
     _measure(cases, a, b, store)
     _set_floors(cases, a, max(epsilons))
     open_ = [case for case in cases if _is_open(case, factor)]
+    if open_:  # the runs are made, so what is near the limit may be told its true noise too
+        open_ = [case for case in cases if _is_open(case, factor / 3)]
     if open_ and epsilons[1] > epsilons[0]:
         _measure_lower(open_, a, store, further, lower)
     elif open_:

@@ -6,7 +6,7 @@ import math
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,32 @@ from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.comparison.links import parameter_names
 from pytest_modelhealth.comparison.trace import Trace
 from pytest_modelhealth.report import LayerRecord, Option, Status
+from pytest_modelhealth.tolerance import epsilon_of
 
 Modules = Mapping[str, nn.Module]
+
+
+class Changed(NamedTuple):
+    """What of a layer has other values, a phrase each.
+
+    Args:
+        parameters: the parameters.
+        others: buffers, and parameters of another size, which a layer may not read in full.
+    """
+
+    parameters: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """Both."""
+        return self.parameters + self.others
+
+
+_UNCHANGED = Changed()
+
+SAME = 10
+"""Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +54,7 @@ class Story:
         a: the reference's run.
         b: the candidate's run.
         modules: the modules of both, by name.
-        changed: the parameters and buffers of each layer of the reference whose values differ, a
-            phrase each.
+        changed: the parameters and buffers of each layer of the reference whose values differ.
         results: what became of each tensor, in order of appearance in the reference.
     """
 
@@ -39,13 +62,16 @@ class Story:
     a: Trace
     b: Trace
     modules: tuple[Modules, Modules]
-    changed: Mapping[str, tuple[str, ...]]
+    changed: Mapping[str, Changed]
     results: tuple[TensorResult, ...]
 
     def first_divergence(self) -> Divergence | None:
         """Return where the two first differ: forward, or else backward, each in its own order."""
         diverged = [result for result in self.results if result.diverged]
         forward = [result for result in diverged if result.key.role in FORWARD]
+        weights = self._other_weights()
+        if weights is not None and not (forward and self._is_before(forward[0], weights)):
+            return self._weights(weights, diverged)
         if forward:
             return self._forward(forward[0], diverged)
         return self._backward(diverged[0], diverged) if diverged else None
@@ -71,10 +97,36 @@ class Story:
             return self._between(first, diverged, pair.reference, "its output")
         return self._own(pair, first, diverged)
 
+    def _other_weights(self) -> TensorResult | None:
+        """Return the first output of a layer whose parameters differ, whether or not it diverged.
+
+        What a batch does not show, another will: weights are not rounded, they are given.
+        """
+        for result in self.results:
+            changed = self.changed.get(result.key.layer)
+            if result.key.role == "activations" and changed and changed.parameters:
+                pair = self.alignment.by_reference.get(result.key.layer)
+                if pair is not None and pair.aligned and pair.output_of is None:
+                    return result
+        return None
+
+    def _is_before(self, first: TensorResult, other: TensorResult) -> bool:
+        return self.a.entries[first.key].moment < self.a.entries[other.key].moment
+
+    def _weights(self, output: TensorResult, diverged: list[TensorResult]) -> Divergence:
+        """Return the story of a layer that has other weights, on inputs that are right."""
+        name = output.key.layer
+        pair = self.alignment.by_reference[name]
+        if output.diverged:
+            return self._own(pair, output, diverged)
+        story = "other weights, although on this batch the output is the same up to rounding"
+        cause = "; ".join(self.changed[name].parameters)
+        return self._made(pair, "parameters", output, diverged, story, cause)
+
     def _own(self, pair: Pair, first: TensorResult, diverged: list[TensorResult]) -> Divergence:
         """Return the story of a layer whose inputs are right and whose outputs are not."""
         name = pair.reference or ""
-        changed = self.changed.get(name, ())
+        changed = self.changed.get(name, _UNCHANGED).phrases
         if pair.output_of is not None:
             story = f"same input, and its output is not that of {pair.output_of}, which was folded"
             return self._made(pair, "computation", first, diverged, f"{story} into it", "")
@@ -106,7 +158,7 @@ class Story:
         pair = self._pair(parent) or _unpaired(parent)
         before = self._last_good(first)
         after = f" after {self._label(before)}" if before else ""
-        changed = self.changed.get(parent, ())
+        changed = self.changed.get(parent, _UNCHANGED).phrases
         if first.problem:
             return self._made(
                 pair, "structure", first, diverged, f"{seen} has another form", first.problem
@@ -329,8 +381,8 @@ def _options_difference(x: LayerRecord, y: LayerRecord) -> Iterator[str]:
 
 def changed_values(
     pair: Pair, a: Trace, b: Trace, modules: tuple[Modules, Modules], epsilon: float
-) -> tuple[str, ...]:
-    """Return a phrase for each parameter and buffer of an aligned layer whose values differ.
+) -> Changed:
+    """Return the parameters and buffers of an aligned layer whose values differ.
 
     Values that differ by no more than rounding to the candidate's dtype are the same.
     """
@@ -339,17 +391,21 @@ def changed_values(
         for side, name in zip(modules, (pair.reference, pair.candidate), strict=True)
     )
     if pair.reference is None or pair.candidate is None or x is None or y is None:
-        return ()
+        return _UNCHANGED
     names = parameter_names(pair.reference, pair.candidate, a, b)
     theirs: dict[str, Tensor | None] = {**y._parameters, **y._buffers}
-    found = []
-    for name, ours in (*x._parameters.items(), *x._buffers.items()):
+
+    parameters: list[str] = []
+    others: list[str] = []
+    for name, own in (*x._parameters.items(), *x._buffers.items()):
         other = theirs.get(names.get(name, name))
-        if ours is not None and other is not None and ours is not other:
-            phrase = _values_difference(name, ours, other, epsilon)
-            if phrase:
-                found.append(phrase)
-    return tuple(found)
+        if own is None or other is None or own is other:
+            continue
+        phrase = _values_difference(name, own, other, epsilon)
+        counts = name in x._parameters and own.numel() == other.numel()
+        if phrase:
+            (parameters if counts else others).append(phrase)
+    return Changed(tuple(parameters), tuple(others))
 
 
 def _values_difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float) -> str:
@@ -359,15 +415,16 @@ def _values_difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float) 
         x, y = (tensor.detach().cpu() for tensor in (ours, theirs))
         if x.dtype == y.dtype and torch.equal(x, y):
             return ""
+        if x.numel() != y.numel():
+            return f"{name} has shape {tuple(y.shape)}, was {tuple(x.shape)}"
         if x.shape != y.shape:
-            if x.ndim == 2 and x.shape == y.shape[::-1]:
-                y = y.T
-            else:
-                return f"{name} has shape {tuple(y.shape)}, was {tuple(x.shape)}"
+            y = y.T if x.ndim == 2 and x.shape == y.shape[::-1] else y.reshape(x.shape)
         x, y = (t.dequantize() if t.is_quantized else t for t in (x, y))
         wide = torch.complex128 if x.is_complex() else torch.float64
         rounded, x, y = x.to(y.dtype).to(wide), x.to(wide), y.to(wide)
-        apart = ((x - y).abs() > epsilon * x.abs()) & (rounded != y)
+        slack = max(epsilon, SAME * epsilon_of(ours.dtype))
+        least = x.abs().clamp_min(float(x.abs().square().mean().sqrt()))
+        apart = ((x - y).abs() > slack * least) & (rounded != y)
         apart |= x.isnan() != y.isnan()
         count = int(apart.sum())
         if not count or (x.ndim == 2 and x.shape[0] == x.shape[1] and torch.equal(x, y.T)):

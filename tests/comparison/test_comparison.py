@@ -47,6 +47,7 @@ def test_the_first_line_tells_the_whole_story():
         ("other_mode", "it is in training mode, the reference is in evaluation mode"),
         ("other_running_mean", "running_mean differs in 8 of 8 values"),
         ("residual_scaled", "the input of blocks.1.ln2 is not: its own code after blocks.1.attn"),
+        ("residual_lost", "every layer before is right, its output is not: its own code after"),
         ("skip_scaled", "skip is 0.999, was 1.0"),
         ("scale_inserted", "between them: inserted scale"),
         ("norm_removed", "between them: removed norm"),
@@ -167,3 +168,65 @@ def test_a_picture_is_drawn_of_what_has_no_number(name):
     """NaN and missing gradients are drawn as crosses, not as errors of the plot."""
     reference, candidate = HARMFUL[name][0]()
     compare(reference, candidate, batch(reference)).plot_errors().canvas.draw()
+
+
+def test_other_weights_are_a_divergence_although_the_batch_does_not_show_them():
+    """An embedding of a word that is not in the batch is still another embedding."""
+    reference, candidate = twins(Gpt)
+    candidate.tokens.weight = nn.Parameter(candidate.tokens.weight.detach().clone())
+    inputs = torch.zeros(2, 10, dtype=torch.int64)
+    reference.head, candidate.head = nn.Identity(), nn.Identity()
+    candidate.tokens.weight.data[7] *= 1.001
+    comparison = compare(reference, candidate, inputs)
+    assert not comparison.diverged
+    assert comparison.first_divergence.layer == "tokens"
+    assert "other weights, although on this batch" in repr(comparison)
+    assert "weight differs in 24 of 960 values: weight[7, 0]" in repr(comparison)
+
+
+def test_weights_that_differ_by_a_rounding_are_the_same_weights():
+    """A weight that was folded or computed anew is off by a few epsilons."""
+    reference, candidate = twins(Mlp)
+    candidate.fc2.weight.data *= 1 + 2.0**-23
+    assert compare(reference, candidate, batch(reference)).equivalent
+
+
+def test_buffers_that_no_number_shows_are_a_note():
+    """In training mode a batch norm does not read its averages: another average is only said."""
+    reference, candidate = twins(lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)))
+    candidate[1].running_mean += 1
+    comparison = compare(reference, candidate, torch.randn(8, 16))
+    assert comparison.equivalent
+    assert any("1: running_mean differs" in note for note in comparison.notes)
+
+
+def test_one_wrong_element_among_many_is_found():
+    """An error that the norm of a large tensor hides is held to the worst element's noise."""
+
+    class Spoiled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x).clone()
+            y[3, 5] += 1e-4
+            return y
+
+    reference = seeded(lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh()))
+    candidate = nn.Sequential(Spoiled(64, 64), nn.Tanh())
+    candidate.load_state_dict(reference.state_dict())
+    found = compare(reference, candidate, torch.randn(512, 64)).first_divergence
+    assert found.layer == "0"
+    assert found.result.difference.at == (3, 5)
+    assert found.result.difference.unequal == 1
+
+
+def test_a_float64_run_that_computes_something_else_is_no_truth():
+    """A model that behaves otherwise in float64 is judged by perturbed runs, not excused by it."""
+
+    class Odd(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(2 * x if x.dtype == torch.float64 else x)
+
+    reference = seeded(Odd)
+    candidate = seeded(Odd)
+    candidate.norm.eps = 1e-3
+    found = compare(reference, candidate, batch(seeded(Mlp))).first_divergence
+    assert found.layer == "norm"
