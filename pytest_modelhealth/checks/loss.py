@@ -455,4 +455,5 @@ def _violation(
         origin=origin,
         message=message,
         cause=cause,
+        independent=origin == "always",  # how the loss is written follows from no other fault
     )

@@ -247,6 +247,7 @@ def test_negated_loss_is_named(mlp, batch, labels, inspect, loss):
     "loss",
     [
         lambda o, t: F.cross_entropy(o, t) - 10.0,
+        lambda o, t: -((o + F.one_hot(t, 10) + 5.0) ** 3).mean(),
         lambda o, t: -F.cosine_similarity(o, F.one_hot(t, 10).float()).mean(),
         lambda o, t: -F.log_softmax(o, 1).gather(1, t[:, None]).mean(),
         lambda o, t: (
@@ -319,10 +320,26 @@ def test_loss_of_a_trained_model_may_be_large(mlp, batch, labels, inspect):
         F.cross_entropy(mlp(batch), labels).backward()
         optimizer.step()
     with torch.no_grad():
-        mlp.head.weight.mul_(20.0)
-    report = inspect(mlp, batch, (labels + 1) % 10, loss=F.cross_entropy)
+        mlp.head.weight.mul_(500.0)
+    report = inspect(mlp, batch, (labels + 1) % 10, loss=F.cross_entropy, settings=ONLY)
     assert report.loss > 10 * math.log(10)
     assert findings(report) == []
+
+
+def test_large_inputs_are_not_the_heads_doing(mlp, batch, labels, inspect):
+    """Where large numbers come in, the layer that makes the logits is not to blame."""
+    report = inspect(mlp, 1e4 * batch, labels, loss=F.cross_entropy, settings=ONLY)
+    assert report.loss > 10 * math.log(10)
+    assert findings(report) == []
+
+
+def test_fault_in_the_model_does_not_hide_that_of_the_loss(batch, inspect):
+    """How the loss is written follows from nothing else, and is a story of its own."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+    nn.init.zeros_(model[0].weight)
+    report = inspect(model, batch, torch.randn(64), loss=lambda o, t: (o - t).square().mean())
+    assert len(findings(report)) == 1
+    assert len(report.violations) > 1
 
 
 def test_targets_that_are_all_ignored_are_named(mlp, batch, inspect):
