@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import math
 from collections.abc import Mapping
@@ -190,6 +191,9 @@ class Comparison:
     def __str__(self) -> str:
         text: str = _rendering("comparison").overview(self)
         return text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""

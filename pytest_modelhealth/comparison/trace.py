@@ -118,6 +118,9 @@ class Watcher:
         for number, tensor in enumerate(find_tensors(output)):
             self._see(Key("", "outputs", "", number), tensor)
 
+    def forget(self) -> None:
+        """Take no tensor for one seen before."""
+
     def _see(self, key: Key, value: Tensor) -> None:
         try:
             with torch.no_grad(), torch._C.DisableTorchFunction():
@@ -145,14 +148,22 @@ class Keeper(Watcher):
     def __post_init__(self) -> None:
         super().__init__()
         self._slots = _Seen()
+        self._memory_is_reused = False
 
     def see_output(self, output: Any) -> None:
         """Keep what the model returned, and how it is built."""
         self.output = structure(output)
         super().see_output(output)
 
+    def forget(self) -> None:
+        """Keep every tensor anew."""
+        self._slots = _Seen()
+        self._memory_is_reused = True
+
     def take(self, key: Key, value: Tensor) -> None:
         """Keep a tensor, once if it is shown several times."""
+        if self._memory_is_reused and key.role == "gradients":  # which come without a word
+            self._slots = _Seen()
         known: Entry | None = self._slots.get(value)
         if known is None:
             values = dense_values(value).values

@@ -141,6 +141,14 @@ def test_it_is_plain_data_on_request():
     assert pickle.loads(pickle.dumps(comparison)).to_dict() == comparison.to_dict()
 
 
+def test_a_notebook_shows_the_table():
+    """The HTML is the text, escaped."""
+    reference, candidate = BENIGN["blocks_renamed"]()
+    shown = compare(reference, candidate, batch(reference))._repr_html_()
+    assert shown.startswith("<pre>equivalent")
+    assert "blocks.0 -&gt; h.0" in shown
+
+
 def test_repr_does_not_count_as_looking_and_the_verdict_does():
     """What a test never asked for is checked when it ends; a debugger's `repr` asks nothing."""
     comparison = broken()

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_modelhealth import compare
+from pytest_modelhealth.comparison.store import TensorStore
+from pytest_modelhealth.comparison.trace import Keeper
 from tests.comparison.models import Cnn, Gpt, Mlp, batch
 from tests.comparison.pairs import twins
 
@@ -112,3 +114,18 @@ def test_another_device_is_compared_where_there_is_one(build):
     """The batch goes to the candidate's device; rounding there is what it is here."""
     reference, candidate = twins(build)
     assert compare(reference, candidate.cuda(), batch(reference)).equivalent
+
+
+def test_a_tensor_that_compiled_code_wrote_to_again_is_kept_anew():
+    """Such code reuses memory without a new version: what was kept is then something else."""
+    with TensorStore(1 << 20) as store:
+        keeper = Keeper(store)
+        tensor = torch.ones(3)
+        keeper.see("a", "activations", "", tensor)
+        keeper.see("b", "inputs", "", tensor)
+        tensor.data.view(-1).numpy()[:] = 2  # unseen by the version counter
+        keeper.forget()
+        keeper.see("b", "activations", "", tensor)
+        slots = [entry.slot for entry in keeper.entries.values()]
+        assert slots[0] == slots[1] != slots[2]
+        assert store[slots[2]].tolist() == [2, 2, 2]

@@ -27,11 +27,19 @@ class Visitor(Protocol):
     def see_output(self, output: Any) -> None:
         """See what the model returned."""
 
+    def forget(self) -> None:
+        """Take no tensor for one seen before: compiled code writes without a new version."""
+
 
 class VisitedRecorder(Recorder):
     """Records as ever, and shows each tensor to `visitor`, which is set before the run."""
 
     visitor: Visitor
+
+    def forget(self) -> None:
+        """Look at every tensor anew."""
+        super().forget()
+        self.visitor.forget()
 
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> None:
         """Take and show what `layer` was called with."""
