@@ -213,16 +213,12 @@ class ClassTargets:
     Args:
         count: how many there are, those to be ignored among them.
         ignored: how many are to be ignored.
-        distinct: number of different classes among the others.
-        largest_share: share of the most frequent class among the others.
         tail: the index that several samples end in, twice or more; ``None`` if there is none.
         tail_share: share of the targets that are such ends.
     """
 
     count: int
     ignored: int
-    distinct: int
-    largest_share: float
     tail: int | None = None
     tail_share: float = 0.0
 
@@ -240,7 +236,7 @@ class LossCall:
         value: what it returned, the mean where that is no scalar.
         classes: number of classes in the input; 0 where the function knows none.
         rows: ``"probabilities"`` or ``"log_probabilities"`` where every row of classes is, else
-            ``""``.
+            ``""``; of many rows a sample is looked at.
         over_batch: whether it is the columns that are, each over all samples.
         log_normalizer: median absolute logarithm of what the exponentials of a row sum to; 0 for
             log-probabilities.

@@ -63,6 +63,10 @@ class Entry(ABC):
         """Return the entry of a tensor of this dtype, which another one was made of to be read."""
         return _Renamed(self, str(dtype).removeprefix("torch."))
 
+    def reshaped(self, shape: tuple[int, ...]) -> Entry:
+        """Return the entry, without units, of a tensor of the same values in the same order."""
+        return _Reshaped(self, shape)
+
 
 class Ledger:
     """Statistics of many tensors.
@@ -87,7 +91,7 @@ class Ledger:
         Raises:
             UnsupportedTensorError: as `reduce`.
         """
-        if not tensor.is_cpu or self._queue_all:
+        if self.queues(tensor):
             return self._add_queued(tensor, unit_dim)
         kind = self._kind(tensor, unit_dim) if is_plain(tensor) else None
         if kind is not None:
@@ -105,6 +109,10 @@ class Ledger:
                         entry.first_nonfinite = first_nonfinite(tensor)
                 return entry
         return _Known(reduce(tensor, unit_dim))
+
+    def queues(self, tensor: Tensor) -> bool:
+        """Whether the statistics of `tensor` stay on its device until somebody asks for them."""
+        return not tensor.is_cpu or self._queue_all
 
     def _begin(self) -> Results:
         self._results = Results()
@@ -163,6 +171,27 @@ class _Renamed(Entry):
     @property
     def has_units(self) -> bool:
         return self._entry.has_units
+
+
+class _Reshaped(Entry):
+    __slots__ = ("_entry", "_shape")
+
+    def __init__(self, entry: Entry, shape: tuple[int, ...]) -> None:
+        self._entry = entry
+        self._shape = shape
+
+    @property
+    def statistics(self) -> TensorStatistics:
+        seen = self._entry.statistics
+        first = seen.first_nonfinite
+        if first is not None:
+            place = np.ravel_multi_index(first, seen.shape)
+            first = tuple(map(int, np.unravel_index(place, self._shape)))
+        return replace(seen, units=None, shape=self._shape, first_nonfinite=first)
+
+    @property
+    def has_units(self) -> bool:
+        return False
 
 
 # ---- read by the compiled kernel ---------------------------------------------------------------

@@ -78,6 +78,15 @@ class TensorStatistics:
         return self.count - self.nonfinite_count
 
     @property
+    def mean_of_all(self) -> float:
+        """Mean as torch computes it, of values that are not finite too."""
+        if self.nan_count or (self.positive_inf_count and self.negative_inf_count):
+            return math.nan
+        if self.positive_inf_count:
+            return math.inf
+        return -math.inf if self.negative_inf_count else self.mean
+
+    @property
     def rms(self) -> float:
         """Root mean square."""
         return math.hypot(self.mean, self.std)

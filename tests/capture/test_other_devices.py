@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing import recorder
@@ -102,6 +103,23 @@ def test_a_scaled_loss_is_fetched_with_the_rest(fetches: list[int]) -> None:
         if record.gradients is not None:
             assert found[name].gradients.norm == pytest.approx(record.gradients.norm, rel=1e-5)
             assert found[name].gradients.dtype == "float32"
+
+
+def test_a_loss_function_is_not_waited_for(fetches: list[int]) -> None:
+    """What torch's losses were given is taken on the device, and settled when all is fetched."""
+    target = torch.randint(0, 5, (6,))
+    images = torch.randn(6, 3, 8, 8)
+    found = Inspector(model()).run_inspection(images, target, loss=nn.functional.cross_entropy)
+    assert found.observation.errors == ()
+    assert len(fetches) == 1
+    with pytest.MonkeyPatch.context() as patch, _disable_current_modes():
+        patch.setattr(recorder, "Ledger", Ledger)
+        report = Inspector(model()).run_inspection(images, target, loss=nn.functional.cross_entropy)
+    (call,), (expected,) = found.observation.loss_calls, report.observation.loss_calls
+    assert call.value == expected.value
+    assert call.targets == expected.targets
+    assert call.log_normalizer == expected.log_normalizer > 0
+    assert_same(call.input, expected.input)
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,19 +1,27 @@
-"""Sees the calls of torch's loss functions and tells what they were given."""
+"""Sees the calls of torch's loss functions and tells what they were given.
+
+Of large arguments a sample is looked at, beside the statistics of all. Nothing waits for a device:
+what was taken is worked out when somebody asks.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.loss_graph import Origin, origin
 from pytest_modelhealth.report import ClassTargets, LossCall, Option
-from pytest_modelhealth.statistics import TensorStatistics, UnsupportedTensorError, reduce
+from pytest_modelhealth.statistics import Entry
 
 _NAMES = (
     "binary_cross_entropy",
@@ -43,10 +51,53 @@ LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {getattr(F, name): name for name
 """torch's loss functions; those in `torch.nn` call them."""
 
 _PLAIN = frozenset({bool, int, float, str})
-_MOST_ROWS = 1024
+_MOST_ROWS = 64
+_MOST_VALUES = 1 << 16
+
+Read = Callable[[Any], Entry | None]
+"""Returns where the statistics of a tensor are to be had, if there are any."""
 
 
-def loss_call(
+@dataclass(frozen=True)
+class SeenLoss:
+    """One call of a loss function: samples of what it was given, and what else is known of it.
+
+    Args:
+        call: what is known at once.
+        input, target, value: what is found in the first argument, the target and the result.
+        rows: rows of classes in the input, shape ``(rows, classes)``.
+        columns: columns of the input over all samples of the batch, shape ``(columns, samples)``.
+        eps: distance of 1 from the next number in the dtype of the input.
+        targets: what there is of class indices.
+    """
+
+    call: LossCall
+    input: Entry | None
+    target: Entry | None
+    value: Entry | None
+    rows: Tensor | None
+    columns: Tensor | None
+    eps: float
+    targets: _Targets | None
+
+    def settled(self) -> LossCall:
+        """Return all of it as plain data; of what is on another device this waits for that."""
+        given = None if self.input is None else self.input.statistics
+        has_nan = given is None or given.nan_count > 0
+        rows = _Rows() if has_nan else _rows(self.rows, self.columns, self.eps)
+        return replace(
+            self.call,
+            input=given,
+            target=None if self.target is None else self.target.statistics,
+            value=None if self.value is None else self.value.statistics.mean_of_all,
+            rows=rows.kind,
+            over_batch=rows.over_batch,
+            log_normalizer=rows.log_normalizer,
+            targets=None if self.targets is None else self.targets.settled(),
+        )
+
+
+def see_loss(
     call: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -54,7 +105,8 @@ def loss_call(
     *,
     layer: str | None,
     samples: int,
-) -> LossCall:
+    read: Read,
+) -> SeenLoss:
     """Return what one call of a loss function was given and gave.
 
     Args:
@@ -64,38 +116,47 @@ def loss_call(
         value: what it returned.
         layer: the layer whose forward called it; ``None`` where none did.
         samples: the size of the batch.
+        read: reads a tensor.
     """
     function = LOSS_FUNCTIONS[call]
     names = _parameter_names(call)
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    values = given.get(names[0])
-    target = given.get("target", given.get("targets", given.get(names[1])))
+    values: Any = given.get(names[0])
+    target: Any = given.get("target", given.get("targets", given.get(names[1])))
     options: dict[str, Option] = {n: v for n, v in given.items() if type(v) in _PLAIN}
     options |= {
         name: True for name in ("weight", "pos_weight") if isinstance(given.get(name), Tensor)
     }
+    dimension = _class_dimension(function, values)
+    made_by = origin(values) if isinstance(values, Tensor) else Origin()
+    entry, target_entry = read(values), read(target)
+    rows = columns = targets = None
     with torch.no_grad():
-        dimension = _class_dimension(function, values)
-        rows = _Rows()
-        made_by = Origin()
-        if isinstance(values, Tensor):
-            rows = _rows(values, dimension, samples)
-            made_by = origin(values)
-        return LossCall(
+        if dimension is not None and entry is not None and values.shape[dimension] > 1:
+            rows = _sample(values, dimension)
+            if dimension != 0 and values.shape[0] == samples > 1:
+                columns = _sample(values, 0)
+        if target_entry is not None:
+            targets = _targets(function, target, given, samples)
+    return SeenLoss(
+        LossCall(
             function=function,
             layer=layer,
-            input=_statistics(values),
-            target=_statistics(target),
+            input=None,
+            target=None,
             options=options,
-            value=_value(value),
-            classes=0 if values is None or dimension is None else values.shape[dimension],
-            rows=rows.kind,
-            over_batch=rows.over_batch,
-            log_normalizer=rows.log_normalizer,
+            classes=0 if dimension is None else values.shape[dimension],
             made_by=made_by.function,
             made_along=made_by.dimension,
-            targets=_class_targets(function, target, given, values, samples),
-        )
+        ),
+        entry,
+        target_entry,
+        read(value),
+        rows,
+        columns,
+        torch.finfo(values.dtype).eps if rows is not None else 0.0,
+        targets,
+    )
 
 
 @cache
@@ -114,19 +175,23 @@ def _class_dimension(function: str, values: Any) -> int | None:
     return None
 
 
-def _statistics(tensor: Any) -> TensorStatistics | None:
-    if not isinstance(tensor, Tensor):
-        return None
-    try:
-        return reduce(tensor)
-    except UnsupportedTensorError:
-        return None
+def _sample(values: Tensor, dimension: int) -> Tensor | None:
+    """Return copies of some rows along `dimension`, evenly spread: of a few, all.
 
-
-def _value(value: Any) -> float | None:
-    if not isinstance(value, Tensor) or value.is_meta or not value.numel():
+    It asks nothing of the device that the tensor is on.
+    """
+    moved = values.detach().movedim(dimension, -1)
+    length = moved.shape[-1]
+    count = math.prod(moved.shape[:-1])
+    if not count or not length:
         return None
-    return float(value.detach().double().mean())
+    wanted = min(count, _MOST_ROWS, max(2, _MOST_VALUES // length))
+    at = torch.arange(wanted, device=values.device) * count // wanted
+    index = []
+    for size in reversed(moved.shape[:-1]):
+        index.append(at % size)
+        at = at // size
+    return moved[tuple(reversed(index))] if index else moved[None]
 
 
 class _Rows(NamedTuple):
@@ -135,79 +200,89 @@ class _Rows(NamedTuple):
     log_normalizer: float | None = None
 
 
-def _rows(values: Tensor, dimension: int | None, samples: int) -> _Rows:
-    """Tell whether the input holds probabilities, log-probabilities or neither.
-
-    Of a large input a sample of rows is looked at.
-    """
-    if dimension is None or values.shape[dimension] < 2 or not values.numel():
+def _rows(rows: Tensor | None, columns: Tensor | None, eps: float) -> _Rows:
+    """Tell whether the input holds probabilities, log-probabilities or neither."""
+    if rows is None:
         return _Rows()
-    classes = values.shape[dimension]
-    step = max(1, values.shape[0] // _MOST_ROWS) if dimension else 1
-    rows = values[::step].movedim(dimension, -1).reshape(-1, classes)
-    rows = rows[:: max(1, len(rows) // _MOST_ROWS)].double()
-    if bool(torch.isnan(rows).any()):
-        return _Rows()
-    eps = torch.finfo(values.dtype).eps
-    kind = _kind(rows, eps)
-    normalizer = float(rows.logsumexp(-1).abs().median())
-    over_batch = (
-        not kind
-        and values.ndim >= 2
-        and dimension != 0
-        and values.shape[0] == samples > 1
-        and bool(_kind(values.detach().movedim(0, -1).reshape(-1, samples).double(), eps))
-    )
-    return _Rows(kind, over_batch, normalizer)
+    values = _float64(rows)
+    kind = _kind(values, eps)
+    over_batch = not kind and columns is not None and _kind(_float64(columns), eps) != ""
+    return _Rows(kind, over_batch, float(np.median(np.abs(_log_normalizers(values)))))
 
 
-def _kind(rows: Tensor, eps: float) -> str:
+def _float64(values: Tensor) -> npt.NDArray[np.float64]:
+    """Return a copy in this process's memory; NumPy takes a microsecond where torch takes three."""
+    return values.cpu().double().numpy()
+
+
+def _log_normalizers(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the logarithm of what the exponentials of each row sum to."""
+    top = rows.max(-1)
+    with np.errstate(all="ignore"):
+        top = np.where(np.isfinite(top), top, 0.0)
+        logarithms: npt.NDArray[np.float64] = top + np.log(np.exp(rows - top[:, None]).sum(-1))
+    return logarithms
+
+
+def _kind(rows: npt.NDArray[np.float64], eps: float) -> str:
     """Return what every row is: ``"probabilities"``, ``"log_probabilities"`` or ``""``."""
     tolerance = max(1e-4, 16 * eps)
-    if bool((rows >= 0).all()):
-        return "probabilities" if bool(((rows.sum(-1) - 1).abs() <= tolerance).all()) else ""
-    if bool((rows <= tolerance).all()):
-        normalizer = rows.logsumexp(-1)
-        return "log_probabilities" if bool((normalizer.abs() <= 8 * tolerance).all()) else ""
+    if (rows >= 0).all():
+        return "probabilities" if (np.abs(rows.sum(-1) - 1) <= tolerance).all() else ""
+    if (rows <= tolerance).all():
+        deviations = np.abs(_log_normalizers(rows))
+        return "log_probabilities" if (deviations <= 8 * tolerance).all() else ""
     return ""
 
 
-def _class_targets(
-    function: str, target: Any, given: Mapping[str, Any], values: Any, samples: int
-) -> ClassTargets | None:
-    """Count class indices; ``None`` where the target is none of them."""
+class _Targets(NamedTuple):
+    """Class indices that a loss was given.
+
+    Args:
+        total: how many there are.
+        ignored: how many of them are to be ignored, a tensor.
+        sequences: those of some samples, shape ``(sequences, length)``, if there are any.
+    """
+
+    total: int
+    ignored: Tensor
+    sequences: Tensor | None
+
+    def settled(self) -> ClassTargets:
+        """Count them."""
+        tail, share = None, 0.0
+        if self.sequences is not None:
+            tail, share = _constant_tail(self.sequences.cpu().numpy())
+        return ClassTargets(self.total, self.ignored.cpu().numpy().item(), tail, share)
+
+
+def _targets(
+    function: str, target: Tensor, given: Mapping[str, Any], samples: int
+) -> _Targets | None:
+    """Return what there is of class indices; ``None`` where the target is none of them."""
     if function not in ("cross_entropy", "nll_loss"):
         return None
-    if not isinstance(target, Tensor) or target.is_floating_point() or not target.numel():
+    if target.is_floating_point() or not target.numel():
         return None
-    ignore = int(given.get("ignore_index", -100))
-    classes = values.shape[min(values.ndim - 1, 1)]
-    flat = target.detach().reshape(-1)
-    kept = flat[flat != ignore]
-    valid = kept[(kept >= 0) & (kept < classes)]
-    counts = torch.bincount(valid, minlength=1)
-    tail, share = _constant_tail(flat, samples)
-    return ClassTargets(
-        count=target.numel(),
-        ignored=target.numel() - len(kept),
-        distinct=int((counts > 0).sum()),
-        largest_share=float(counts.max()) / max(len(valid), 1),
-        tail=tail,
-        tail_share=share,
-    )
+    ignored = (target == int(given.get("ignore_index", -100))).sum()
+    count, sequences = target.numel(), None
+    if samples > 1 and count % samples == 0 and count // samples >= _SHORTEST_SEQUENCE:
+        sequences = _sample(target.reshape(samples, -1), 1)
+    return _Targets(count, ignored, sequences)
 
 
-def _constant_tail(flat: Tensor, samples: int) -> tuple[int | None, float]:
+_SHORTEST_SEQUENCE = 4
+
+
+def _constant_tail(sequences: npt.NDArray[Any]) -> tuple[int | None, float]:
     """Return the index that sequences end in, repeated, and how many of the targets are such ends.
 
     Padding looks like this: in several sequences, the last two or more targets are one index.
     """
-    if samples < 2 or len(flat) % samples or len(flat) // samples < 4:
-        return None, 0.0
-    rows = flat.reshape(samples, -1)
-    last = int(rows[:, -1].mode().values)
-    run = (rows == last).flip(1).long().cumprod(1).sum(1)
+    ends, counts = np.unique(sequences[:, -1], return_counts=True)
+    last = ends[counts.argmax()]
+    run = np.cumprod(sequences[:, ::-1] == last, axis=1).sum(1)
     run = run[run >= 2]
     if len(run) < 2:
         return None, 0.0
-    return last, float(run.sum()) / len(flat)
+    return int(last), float(run.sum()) / sequences.size

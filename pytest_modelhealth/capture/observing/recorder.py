@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS, loss_call
+from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS, SeenLoss, see_loss
 from pytest_modelhealth.capture.observing.options import module_options
 from pytest_modelhealth.capture.observing.samples import equal_samples
 from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
@@ -89,6 +88,7 @@ class Recorder:
         self.errors: list[str] = []
         self.notes: list[str] = []
         self.loss_calls: list[LossCall] = []
+        self._losses: list[SeenLoss] = []
         self.by_module: dict[nn.Module, Layer] = {}
         self._selection = selection
         self._scale = scale
@@ -205,10 +205,24 @@ class Recorder:
         try:
             with torch._C.DisableTorchFunction():
                 name = None if layer is None else layer.name
-                seen = loss_call(call, args, kwargs, value, layer=name, samples=self._samples)
-            self.loss_calls.append(seen)
+                seen = see_loss(
+                    call, args, kwargs, value, layer=name, samples=self._samples, read=self._known
+                )
+                self._losses.append(seen)
+                waits = isinstance(value, Tensor) and self._ledger.queues(value)
+                if not waits or len(self._losses) > _MOST_WAITING_LOSSES:
+                    self.settle_losses()
         except Exception as error:  # noqa: BLE001 - ours, as in a hook
             self.errors.append(f"loss {LOSS_FUNCTIONS[call]}: {type(error).__name__}: {error}")
+
+    def settle_losses(self) -> None:
+        """Work out what was seen of the calls of loss functions."""
+        seen, self._losses = self._losses, []
+        for loss in seen:
+            try:
+                self.loss_calls.append(loss.settled())
+            except Exception as error:  # noqa: BLE001 - ours, as in a hook
+                self.errors.append(f"loss {loss.call.function}: {type(error).__name__}: {error}")
 
     def note_options(self) -> None:
         """Take down how every module is set up."""
@@ -252,7 +266,7 @@ class Recorder:
     def loss(self) -> float | None:
         """The value of the loss, ``None`` where there is none."""
         if isinstance(self._loss, Entry):
-            return _only_value(self._loss.statistics)
+            return self._loss.statistics.mean_of_all
         return self._loss
 
     def unit_dimension(self, layer: Layer, tensor: Tensor) -> int | None:
@@ -280,27 +294,46 @@ class Recorder:
         return self._ledger.add(unscaled, unit_dimension).of_dtype(gradient.dtype)
 
     def _read(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
-        """Return the entry, taken over from an earlier look at the same unchanged tensor.
+        """Return the entry of a tensor, which is read unless it is one seen before, unchanged.
 
         The output of a layer is usually the input of the next and the output of its container.
         """
-        seen_version = version(tensor)
-        seen = self._seen.get(id(tensor))
-        if (
-            seen is not None
-            and seen[0]() is tensor
-            and seen[1] == seen_version
-            and (unit_dimension is None or seen[2].has_units)
-        ):
-            return seen[2]
+        entry = self._seen_before(tensor)
+        if entry is not None and (unit_dimension is None or entry.has_units):
+            return entry
         try:
             entry = self._ledger.add(tensor, unit_dimension)
         except UnsupportedTensorError as error:
             layer.unsupported = str(error)
             return None
+        seen_version = version(tensor)
         if seen_version is not None:
             self._seen[id(tensor)] = (weakref.ref(tensor), seen_version, entry)
         return entry
+
+    def _seen_before(self, tensor: Tensor) -> Entry | None:
+        """Return the entry of an earlier look at the same unchanged tensor, if there was one."""
+        seen = self._seen.get(id(tensor))
+        if seen is not None and seen[0]() is tensor and seen[1] == version(tensor):
+            return seen[2]
+        return None
+
+    def _known(self, value: Any) -> Entry | None:
+        """Return the entry of what a loss function took or gave, if it is a tensor with values.
+
+        A loss is often given a model's output in another shape.
+        """
+        if not isinstance(value, Tensor):
+            return None
+        base = value._base
+        if base is not None and base.dtype is value.dtype and base.numel() == value.numel():
+            entry = self._seen_before(base)
+            if entry is not None and base.is_contiguous() and value.is_contiguous():
+                return entry.reshaped(tuple(value.shape))
+        try:
+            return self._seen_before(value) or self._ledger.add(value)
+        except UnsupportedTensorError:
+            return None
 
     def records(self, *, backward: bool) -> dict[str, LayerRecord]:
         """Return every layer's record in execution order, those never called last."""
@@ -317,11 +350,8 @@ class Recorder:
 _ATTENTION = "scaled_dot_product_attention"
 
 
-def _only_value(statistics: TensorStatistics) -> float:
-    """Return the value of a tensor that has one."""
-    if statistics.positive_inf_count:
-        return math.inf
-    return -math.inf if statistics.negative_inf_count else statistics.mean
+_MOST_WAITING_LOSSES = 64
+"""Of calls of losses on another device so many wait, as the samples taken of them need memory."""
 
 
 _MOST_ENTRIES = 256

@@ -106,6 +106,7 @@ def run_step(
     notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
     _ensure_all_rules_matched(request, recorder)
     layers = recorder.records(backward=backward)
+    recorder.settle_losses()
     notes += _overflow(layers.values(), scale)
     return Observation(
         layers=layers,

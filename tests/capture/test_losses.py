@@ -1,0 +1,177 @@
+"""What is recorded of the calls of torch's loss functions, large arguments and small ones."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.observing.losses import see_loss
+from pytest_modelhealth.capture.observing.recorder import Recorder
+from pytest_modelhealth.layers import Selection, named_modules
+from pytest_modelhealth.report import LossCall
+from pytest_modelhealth.statistics import Ledger, reduce
+
+
+def seen(call, values: Tensor, target: Tensor, samples: int, **options) -> LossCall:
+    """Return what is recorded of one call of a loss function."""
+    value = call(values, target, **options)
+    given = see_loss(
+        call, (values, target), options, value, layer=None, samples=samples, read=Ledger().add
+    )
+    return given.settled()
+
+
+# rows of classes with more in front and behind than a sample holds, and classes that fill one
+SHAPES = [(3, 5), (500, 7), (4, 6, 30, 20), (3, 100_000), (2, 40_000, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_are_told_apart_whatever_their_number(shape: tuple[int, ...]) -> None:
+    """Probabilities, log-probabilities and logits along dimension 1 are what they are."""
+    logits = torch.randn(shape) * 3
+    target = torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
+    for values, kind in (
+        (logits.softmax(1), "probabilities"),
+        (logits.log_softmax(1), "log_probabilities"),
+        (logits, ""),
+    ):
+        call = seen(F.cross_entropy, values, target, samples=shape[0])
+        assert (call.rows, call.over_batch, call.classes) == (kind, False, shape[1])
+        normalizers = np.log(np.exp(values.double().numpy()).sum(1)).ravel()
+        assert normalizers.min() <= call.log_normalizer + 1e-6
+        assert call.log_normalizer <= np.abs(normalizers).max() + 1e-6
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_columns_that_sum_to_one_are_seen(shape: tuple[int, ...]) -> None:
+    """A softmax over the batch is seen, and not where rows sum to one as well."""
+    values = torch.randn(shape).softmax(0)
+    target = torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
+    assert seen(F.cross_entropy, values, target, samples=shape[0]).over_batch
+    assert not seen(F.cross_entropy, values, target, samples=shape[0] + 1).over_batch
+
+
+def test_of_a_few_rows_each_is_looked_at() -> None:
+    """One row of a dozen that does not sum to one, wherever it is, makes the input no softmax."""
+    target = torch.zeros(2, 3, 2, dtype=torch.int64)
+    for n, h, w in np.ndindex(2, 3, 2):
+        values = torch.randn(2, 5, 3, 2).softmax(1)
+        values[n, 0, h, w] += 0.5
+        assert seen(F.cross_entropy, values, target, samples=2).rows == ""
+
+
+def test_rows_with_a_nan_anywhere_are_not_judged() -> None:
+    """One NaN among millions of values, in no row of the sample, leaves the question open."""
+    values = torch.randn(5000, 100).softmax(1)
+    values[4999, 50] = math.nan
+    call = seen(F.cross_entropy, values, torch.zeros(5000, dtype=torch.int64), samples=5000)
+    assert (call.rows, call.log_normalizer) == ("", None)
+    assert math.isnan(call.value)
+
+
+def test_masked_classes_leave_log_probabilities_what_they_are() -> None:
+    """Negative infinity is the logarithm of a probability of zero."""
+    values = (torch.randn(64, 10) + torch.tensor([0.0] * 9 + [-math.inf])).log_softmax(1)
+    call = seen(F.nll_loss, values, torch.zeros(64, dtype=torch.int64), samples=64)
+    assert call.rows == "log_probabilities"
+    assert call.log_normalizer == pytest.approx(0.0, abs=1e-6)
+
+
+def test_every_ignored_target_is_counted() -> None:
+    """A single target that counts, among many, is enough for not all to be ignored."""
+    target = torch.full((200, 700), -100)
+    target[123, 456] = 1
+    call = seen(F.cross_entropy, torch.randn(200, 3, 700), target, samples=200)
+    assert (call.targets.count, call.targets.ignored) == (140_000, 139_999)
+
+
+def test_padding_of_many_sequences_is_estimated_from_some() -> None:
+    """Half of each of a thousand sequences is padding, which a sample of them shows."""
+    target = torch.randint(1, 20, (1000, 40))
+    target[:, 20:] = 0
+    call = seen(F.cross_entropy, torch.randn(40_000, 20), target.flatten(), samples=1000)
+    assert (call.targets.tail, call.targets.tail_share) == (0, 0.5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("first", [0.5, math.nan, math.inf])
+def test_value_is_the_mean_as_torch_has_it(reduction: str, first: float) -> None:
+    """Of losses that are not reduced too, finite or not."""
+    values, target = torch.randn(8), torch.zeros(8)
+    values[0] = first
+    call = seen(F.mse_loss, values, target, samples=8, reduction=reduction)
+    expected = F.mse_loss(values, target).item()
+    assert call.value == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (3, 4, 5), (60,)])
+def test_an_output_in_another_shape_is_not_read_again(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found in a model's output holds for a view of it, under the view's shape."""
+    model = nn.Identity()
+    recorder = Recorder(named_modules(model), Selection())
+    output = torch.randn(6, 10).clone()
+    output[2, 3] = math.nan
+    recorder.complete(recorder.layers[""], [output], [1])
+    values = output.view(shape)
+    expected = reduce(values.clone())
+    added = []
+    add = recorder._ledger.add
+    monkeypatch.setattr(recorder._ledger, "add", lambda t, d=None: added.append(t) or add(t, d))
+    recorder.add_loss_call(None, F.mse_loss, (values, values), {}, torch.tensor(1.0))
+    assert [tensor.shape for tensor in added] == [()]
+    (call,) = (recorder.settle_losses(), *recorder.loss_calls)[1:]
+    assert call.input.shape == shape
+    assert call.input.first_nonfinite == expected.first_nonfinite
+    assert (call.input.mean, call.input.max) == (expected.mean, expected.max)
+    assert (call.input.count, call.input.units) == (60, None)
+
+
+def test_a_view_of_what_was_written_to_since_is_read() -> None:
+    """What was found in an output says nothing of it after a write, nor of a part of it."""
+    recorder = Recorder(named_modules(nn.Identity()), Selection())
+    output = torch.zeros(6, 10)
+    recorder.complete(recorder.layers[""], [output], [1])
+    part = output.view(-1)[:30]
+    recorder.add_loss_call(None, F.mse_loss, (part, part), {}, torch.tensor(1.0))
+    turned = output.t()
+    recorder.add_loss_call(None, F.mse_loss, (turned, turned), {}, torch.tensor(1.0))
+    output.add_(2.0)
+    written = output.view(-1)
+    recorder.add_loss_call(None, F.mse_loss, (written, written), {}, torch.tensor(1.0))
+    given = [call.input for call in recorder.loss_calls]
+    assert [(s.count, s.shape, s.mean) for s in given] == [
+        (30, (30,), 0.0),
+        (60, (10, 6), 0.0),
+        (60, (60,), 2.0),
+    ]
+
+
+def test_a_large_input_costs_a_part_of_the_loss_itself() -> None:
+    """What is looked at beyond the statistics does not grow with the number of rows."""
+    values, target = torch.randn(1024, 8000), torch.zeros(1024, dtype=torch.int64)
+    known = Ledger().add(values)
+
+    def look() -> None:
+        arguments = (values, target)
+        see_loss(
+            F.cross_entropy, arguments, {}, None, layer=None, samples=8, read=lambda tensor: known
+        ).settled()
+
+    assert _least(look) < 0.5 * _least(lambda: F.cross_entropy(values, target))
+
+
+def _least(run, runs: int = 5) -> float:
+    times = []
+    for _ in range(runs):
+        start = time.thread_time()
+        run()
+        times.append(time.thread_time() - start)
+    return min(times)
