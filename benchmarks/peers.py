@@ -150,7 +150,7 @@ def torchlens(subject: Subject) -> list[Finding]:
     import torchlens as tl
 
     capture = tl.options.CaptureOptions(save_grads=True, unwrap_when_done=True)
-    positional, named = _arguments(subject.inputs)
+    positional, named = arguments_of(subject.inputs)
     trace = tl.trace(subject.model, positional, named, capture=capture)
     found = []
     try:
@@ -180,13 +180,13 @@ def _audit_weights(model: nn.Module) -> Any:
     return audit_params(model, within=[n for n, p in model.named_parameters() if p.ndim > 1])
 
 
-def _arguments(inputs: Any) -> tuple[Any, dict[str, Any] | None]:
+def arguments_of(inputs: Any) -> tuple[Any, dict[str, Any] | None]:
     if isinstance(inputs, dict):
         return (), inputs
     return (list(inputs) if isinstance(inputs, tuple) else inputs), None
 
 
-def _layers(trace: Any, label: str) -> list[str]:
+def modules_of(trace: Any, label: str) -> list[str]:
     """Return the module of an operation; for one of the model itself also its functional name."""
     module = getattr(trace[label], "module", None)
     if module is not None:
@@ -205,7 +205,7 @@ def _non_finite_or_near(audit: Any, trace: Any) -> list[Finding]:
         for finding in audit.findings
         if finding.check != "dtype_downcast"
         for label in finding.ops
-        for layer in finding.modules or _layers(trace, label)
+        for layer in finding.modules or modules_of(trace, label)
     ]
 
 
@@ -215,7 +215,7 @@ def _gradient_flow(table: Any, trace: Any) -> list[Finding]:
         severity = "critical" if row["exploding"] else "warning"
         kinds = [kind for kind in ("exploding", "vanishing", "dead") if row[kind]]
         text = f"gradient is {' '.join(kinds)}: {row['reason']}"
-        layers = _layers(trace, row["op"])
+        layers = modules_of(trace, row["op"])
         found += [Finding(layer, f"{severity} gradient_flow_audit", text) for layer in layers]
     return found
 
@@ -227,7 +227,7 @@ def _dead(table: Any, trace: Any) -> list[Finding]:
         Finding(layer, "warning dead_neurons", f"{row['dead_frac']:.0%} dead units")
         for _, row in rows.iterrows()
         if row["op"].startswith(ACTIVATIONS)
-        for layer in _layers(trace, row["op"])
+        for layer in modules_of(trace, row["op"])
     ]
 
 

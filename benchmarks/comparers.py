@@ -1,0 +1,112 @@
+"""Who judges a pair: modelhealth in two ways with default settings, and the peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from benchmarks import comparing_peers
+from benchmarks.cases.pair import Said, Sides, as_module
+from benchmarks.cases.subject import Subject
+from pytest_modelhealth import Inspector, compare
+from pytest_modelhealth.snapshot import drift
+from pytest_modelhealth.snapshot.file_format import dump, from_observation, load
+
+
+@dataclass(frozen=True)
+class Comparer:
+    """A tool that judges a pair.
+
+    Args:
+        judge: what it says.
+        asked: what it was asked to do, for people.
+        needs: a package that must be there.
+    """
+
+    judge: Callable[[Sides], Said]
+    asked: str
+    needs: str = ""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package that it needs is there."""
+        return not self.needs or find_spec(self.needs) is not None
+
+
+def by_comparison(sides: Sides) -> Said:
+    """Compare the two side by side."""
+    subject = sides.reference
+    found = compare(
+        subject.model, sides.candidate, subject.inputs, subject.target, loss=subject.loss
+    ).first_divergence
+    if found is None:
+        return Said(False)
+    text = f"{found.label}: {found.story}"
+    return Said(True, (found.layer, found.candidate), f"{text}: {found.cause}".rstrip(": "))
+
+
+def by_snapshot(sides: Sides) -> Said:
+    """Record a snapshot of the reference, and read it with the candidate."""
+    candidate = sides.candidate
+    model = candidate if isinstance(candidate, ExportedProgram) else as_module(sides)
+    return read(record(sides.reference, sides.reference.model), sides.reference, model)
+
+
+def record(subject: Subject, model: Any) -> str:
+    """Return the snapshot of a model on a subject's batch, as its file has it."""
+    torch.manual_seed(0)
+    report = Inspector(model).run_inspection(subject.inputs, subject.target, loss=subject.loss)
+    return dump(from_observation(report.observation, "-"))
+
+
+def read(recorded: str, subject: Subject, model: Any) -> Said:
+    """Return how a model on a subject's batch drifts from a snapshot."""
+    found = drift.compare(load(recorded), load(record(subject, model)))
+    if not found.drifts and not found.changes:
+        return Said(False)
+    layers = (found.drifts[0].layer,) if found.drifts else ()
+    return Said(True, layers, drift.explain(found)[0])
+
+
+FAVOUR = "what has no counterpart is passed over, both draw the same random numbers"
+
+COMPARERS = {
+    "compare": Comparer(
+        by_comparison, "compare(reference, candidate, inputs, target, loss=...), with defaults"
+    ),
+    "snapshot": Comparer(
+        by_snapshot, "a snapshot recorded from the reference, read with the candidate"
+    ),
+    **{
+        f"{name}, {label}": Comparer(
+            make(tolerance),
+            f"{asked}, rtol {tolerance[0]:g} and atol {tolerance[1]:g}",
+            needs,
+        )
+        for name, needs, make, asked in (
+            (
+                "pytest-torch",
+                "pytest_torch",
+                comparing_peers.pytest_torch,
+                "localize_divergence(..., module_map=modelhealth's alignment, leaf_only=False); "
+                + FAVOUR,
+            ),
+            (
+                "TorchLens",
+                "torchlens",
+                comparing_peers.torchlens,
+                "debug.compare_rows of a trace of each; " + FAVOUR,
+            ),
+        )
+        for label, tolerance in (
+            ("loose", comparing_peers.LOOSE),
+            ("tight", comparing_peers.TIGHT),
+        )
+    },
+}
+OURS = ("compare", "snapshot")
