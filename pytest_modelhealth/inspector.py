@@ -15,6 +15,7 @@ from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings, Waiver
+from pytest_modelhealth.tolerance import RECORDING, Calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +35,9 @@ class Inspector:
         settings: the settings to start from; ``None`` takes the defaults.
         on_report: called with each report made.
         own_checks: checks beside those of the settings: subclasses of `Check`.
+        calibrate: whether to measure how far rounding alone moves each statistic, which a snapshot
+            takes as its tolerance: four further runs of copies for each batch. ``None`` does so
+            in a test that records a snapshot.
         **overrides: thresholds and other settings by name (`pytest --modelhealth-explain` lists
             them).
 
@@ -51,6 +55,7 @@ class Inspector:
         settings: Settings | None = None,
         on_report: Callable[[HealthReport], None] | None = None,
         own_checks: Iterable[type[Check]] = (),
+        calibrate: bool | None = None,
         **overrides: object,
     ) -> None:
         self._engine = find_engine(model, compiled=compiled)
@@ -59,6 +64,8 @@ class Inspector:
         base = with_own_checks(base, own_checks, "own_checks")
         self._settings = base.override(overrides, "argument of inspector")
         self._on_report = on_report
+        self._calibrate = RECORDING.get() if calibrate is None else calibrate
+        self._calibration = Calibration()
         self._selection = Selection()
         self._report: HealthReport | None = None
 
@@ -144,6 +151,7 @@ class Inspector:
             InspectionError: the loss is no scalar or has no graph, or the request fits no layer.
             Exception: whatever the model or the loss raises, untouched.
         """
+        self._calibration = Calibration()
         return self._reported(self._observe(inputs, target, loss, backward, scaler))
 
     def run_batches(
@@ -170,6 +178,7 @@ class Inspector:
         Raises:
             InspectionError: there was no batch, or a batch is no pair although there is a loss.
         """
+        self._calibration = Calibration()
         merged: Observation | None = None
         for index, batch in enumerate(_taken(batches, max_batches, progress)):
             inputs, target = _pair(batch, index) if loss is not None else (batch, None)
@@ -220,10 +229,14 @@ class Inspector:
         scaler: GradScaler | None,
     ) -> Observation:
         request = Request(self._model, inputs, target, loss, backward, scaler, self._selection)
-        return self._engine.run(request)
+        seen = self._engine.run(request)
+        if self._calibrate:
+            self._calibration.add(request, seen)
+        return seen
 
     def _reported(self, observation: Observation) -> HealthReport:
-        self._report = HealthReport(observation, self._settings, judge)
+        noise = self._calibration.noise(observation)
+        self._report = HealthReport(observation, self._settings, judge, noise)
         if self._on_report is not None:
             self._on_report(self._report)
         return self._report

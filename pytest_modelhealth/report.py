@@ -516,6 +516,11 @@ class Judgement:
 Judge = Callable[[Observation, Settings], Judgement]
 
 
+Noises = Mapping[tuple[str, str, str], Mapping[str, float]]
+"""The noise of each statistic by layer, role and own name of a tensor; ``("", "loss", "")`` has
+that of the loss as ``"value"``."""
+
+
 class HealthReport:
     """What an inspection saw, and the verdict on it.
 
@@ -524,8 +529,16 @@ class HealthReport:
     `str` a table, `repr` one line. The report is immutable and can be pickled.
     """
 
-    def __init__(self, observation: Observation, settings: Settings, judge: Judge) -> None:
+    def __init__(
+        self,
+        observation: Observation,
+        settings: Settings,
+        judge: Judge,
+        noise: Noises | None = None,
+    ) -> None:
         self._observation = observation
+        self.noise = noise
+        """How far rounding alone moves each statistic, where the inspector measured it."""
         self._settings = settings
         self._judge = judge
         self._judged: Judgement | None = None
@@ -653,7 +666,7 @@ class HealthReport:
         if not thresholds:
             return self
         settings = self._settings.override(thresholds, "argument of assert_healthy")
-        report = HealthReport(self._observation, settings, self._judge)
+        report = HealthReport(self._observation, settings, self._judge, self.noise)
         report.judgements, report._told = self.judgements, self._told
         return report
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
-from pytest_modelhealth.report import ROLES, Observation
+from pytest_modelhealth.report import ROLES, Noises, Observation
 from pytest_modelhealth.statistics import TensorStatistics
 
 RUNS = 3
@@ -98,14 +100,114 @@ def measure_noise(
     chosen = Selection() if selection is None else selection
     if base is None:
         base = engine.run(Request(model, inputs, target, loss, backward, selection=chosen))
+    request = Request(model, inputs, target, loss, backward, selection=chosen)
+    seen = perturbed_runs(request, base, runs)
+    return Noise(deviations(base, seen), runs, coarsest_epsilon(base))
+
+
+def perturbed_runs(request: Request, base: Observation, runs: int = RUNS) -> list[Observation]:
+    """Return what perturbed copies of the requested model show on copies of the batch.
+
+    Args:
+        request: what the unperturbed run was asked.
+        base: what it saw.
+        runs: number of perturbed runs.
+
+    Raises:
+        InspectionError: the model cannot be copied.
+        Exception: whatever the model or the loss raises, untouched.
+    """
+    module = find_engine(request.model).module(request.model)
     epsilon = coarsest_epsilon(base)
     seen = []
     for seed in range(runs):
-        copied = perturbed_copy(engine.module(model), epsilon, seed)
-        batch = perturbed_batch(inputs, epsilon, seed)
-        request = Request(copied, batch, target, loss, backward, selection=chosen)
-        seen.append(find_engine(copied).run(request))
-    return Noise(deviations(base, seen), runs, epsilon)
+        model = perturbed_copy(module, epsilon, seed)
+        inputs = perturbed_batch(request.inputs, epsilon, seed)
+        seen.append(find_engine(model).run(replace(request, model=model, inputs=inputs)))
+    return seen
+
+
+def wide_run(request: Request) -> Observation | None:
+    """Return what a float64 copy of the requested model shows; ``None`` where there is none."""
+    module = find_engine(request.model).module(request.model)
+    try:
+        model = converted_copy(module, torch.float64)
+        inputs, target = (
+            converted_batch(batch, torch.float64) for batch in (request.inputs, request.target)
+        )
+        with warnings.catch_warnings(), default_dtype(torch.float64):
+            warnings.simplefilter("ignore")
+            return find_engine(model).run(
+                replace(request, model=model, inputs=inputs, target=target)
+            )
+    except Exception:  # noqa: BLE001 - not every model runs in float64
+        return None
+
+
+RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=False)
+"""Whether a test that records a snapshot is running: its inspectors calibrate."""
+
+TRUSTED = 30.0
+"""A float64 run that is further off than this multiple of the perturbation noise is no truth: the
+model keeps numbers in float32 whatever it is converted to, or draws others in float64."""
+
+LOSS = ("", "loss", "")
+
+
+class Calibration:
+    """The further runs of one inspection, merged over its batches."""
+
+    def __init__(self) -> None:
+        self._perturbed: list[Observation] = []
+        self._wide: Observation | None = None
+        self._batches = 0
+        self._failed = False
+
+    def add(self, request: Request, base: Observation) -> None:
+        """Run the copies for one batch; a model that cannot be copied has no noise."""
+        if self._failed:
+            return
+        first = not self._batches
+        self._batches += 1
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the copies are not the user's
+                perturbed = perturbed_runs(request, base)
+        except Exception:  # noqa: BLE001 - what the model itself raises, the run itself has raised
+            self._failed = True
+            return
+        wide = wide_run(request)
+        if first:
+            self._perturbed, self._wide = perturbed, wide
+            return
+        self._perturbed = [a.merge(b) for a, b in zip(self._perturbed, perturbed, strict=True)]
+        self._wide = None if self._wide is None or wide is None else self._wide.merge(wide)
+
+    def noise(self, base: Observation) -> Noises | None:
+        """Return the noise of each statistic of `base`; ``None`` where it was not measured."""
+        if self._failed or not self._batches:
+            return None
+        noise = {name: dict(values) for name, values in deviations(base, self._perturbed).items()}
+        noise[LOSS] = {"value": _loss_deviation(base, self._perturbed)}
+        if self._wide is not None:
+            wide = deviations(base, [self._wide])
+            for name, values in wide.items():
+                noise[name] = _widened(noise[name], values)
+        return noise
+
+
+def _widened(noise: Mapping[str, float], wide: Mapping[str, float]) -> dict[str, float]:
+    return {
+        statistic: max(value, wide[statistic]) if wide[statistic] <= TRUSTED * value else value
+        for statistic, value in noise.items()
+    }
+
+
+def _loss_deviation(base: Observation, others: list[Observation]) -> float:
+    if base.loss is None:
+        return 0.0
+    found = (abs(other.loss - base.loss) for other in others if other.loss is not None)
+    return max((value for value in found if math.isfinite(value)), default=0.0)
 
 
 def deviations(

@@ -56,6 +56,7 @@ class InspectorFixture:
         *,
         compiled: Compiled = "eager",
         own_checks: Iterable[type[Check]] = (),
+        calibrate: bool | None = None,
         **settings: object,
     ) -> Inspector:
         """Return an inspector of `model`; `settings` override those of the test.
@@ -72,6 +73,7 @@ class InspectorFixture:
             settings=self._settings,
             on_report=self._keep,
             own_checks=own_checks,
+            calibrate=calibrate,
             **settings,
         )
 
