@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from pytest_modelhealth.snapshot import HealthSnapshot
+
+
+_STRICT_NAMES = "modelhealth_strict_names"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the ini option of snapshots."""
+    parser.addini(
+        _STRICT_NAMES,
+        "whether a snapshot fails where layers were renamed, moved or inserted though no number "
+        "changed (default: false)",
+        type="bool",
+        default=False,
+    )
 
 
 @pytest.fixture
@@ -29,4 +45,27 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
     # Asked for here rather than as an argument: without syrupy there is no such fixture.
     snapshot = request.getfixturevalue("snapshot")
     settings = {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot) if f.init}
-    return HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
+    ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
+    ours.strict_names = request.config.getini(_STRICT_NAMES)
+    return ours
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Let the inspectors of a test that records a snapshot measure the noise of what they see."""
+    if not _records(item):
+        return (yield)
+    from pytest_modelhealth.tolerance import RECORDING
+
+    token = RECORDING.set(True)
+    try:
+        return (yield)
+    finally:
+        RECORDING.reset(token)
+
+
+def _records(item: pytest.Item) -> bool:
+    option = item.config.option
+    updates = ("update_snapshots", "update_new_snapshots_only")
+    uses = "health_snapshot" in getattr(item, "fixturenames", ())
+    return uses and any(getattr(option, name, False) for name in updates)

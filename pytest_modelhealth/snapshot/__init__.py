@@ -1,9 +1,31 @@
-"""Snapshots: a report as a file that people review, and drift from it judged with a tolerance.
+"""Snapshots: a report as a file that people review, and drift from it judged by its noise.
 
-`file_format` writes and reads the file, `tolerances` says how far a statistic may move, `drift`
-compares two snapshots and explains, `extension` is the part that syrupy calls.
+`record` and `check` do without pytest. `content` says what a snapshot keeps of a report,
+`file_format` writes and reads it, `tolerances` says how far a statistic may move, `matching` which
+layer is which, `drift` compares two snapshots, `story` and `explanation` say what is different,
+`extension` is the part that syrupy calls.
 """
 
-from pytest_modelhealth.snapshot.extension import HealthSnapshot, HealthSnapshotExtension
+from __future__ import annotations
 
-__all__ = ["HealthSnapshot", "HealthSnapshotExtension"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.snapshot.extension import HealthSnapshot, HealthSnapshotExtension
+    from pytest_modelhealth.snapshot.recording import check, record
+
+_HOMES = {
+    "HealthSnapshot": "extension",
+    "HealthSnapshotExtension": "extension",
+    "check": "recording",
+    "record": "recording",
+}
+
+__all__ = ["HealthSnapshot", "HealthSnapshotExtension", "check", "record"]
+
+
+def __getattr__(name: str) -> Any:  # only the extension needs syrupy
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,18 +14,20 @@ from syrupy.data import SnapshotCollection
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from syrupy.location import PyTestLocation
 
-from pytest_modelhealth.errors import ModelHealthError
+from pytest_modelhealth.errors import ModelHealthError, ModelHealthWarning
 from pytest_modelhealth.report import HealthReport, Verdict
-from pytest_modelhealth.snapshot.drift import compare, explain
-from pytest_modelhealth.snapshot.file_format import (
-    SnapshotFormatError,
-    dump,
-    from_observation,
-    load,
+from pytest_modelhealth.snapshot.content import profile_of_observation
+from pytest_modelhealth.snapshot.drift import compare
+from pytest_modelhealth.snapshot.explanation import explain, note
+from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, load
+from pytest_modelhealth.snapshot.recording import (
+    UNKNOWN_TEST,
+    another_test,
+    is_of_another_test,
+    merge,
+    missing_profile,
+    record,
 )
-
-UNKNOWN_TEST = "-"
-"""Stands in a snapshot that was not recorded through `HealthSnapshot`; it fits every test."""
 
 
 class HealthSnapshotExtension(SingleFileSnapshotExtension):
@@ -37,6 +40,10 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
     file_extension = "health"
     _write_mode = WriteMode.TEXT
     test = UNKNOWN_TEST
+    profile: str | None = None
+    strict_names = False
+    updated: Path | None = None
+    note = ""
 
     def serialize(
         self, data: Any, *, exclude: Any = None, include: Any = None, matcher: Any = None
@@ -44,7 +51,8 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         """Return the text of the snapshot file for `data`.
 
         Raises:
-            ModelHealthError: the report is unhealthy.
+            ModelHealthError: the report is unhealthy, or recording it would lose what the file
+                holds of another test, another device or a later version of the plugin.
             TypeError: `data` is no `HealthReport`, or a filter was given.
         """
         if not isinstance(data, HealthReport):
@@ -59,15 +67,38 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             )
         if data.verdict is Verdict.UNHEALTHY:
             raise ModelHealthError(f"{data.render('failure')}\n{_REFUSAL}")
-        return dump(from_observation(data.observation, self.test))
+        text = record(data, test=self.test)
+        if self.updated is not None and self.updated.exists():
+            # Before anything is written, as syrupy deletes what a failed write leaves unused.
+            merge(_read(self.updated), text)
+        return text
 
     def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
         """Return whether the report is within the tolerances of the snapshot."""
-        return not _differences(snapshot_data, serialized_data)
+        return not self._differences(snapshot_data, serialized_data)
 
     def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
         """Yield what is different, the verdict first."""
-        yield from _differences(snapshot_data, serialized_data)
+        yield from self._differences(snapshot_data, serialized_data)
+
+    def _differences(self, before: str, now: str) -> list[str]:
+        self.note = ""
+        try:
+            file = load(before)
+        except SnapshotFormatError as error:
+            return [
+                f"the snapshot cannot be read, {error}",
+                "Restore the file from version control, or record it anew.",
+            ]
+        report = load(now)
+        if is_of_another_test(file, report):
+            return another_test(file, report)
+        ((profile, snapshot),) = report.snapshots.items()
+        if profile not in file.snapshots:
+            return [missing_profile(profile, file)]
+        found = compare(file.snapshots[profile], snapshot, strict_names=self.strict_names)
+        self.note = note(found)
+        return explain(found)
 
     def read_snapshot_data_from_location(
         self, *, snapshot_location: str, snapshot_name: str, session_id: str
@@ -75,22 +106,40 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         """Return the text of the file, ``None`` if there is none."""
         try:
             # An error here would keep --snapshot-update from replacing a file that is no text.
-            return Path(snapshot_location).read_text(encoding="utf-8", errors="replace")
+            text = _read(Path(snapshot_location))
         except FileNotFoundError:
             return None
+        return None if self._lacks_profile(text) else text
+
+    def _lacks_profile(self, text: str) -> bool:
+        """Whether a file of this test is sound and has other profiles only: there is none yet."""
+        if self.profile is None:
+            return False
+        try:
+            file = load(text)
+        except SnapshotFormatError:
+            return False
+        is_ours = UNKNOWN_TEST in (self.test, file.test) or self.test == file.test
+        return is_ours and self.profile not in file.snapshots
 
     @classmethod
     def write_snapshot_collection(
         cls, *, snapshot_collection: SnapshotCollection, **_options: Any
     ) -> None:
-        """Write the file whole or not at all."""
+        """Write the file whole or not at all; sections of other profiles in it are kept."""
         (snapshot,) = snapshot_collection
         path = Path(snapshot_collection.location)
+        text = str(snapshot.data)
+        if path.exists():
+            text = merge(_read(path), text)
         # syrupy leaves files with this suffix alone.
-        draft = path.with_name(f"{path.name}.tmp")
+        draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
-            draft.write_text(str(snapshot.data), encoding="utf-8")
+            draft.write_text(text, encoding="utf-8")
             draft.replace(path)
+        except OSError as error:
+            error.add_note(f"The snapshot was not written, and {path} is as it was.")
+            raise
         finally:
             draft.unlink(missing_ok=True)
 
@@ -118,27 +167,9 @@ _REFUSAL = (
     "An unhealthy report equals no snapshot and is never recorded as one; the file is as it was."
 )
 
-_ANOTHER_TEST = (
-    'The name of a file has no / \\ ? * : | " < >, so two parameters can share one: give each an '
-    "id of its own. If the file was moved here, record it anew."
-)
 
-
-def _differences(before: str, now: str) -> list[str]:
-    try:
-        snapshot = load(before)
-    except SnapshotFormatError as error:
-        return [
-            f"the snapshot cannot be read, {error}",
-            "Restore the file from version control, or record it anew.",
-        ]
-    report = load(now)
-    if UNKNOWN_TEST not in (snapshot.test, report.test) and snapshot.test != report.test:
-        return [
-            f"the snapshot is of another test: {snapshot.test}, not {report.test}",
-            _ANOTHER_TEST,
-        ]
-    return explain(compare(snapshot, report))
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 class HealthSnapshot(SnapshotAssertion):
@@ -147,6 +178,21 @@ class HealthSnapshot(SnapshotAssertion):
     ``report == health_snapshot`` is true within the tolerances. Otherwise it raises, since pytest
     cuts the explanation of a plain ``assert`` after a few lines, and never the text of an error.
     """
+
+    strict_names = False
+    _strict_once: bool | None = None
+
+    def __call__(self, *, strict_names: bool | None = None, **options: Any) -> HealthSnapshot:
+        """Set options of the comparison that follows.
+
+        Args:
+            strict_names: whether renamed, moved, retyped and inserted layers fail although no
+                number changed; ``None`` as the ini file says.
+            **options: those of syrupy, of which ``name=`` names one of several snapshots.
+        """
+        self._strict_once = strict_names
+        super().__call__(**options)
+        return self
 
     def __eq__(self, report: object) -> bool:
         """Return ``True`` if `report` is within the tolerances, or is recorded just now.
@@ -158,9 +204,14 @@ class HealthSnapshot(SnapshotAssertion):
             OSError: the file could not be read or written.
         """
         __tracebackhide__ = True
-        if isinstance(self.extension, HealthSnapshotExtension):
-            self.extension.test = self._test()
+        extension = self.extension
+        if isinstance(extension, HealthSnapshotExtension):
+            self._prepare(extension, report)
         if super().__eq__(report):
+            if isinstance(extension, HealthSnapshotExtension) and extension.note:
+                warnings.warn(
+                    f"{extension.note}. {_ACCEPT_NAMES}", ModelHealthWarning, stacklevel=2
+                )
             return True
         result = self.executions[self.num_executions - 1]
         if result.exception is None:
@@ -173,6 +224,19 @@ class HealthSnapshot(SnapshotAssertion):
     def __repr__(self) -> str:
         # pytest prints the fixtures of a failing test, and syrupy would spell out the whole file.
         return f"<health snapshot of {self.test_location.nodeid}>"
+
+    def _prepare(self, extension: HealthSnapshotExtension, report: object) -> None:
+        updating = self.update_snapshots or self.update_new_snapshots_only
+        strict = self.strict_names if self._strict_once is None else self._strict_once
+        self._strict_once = None
+        extension.test = self._test()
+        extension.note = ""
+        # An update takes new names over.
+        extension.strict_names = strict or self.update_snapshots
+        location = extension.get_location(test_location=self.test_location, index=self.index)
+        extension.updated = Path(location) if updating else None
+        if isinstance(report, HealthReport):
+            extension.profile = profile_of_observation(report.observation)
 
     def _test(self) -> str:
         """Return the test's id and which of its snapshots this is.
@@ -189,8 +253,21 @@ class HealthSnapshot(SnapshotAssertion):
         path = os.path.relpath(result.snapshot_location)
         command = f"pytest --snapshot-update {shlex.quote(self.test_location.nodeid)}"
         if result.recalled_data is None:
-            yield f"there is no snapshot {result.snapshot_name!r} yet"
+            yield from _nothing_yet(result, getattr(self.extension, "profile", None))
             yield f"To record {path}: {command}"
         else:
             yield from self.extension.diff_lines(result.asserted_data or "", result.recalled_data)
             yield f"To accept this as the new {path}: {command}"
+
+
+def _nothing_yet(result: AssertionResult, profile: str | None) -> Iterator[str]:
+    try:
+        file = load(_read(Path(result.snapshot_location)))
+    except (OSError, SnapshotFormatError):
+        yield f"there is no snapshot {result.snapshot_name!r} yet"
+    else:
+        yield missing_profile(profile or "", file)
+        yield "Recording keeps these and adds a section to the file."
+
+
+_ACCEPT_NAMES = "pytest --snapshot-update takes them over; strict_names=True makes this a failure"

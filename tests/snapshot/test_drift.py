@@ -12,19 +12,28 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.report import LayerRecord
-from pytest_modelhealth.snapshot.drift import Comparison, compare, explain
-from pytest_modelhealth.snapshot.file_format import Snapshot, dump, from_observation, load
+from pytest_modelhealth.snapshot.content import from_observation
+from pytest_modelhealth.snapshot.drift import DriftReport, compare
+from pytest_modelhealth.snapshot.explanation import explain, note
+from pytest_modelhealth.snapshot.file_format import Snapshot, SnapshotFile, dump, load
+from pytest_modelhealth.snapshot.matching import phrases
 from tests.builders import layer, observation
 
 
 def snapshot(*records: LayerRecord, **fields: object) -> Snapshot:
     """A snapshot as it is read back from its file."""
-    return load(dump(from_observation(observation(*records, **fields), "t")))
+    return reread(from_observation(observation(*records, **fields)))
+
+
+def reread(written: Snapshot) -> Snapshot:
+    """What a file holds of a snapshot."""
+    (read,) = load(dump(SnapshotFile("t", {"p": written}))).snapshots.values()
+    return read
 
 
 def of_report(report: HealthReport) -> Snapshot:
     """The same of a report."""
-    return load(dump(from_observation(report.observation, "t")))
+    return reread(from_observation(report.observation, report.noise))
 
 
 def values(seed: int = 0, rows: int = 64, columns: int = 32) -> Tensor:
@@ -32,7 +41,7 @@ def values(seed: int = 0, rows: int = 64, columns: int = 32) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def drifted(comparison: Comparison) -> list[tuple[str, str]]:
+def drifted(comparison: DriftReport) -> list[tuple[str, str]]:
     """Label and role of each drift, in order."""
     return [(drift.label, drift.role) for drift in comparison.drifts]
 
@@ -148,10 +157,15 @@ def test_causes_come_before_effects() -> None:
 
 @pytest.mark.parametrize(
     ("role", "passes", "drifts"),
-    [("activations", 4e-4, 7e-4), ("inputs", 4e-4, 7e-4), ("gradients", 4e-3, 7e-3)],
+    [("activations", 4e-4, 7e-4), ("inputs", 1e-6, 4e-6), ("gradients", 4e-3, 7e-3)],
 )
-def test_a_tolerance_is_a_part_of_the_scale(role: str, passes: float, drifts: float) -> None:
-    """Growth by 4e-4 of the scale passes and by 7e-4 drifts; for gradients ten times as much."""
+def test_without_a_noise_a_tolerance_is_a_part_of_the_scale(
+    role: str, passes: float, drifts: float
+) -> None:
+    """Growth by 4e-4 of the scale passes and by 7e-4 drifts; for gradients ten times as much.
+
+    The batch is given rather than computed: it may move by twenty machine epsilons.
+    """
     before = snapshot(layer("", **{role: values()}))
     assert compare(before, snapshot(layer("", **{role: values() * (1 + passes)}))).drifts == ()
     assert compare(before, snapshot(layer("", **{role: values() * (1 + drifts)}))).drifts != ()
@@ -181,7 +195,7 @@ def test_half_precision_may_round_to_zero() -> None:
     full, half = torch.float32, torch.bfloat16
     (drift,) = compare(net(0, full), net(0.01, full)).drifts
     assert drift.statistic == "zeros"
-    assert 0.001 < float(drift.difference) < 0.015
+    assert 0.001 < drift.distance < 0.015
     assert compare(net(0, half), net(0.01, half)).drifts == ()
 
 
@@ -269,29 +283,40 @@ def chain(*names: str, **types: str) -> Snapshot:
 def test_a_renamed_layer_is_said_to_be_renamed() -> None:
     """One that went and one of the same type and shapes that came are one layer, still compared."""
     comparison = compare(chain("a", "b"), chain("a", "c"))
-    assert comparison.changes == ("renamed b to c",)
+    assert phrases(comparison.changes) == ["renamed b to c"]
     assert comparison.tensors == 2
-    assert explain(comparison)[0] == "not the layers of the snapshot: renamed b to c"
+    assert explain(comparison) == []
+    assert note(comparison) == (
+        "all 2 tensors agree with the snapshot, but layers changed: renamed b to c"
+    )
+    strict = compare(chain("a", "b"), chain("a", "c"), strict_names=True)
+    assert explain(strict)[0] == (
+        "not the names of the snapshot (strict_names; every number agrees): renamed b to c"
+    )
 
 
 def test_layers_that_came_and_went_are_listed() -> None:
     """Added, removed and changed layers are named with their types."""
     before = chain("a", "b", act="ReLU")
-    assert compare(before, chain("a", "b", "c")).changes == ("added c (Linear)",)
-    assert compare(before, chain("a")).changes == ("removed b (Linear)",)
-    assert compare(before, chain("c", "d", "e", "a", "b")).changes == (
-        "added c and 2 more (Linear)",
-    )
-    changed = compare(before, chain("a", "b", b="Identity")).changes
-    assert changed == ("changed b: type Linear is now Identity",)
+    for names, phrase in (
+        (("a", "b", "c"), "added c (Linear)"),
+        (("a",), "removed b (Linear)"),
+        (("c", "d", "e", "a", "b"), "added c and 2 more (Linear)"),
+    ):
+        found = compare(before, chain(*names))
+        assert found.drifted
+        assert phrases(found.failing_changes) == [phrase]
+    changed = compare(before, chain("a", "b", b="Fast"))
+    assert phrases(changed.changes) == ["changed b: type Linear is now Fast"]
+    assert not changed.drifted
 
 
 def test_a_tensor_that_is_no_longer_seen_is_listed() -> None:
     """A layer that lost its gradient differs, though no number drifted."""
     before = snapshot(layer("a", activations=values(), gradients=values()))
     now = snapshot(layer("a", activations=values()))
-    assert compare(before, now).changes == ("no gradients any more of a",)
-    assert compare(now, before).changes == ("new gradients of a",)
+    assert phrases(compare(before, now).failing_changes) == ["no gradients any more of a"]
+    assert phrases(compare(now, before).failing_changes) == ["new gradients of a"]
 
 
 def test_a_changed_batch_is_said_to_be_the_cause() -> None:
@@ -329,5 +354,5 @@ def test_a_large_drift_fits_on_a_screen() -> None:
     )
     lines = explain(compare(before, now))
     assert len(lines) <= 24
-    assert "... and 88 more tensors that drifted" in lines
+    assert any(line.startswith("... and 99 layers after it (99 more tensors)") for line in lines)
     assert "... and 44 more changes of layers" in lines

@@ -1,0 +1,263 @@
+"""Which layer of a snapshot is which of another: the alignment of comparisons, fed by two files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair, align
+from pytest_modelhealth.report import LayerRecord, Status
+from pytest_modelhealth.snapshot.content import containers
+from pytest_modelhealth.snapshot.file_format import LayerLine, Snapshot, TensorLine, layer_of
+from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.statistics.exponents import ExponentCounts
+
+Key = tuple[str, str]
+"""Role and own name of a tensor."""
+
+
+class Side:
+    """A snapshot with its tensors by layer.
+
+    Attributes:
+        snapshot: the snapshot.
+        tensors: its lines by layer, then by role and own name.
+        holders: names of the layers that others lie in.
+        place: place of each layer in the order in which they returned.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.tensors: dict[str, dict[Key, TensorLine]] = {name: {} for name in snapshot.layers}
+        for role, tensors in snapshot.tensors.items():
+            for name, tensor in tensors.items():
+                layer = layer_of(role, name)
+                own_name = name[len(layer) :].removeprefix(".")
+                self.tensors.setdefault(layer, {})[role, own_name] = tensor
+        self.holders = containers(snapshot.layers)
+        self.place = {name: place for place, name in enumerate(snapshot.layers)}
+
+    def label(self, layer: str, own_name: str = "") -> str:
+        """Return the name of a layer or tensor for people."""
+        return ".".join(filter(None, (layer or self.snapshot.model, own_name)))
+
+    def owns_parameters(self, layer: str) -> bool:
+        """Whether a layer has parameters of its own."""
+        return any(role == "parameters" for role, _ in self.tensors.get(layer, {}))
+
+    def computes(self, layer: str) -> bool:
+        """Whether a layer may change a number: an Identity and a mere container do not."""
+        line = self.snapshot.layers[layer]
+        if self.owns_parameters(layer):
+            return True
+        idle = line.status in (Status.ALIAS_OF_INPUT, Status.NOT_CALLED)
+        return not (idle or line.type == "Identity" or layer in self.holders)
+
+    def records(self) -> dict[str, LayerRecord]:
+        """Return the layers as far as a snapshot knows them, as an alignment reads them."""
+        return {
+            name: self._record(name, line, place)
+            for place, (name, line) in enumerate(self.snapshot.layers.items())
+        }
+
+    def _record(self, name: str, line: LayerLine, place: int) -> LayerRecord:
+        tensors = self.tensors[name]
+        seen = tensors.get(("activations", ""))
+        return LayerRecord(
+            name=name,
+            type_name=line.type,
+            status=Status(line.status) if line.status in set(Status) else Status.OBSERVED,
+            activation=line.activation or None,
+            entered=place if line.calls else None,
+            calls=line.calls,
+            activations=None if seen is None else _statistics(seen),
+            parameters={
+                own_name: _statistics(tensor)
+                for (role, own_name), tensor in tensors.items()
+                if role == "parameters"
+            },
+        )
+
+
+def _statistics(line: TensorLine) -> TensorStatistics:
+    shape = line.shape.strip("()")
+    return TensorStatistics(
+        count=line.count,
+        nan_count=line.nan,
+        positive_inf_count=line.inf,
+        negative_inf_count=0,
+        zero_count=round(line.zeros * line.count) if line.zeros == line.zeros else 0,
+        mean=line.mean,
+        std=line.std,
+        min=line.min,
+        max=line.max,
+        exponents=ExponentCounts(),
+        units=None,
+        shape=tuple(int(n) for n in shape.split("x")) if shape else (),
+        dtype=line.dtype,
+        device="",
+    )
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """What became of a layer, or of a tensor of it.
+
+    Args:
+        what: ``"renamed"``, ``"added"``, ``"no gradients any more of"``.
+        label: the layer or tensor for people.
+        rest: the rest of the phrase.
+        harmless: whether no number can have changed by it alone.
+    """
+
+    what: str
+    label: str
+    rest: str = ""
+    harmless: bool = False
+
+
+@dataclass(frozen=True)
+class MatchedTensor:
+    """A tensor that both have.
+
+    Args:
+        layer: its layer in the report.
+        origin: its layer in the snapshot.
+        role: which tensor of the layer.
+        own_name: its own name, ``""`` where the role has one tensor.
+        before: the snapshot's line.
+        now: the report's line.
+    """
+
+    layer: str
+    origin: str
+    role: str
+    own_name: str
+    before: TensorLine
+    now: TensorLine
+
+
+class Matching:
+    """The layers and tensors of two snapshots side by side."""
+
+    def __init__(self, before: Snapshot, now: Snapshot) -> None:
+        if before.version == 1:
+            now = _as_format_1(now)
+        self.old, self.new = Side(before), Side(now)
+        self.alignment: Alignment = align(self.old.records(), self.new.records())
+        self.origin = {pair.candidate: pair for pair in self.alignment.pairs if pair.aligned}
+
+    @property
+    def has_common_layers(self) -> bool:
+        """Whether any layer but the models themselves is on both sides."""
+        inner = [name for name in self.alignment.to_candidate if name]
+        return bool(inner) or len(self.old.snapshot.layers) <= 1
+
+    def tensors(self) -> Iterator[MatchedTensor]:
+        """Yield every tensor that both have, in the order of the report's layers."""
+        for layer, tensors in self.new.tensors.items():
+            pair = self.origin.get(layer)
+            if pair is None or pair.reference is None:
+                continue
+            folded = pair.output_of is not None
+            for (role, own_name), tensor in tensors.items():
+                origin = pair.reference
+                if folded and role != "inputs":
+                    if role not in ("activations", "gradients"):
+                        continue
+                    origin = pair.output_of or origin
+                before = self.old.tensors.get(origin, {}).get((role, own_name))
+                if before is not None:
+                    yield MatchedTensor(layer, origin, role, own_name, before, tensor)
+
+    def changes(self) -> Iterator[LayerChange]:
+        """Yield what became of each layer that is not what it was."""
+        parts = {name for split in self.alignment.splits for name in (split.whole, *split.parts)}
+        for pair in self.alignment.pairs:
+            if pair.reference is None:
+                yield self._added(pair, parts)
+            elif pair.candidate is None:
+                yield self._removed(pair, parts)
+            else:
+                yield from self._changed(pair, pair.reference, pair.candidate)
+
+    def _added(self, pair: Pair, parts: set[str]) -> LayerChange:
+        name = pair.candidate or ""
+        harmless = name in parts or not self.new.computes(name)
+        note = f", {pair.note}" if pair.note else ""
+        rest = f" ({self.new.snapshot.layers[name].type}{note})"
+        return LayerChange("added", self.new.label(name), rest, harmless)
+
+    def _removed(self, pair: Pair, parts: set[str]) -> LayerChange:
+        name = pair.reference or ""
+        folded = pair.note.startswith("is folded")
+        harmless = folded or name in parts or not self.old.computes(name)
+        note = f", {pair.note}" if pair.note else ""
+        rest = f" ({self.old.snapshot.layers[name].type}{note})"
+        return LayerChange("removed", self.old.label(name), rest, harmless)
+
+    def _changed(self, pair: Pair, reference: str, candidate: str) -> Iterator[LayerChange]:
+        before, now = self.old.snapshot.layers[reference], self.new.snapshot.layers[candidate]
+        label = self.old.label(reference)
+        if reference != candidate:
+            yield LayerChange("renamed", label, f" to {self.new.label(candidate)}", harmless=True)
+        if pair.change is Change.MOVED:
+            yield LayerChange("moved", label, " to another place among the layers", harmless=True)
+        if before.type != now.type:
+            rest = f": type {before.type} is now {now.type}"
+            yield LayerChange("changed", self.new.label(candidate), rest, harmless=True)
+        altered = [
+            f"{field} {getattr(before, field)} is now {getattr(now, field)}"
+            for field in ("status", "calls")
+            if getattr(before, field) != getattr(now, field)
+        ]
+        if altered and pair.output_of is None:
+            yield LayerChange("changed", self.new.label(candidate), f": {', '.join(altered)}")
+        elif pair.note:
+            yield LayerChange("changed", self.new.label(candidate), f": {pair.note}", harmless=True)
+        if not altered and pair.output_of is None and not _is_norm_folded(pair):
+            yield from self._tensors_come_and_gone(reference, candidate)
+
+    def _tensors_come_and_gone(self, reference: str, candidate: str) -> Iterator[LayerChange]:
+        before, now = self.old.tensors[reference], self.new.tensors[candidate]
+        for role, own_name in before:
+            if (role, own_name) not in now and _is_counted(role, reference):
+                what = f"no {role} any more of"
+                yield LayerChange(what, self.old.label(reference, own_name))
+        for role, own_name in now:
+            if (role, own_name) not in before and _is_counted(role, candidate):
+                yield LayerChange(f"new {role} of", self.new.label(candidate, own_name))
+
+
+def _is_norm_folded(pair: Pair) -> bool:
+    return pair.note.startswith("is folded")
+
+
+def _is_counted(role: str, layer: str) -> bool:
+    """Whether a tensor has to be on both sides: inputs of inner layers only serve the story."""
+    return role != "inputs" or not layer
+
+
+def _as_format_1(snapshot: Snapshot) -> Snapshot:
+    """Return what format 1 keeps of a snapshot."""
+    layers = {name: replace(line, activation="") for name, line in snapshot.layers.items()}
+    tensors = dict(snapshot.tensors)
+    tensors["inputs"] = {n: t for n, t in tensors.get("inputs", {}).items() if not n}
+    return replace(snapshot, layers=layers, tensors=tensors)
+
+
+def phrases(changes: Iterable[LayerChange]) -> list[str]:
+    """Return a phrase for each kind of change, as one cause often changes every layer alike."""
+    groups: dict[tuple[str, str], list[LayerChange]] = {}
+    for change in changes:
+        rest = "" if change.what == "renamed" else change.rest
+        groups.setdefault((change.what, rest), []).append(change)
+    return [_phrase(what, same) for (what, _), same in groups.items()]
+
+
+def _phrase(what: str, changes: list[LayerChange]) -> str:
+    first = changes[0]
+    more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+    if what == "renamed":
+        return f"{what} {first.label}{first.rest}{more}"
+    return f"{what} {first.label}{more}{first.rest}"
