@@ -13,9 +13,8 @@ from torch.export import ExportedProgram
 from benchmarks import comparing_peers
 from benchmarks.cases.pair import Said, Sides, as_module
 from benchmarks.cases.subject import Subject
-from pytest_modelhealth import Inspector, compare
-from pytest_modelhealth.snapshot import drift
-from pytest_modelhealth.snapshot.file_format import dump, from_observation, load
+from pytest_modelhealth import Inspector, compare, snapshot
+from pytest_modelhealth.report import HealthReport
 
 
 @dataclass(frozen=True)
@@ -59,18 +58,25 @@ def by_snapshot(sides: Sides) -> Said:
 
 def record(subject: Subject, model: Any) -> str:
     """Return the snapshot of a model on a subject's batch, as its file has it."""
-    torch.manual_seed(0)
-    report = Inspector(model).run_inspection(subject.inputs, subject.target, loss=subject.loss)
-    return dump(from_observation(report.observation, "-"))
+    return snapshot.record(_inspect(subject, model, calibrate=True))
 
 
 def read(recorded: str, subject: Subject, model: Any) -> Said:
     """Return how a model on a subject's batch drifts from a snapshot."""
-    found = drift.compare(load(recorded), load(record(subject, model)))
-    if not found.drifts and not found.changes:
+    found = snapshot.check(recorded, _inspect(subject, model, calibrate=False))
+    if not found.drifted:
         return Said(False)
-    layers = (found.drifts[0].layer,) if found.drifts else ()
-    return Said(True, layers, drift.explain(found)[0])
+    if found.drifts:
+        layers = (found.drifts[0].layer,)
+    else:
+        layers = tuple(change.label for change in found.failing_changes[:1])
+    return Said(True, layers, str(found).partition("\n")[0])
+
+
+def _inspect(subject: Subject, model: Any, *, calibrate: bool) -> HealthReport:
+    torch.manual_seed(0)
+    inspector = Inspector(model, calibrate=calibrate)
+    return inspector.run_inspection(subject.inputs, subject.target, loss=subject.loss)
 
 
 FAVOUR = "what has no counterpart is passed over, both draw the same random numbers"

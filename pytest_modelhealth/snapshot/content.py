@@ -151,7 +151,8 @@ class _LineNoise:
     ) -> dict[str, float]:
         if role == "parameters" or (role == "inputs" and not record.name):
             # Random numbers differ by an epsilon from one set of kernels to another.
-            return _relative(statistics, epsilon_of(statistics.dtype), 0.0)
+            given = _relative(statistics, epsilon_of(statistics.dtype), 0.0)
+            return {name: value for name, value in given.items() if getattr(statistics, name)}
         if self._measured is None:
             return {}
         measured = self._measured.get((record.name, role, own_name), {})
