@@ -33,8 +33,8 @@ REPAIRS = {
     "test_detached_branch.py": ("(author).detach()", "(author)"),
     "test_exploding_gradient.py": ("nn.init.normal_(linear", "nn.init.kaiming_normal_(linear"),
     "test_float16_overflow.py": (
-        "= SumPool()",
-        "= nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())",
+        "scaled.exp().sum(dim=(2, 3)).log()",
+        "scaled.logsumexp(dim=(2, 3))",
     ),
     "test_nan_masked_softmax.py": ('float("-inf")', "-1e9"),
     "test_refactored_attention.py": ("scale=x.shape[-1]", "scale=query.shape[-1]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,10 @@ _RANGES = {
 _PLANNED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _MASK = 0.9
 _FEWEST_VALUES = 16
+_PEAKED = 4.0
+"""Where the root mean square of the non-zero values is more times the smallest normal number, few
+large values carry a gradient (one through a smooth maximum), and nothing that counts is lost. Of
+normally distributed values with half of them below it, it is 1.5 times that number."""
 
 
 class Headroom(Check):
@@ -49,7 +54,7 @@ class Headroom(Check):
         "The largest value of an activation, parameter or gradient is at most max_range_used of "
         "the largest of its dtype, and of planned_dtype if one is given. At most "
         "max_subnormal_fraction of the non-zero weights or gradients of a layer lie below the "
-        "smallest normal number."
+        "smallest normal number, gradients that a few large values carry excepted."
     )
     source = (
         "TorchLens (0.9 of the range, 10 % subnormal); Micikevicius et al. (2018), Mixed Precision "
@@ -156,7 +161,8 @@ def _underflow(
         if dtype.startswith("float8"):
             bound *= statistics.abs_max / _RANGES[dtype].largest
         lost = _part_below(statistics, bound)
-        if lost > limit.value:
+        is_peaked = "gradients" in role and _typical(statistics) > _PEAKED * bound
+        if lost > limit.value and not is_peaked:
             message = (
                 f"{lost:.0%} of its non-zero {_words(role)} lie below {bound:.2g}, the smallest "
                 f"normal number of {dtype}{_scaled(dtype)}"
@@ -167,6 +173,11 @@ def _underflow(
                 else "weights this small lose their precision: keep them in float32 or bfloat16"
             )
             yield _violation(record, role, tensor, lost, limit, message, cause)
+
+
+def _typical(statistics: TensorStatistics) -> float:
+    """Return the root mean square of the non-zero values."""
+    return statistics.norm / math.sqrt(statistics.finite_count - statistics.zero_count)
 
 
 def _scaled(dtype: str) -> str:

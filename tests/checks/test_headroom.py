@@ -88,3 +88,22 @@ def test_weights_that_float8_would_lose(mlp, batch, inspect):
         mlp.fc2.weight[0, 0] = 1e5
     report = inspect(mlp, batch, settings={"planned_dtype": "float8_e4m3fn"})
     assert ("fc2", "parameters") in [(layer, role) for layer, role, _ in found(report)]
+
+
+def test_gradients_that_a_few_values_carry_are_not_lost(batch, inspect):
+    """Behind a smooth maximum most gradients are next to nothing, and are meant to be."""
+
+    class Sharp(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(16, 64)
+
+        def forward(self, x):
+            return torch.logsumexp(50.0 * self.fc(x), dim=1) / 50.0
+
+    report = inspect(Sharp(), batch, settings={"planned_dtype": "float16"})
+    gradients = report["fc"].gradients
+    exponents = gradients.exponents
+    below = exponents.counts[: -14 - exponents.lowest].sum()
+    assert below > 0.5 * (gradients.count - gradients.zero_count)
+    assert found(report) == []
