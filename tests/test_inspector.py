@@ -194,7 +194,9 @@ def test_run_batches_merges(model, x):
     assert report.observation.batches == 4
     assert report.observation.samples == 40
     merged, truth = report["head"].activations, whole["head"].activations
-    assert (merged.count, merged.min, merged.max) == (truth.count, truth.min, truth.max)
+    assert merged.count == truth.count
+    # a matrix product rounds otherwise with another number of rows
+    assert (merged.min, merged.max) == pytest.approx((truth.min, truth.max), rel=1e-6)
     assert merged.std == pytest.approx(truth.std, rel=1e-6)
     assert report["head"].parameters["weight"].count == 24
 
