@@ -1,0 +1,52 @@
+"""The frozen result: what was seen of a model, and the verdict on it.
+
+This package imports neither torch nor numpy.
+"""
+
+from pytest_modelhealth.report.health_report import HealthReport
+from pytest_modelhealth.report.judgement import (
+    BrokenCheck,
+    Inconclusive,
+    Judge,
+    Judgement,
+    Reference,
+    Verdict,
+    Violation,
+)
+from pytest_modelhealth.report.observation import (
+    ROLES,
+    ClassTargets,
+    LayerRecord,
+    LossCall,
+    LossPath,
+    Noises,
+    Observation,
+    Option,
+    Status,
+    TaskGradients,
+    TaskPair,
+    UnregisteredParameter,
+)
+
+__all__ = [
+    "ROLES",
+    "BrokenCheck",
+    "ClassTargets",
+    "HealthReport",
+    "Inconclusive",
+    "Judge",
+    "Judgement",
+    "LayerRecord",
+    "LossCall",
+    "LossPath",
+    "Noises",
+    "Observation",
+    "Option",
+    "Reference",
+    "Status",
+    "TaskGradients",
+    "TaskPair",
+    "UnregisteredParameter",
+    "Verdict",
+    "Violation",
+]

@@ -1,0 +1,226 @@
+"""`HealthReport`: an observation and the verdict on it, for users to read, show and assert."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from pytest_modelhealth.errors import (
+    LayerNotFoundError,
+    ModelHealthError,
+    ModelHealthWarning,
+    suggest,
+)
+from pytest_modelhealth.report.judgement import Judge, Judgement, Verdict, Violation
+from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
+from pytest_modelhealth.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class HealthReport:
+    """What an inspection saw, and the verdict on it.
+
+    Reading anything from it but its `repr` counts as looking at it; in a test, a report that was
+    never looked at is checked when the test's body ends. ``report["fc1"]`` is a `LayerRecord`,
+    `str` a table, `repr` one line. The report is immutable and can be pickled.
+    """
+
+    def __init__(
+        self,
+        observation: Observation,
+        settings: Settings,
+        judge: Judge,
+        noise: Noises | None = None,
+    ) -> None:
+        self._observation = observation
+        self.noise = noise
+        """How far rounding alone moves each statistic, where the inspector measured it."""
+        self._settings = settings
+        self._judge = judge
+        self._judged: Judgement | None = None
+        self.looked_at = False
+        self.judgements: list[Judgement] = []
+        """Every judgement so far, those under thresholds of an `assert_healthy` call included."""
+        self._told: list[str] = []
+
+    @property
+    def observation(self) -> Observation:
+        """All that was seen, as data."""
+        self.looked_at = True
+        return self._observation
+
+    @property
+    def settings(self) -> Settings:
+        """The limits in force, each with its origin."""
+        return self._settings
+
+    @property
+    def layers(self) -> Mapping[str, LayerRecord]:
+        """Every layer by name, in execution order, those never called last."""
+        return MappingProxyType(dict(self.observation.layers))
+
+    @property
+    def loss(self) -> float | None:
+        """The value of the loss, the mean over batches where there were several."""
+        return self.observation.loss
+
+    @property
+    def judgement(self) -> Judgement:
+        """What the checks found under this report's settings."""
+        self.looked_at = True
+        if self._judged is None:
+            self._judged = self._judge(self._observation, self._settings)
+            self.judgements.append(self._judged)
+        return self._judged
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """Every violation that is not waived, the gravest first."""
+        return self.judgement.violations
+
+    @property
+    def warnings(self) -> tuple[Violation, ...]:
+        """Every violation of a check that only warns, the gravest first."""
+        return self.judgement.warned
+
+    @property
+    def verdict(self) -> Verdict:
+        """``healthy``, ``unhealthy`` or ``inconclusive``."""
+        return self.judgement.verdict
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the verdict is ``healthy``: nothing violated, and enough seen to say so."""
+        return self.verdict is Verdict.HEALTHY
+
+    def __getitem__(self, layer: str) -> LayerRecord:
+        """Return one layer's record by its name or one of its aliases.
+
+        Raises:
+            LayerNotFoundError: no such layer; the message names the nearest.
+        """
+        layers = self.observation.layers
+        if layer in layers:
+            return layers[layer]
+        for record in layers.values():
+            if layer in record.aliases:
+                return record
+        raise LayerNotFoundError(
+            f"{self._observation.model_type} has no layer {layer!r}{suggest(layer, layers)} "
+            f"report.layers lists all {len(layers)}."
+        )
+
+    def __iter__(self) -> Iterator[LayerRecord]:
+        """Iterate over the layers' records in execution order."""
+        return iter(self.observation.layers.values())
+
+    def __len__(self) -> int:
+        """Return the number of layers."""
+        return len(self.observation.layers)
+
+    def assert_healthy(self, **thresholds: object) -> None:
+        """Do nothing if no invariant is broken; `thresholds` override the report's own.
+
+        An ``inconclusive`` verdict passes: too little evidence is no fault. Violations of checks
+        that only warn are given as one `ModelHealthWarning`.
+
+        Raises:
+            ModelHealthError: the verdict is ``unhealthy``, and the first line names the worst
+                layer; or a check is broken, and the first line names it.
+            SettingsError: a threshold has an unknown name, a wrong type or an impossible value.
+        """
+        __tracebackhide__ = True
+        report = self._with(thresholds)
+        self.looked_at = True
+        error = report.failure()
+        if error is not None:
+            raise error
+        for text in report.take_warnings():
+            warnings.warn(text, ModelHealthWarning, stacklevel=2)
+
+    def failure(self) -> ModelHealthError | None:
+        """Return the error that `assert_healthy` raises, if it does."""
+        if self.judgement.passes:
+            return None
+        return ModelHealthError(self.render("failure"), self)
+
+    def take_warnings(self) -> list[str]:
+        """Return what the judgements so far warn of, a sentence each, and each only once."""
+        texts = [self._warning(judgement) for judgement in self.judgements if judgement.warned]
+        untold = [text for text in dict.fromkeys(texts) if text not in self._told]
+        self._told += untold
+        return untold
+
+    def _warning(self, judgement: Judgement) -> str:
+        first, *others = judgement.warned
+        record = self._observation.layers.get(first.layer)
+        label = record.label if record is not None else self._observation.model_type
+        more = f" (and {len(others):,} more that only warn)" if others else ""
+        return f"{label} ({first.check}): {first.message}{more}"
+
+    def _with(self, thresholds: Mapping[str, object]) -> HealthReport:
+        if not thresholds:
+            return self
+        settings = self._settings.override(thresholds, "argument of assert_healthy")
+        report = HealthReport(self._observation, settings, self._judge, self.noise)
+        report.judgements, report._told = self.judgements, self._told
+        return report
+
+    def render(self, form: str, **options: Any) -> str:
+        """Return the report in one of the text formats: a module of `rendering` by its name.
+
+        The formats lie above this module in the order of imports and are looked up by name, so that
+        a new one is one new file.
+        """
+        text: str = _rendering(form).render(self, **options)
+        return text
+
+    def __repr__(self) -> str:
+        looked_at = self.looked_at
+        try:
+            return self.render("line")
+        finally:
+            self.looked_at = looked_at  # a debugger or a log looks, not the test
+
+    def __str__(self) -> str:
+        return self.render("terminal")
+
+    def _repr_html_(self) -> str:
+        return self.render("html")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain dictionaries, lists, numbers and strings."""
+        return dict(_rendering("json").to_dict(self))
+
+    def to_json(self, path: str | Path) -> None:
+        """Write `to_dict` as JSON."""
+        Path(path).write_text(self.render("json"), encoding="utf-8")
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write one row a layer, role and tensor."""
+        Path(path).write_text(self.render("csv"), encoding="utf-8", newline="")
+
+    def plot_histogram(self, layer: str, what: str = "activations") -> Figure:
+        """Return a figure of one layer's histogram."""
+        figure: Figure = _rendering("histogram").plot_histogram(self, layer, what)
+        return figure
+
+    def plot_histograms(self, pattern: str = "*", what: str = "activations") -> Figure:
+        """Return a figure with a histogram for each layer that matches `pattern`."""
+        figure: Figure = _rendering("histogram").plot_histograms(self, pattern, what)
+        return figure
+
+    def plot_gradient_flow(self) -> Figure:
+        """Return a figure of gradient norms through the depth of the model."""
+        figure: Figure = _rendering("histogram").plot_gradient_flow(self)
+        return figure
+
+
+def _rendering(name: str) -> Any:
+    return importlib.import_module(f"pytest_modelhealth.rendering.{name}")
