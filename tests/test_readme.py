@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
 RUN_PAGES = ("README.md", "docs/how-to/first-test.md", "docs/how-to/compare.md")
 
 
@@ -33,17 +35,39 @@ def test_python_blocks_run(page, pytester):
 
 def relative_links(page: Path) -> list[str]:
     """Return the targets of Markdown links on `page` that are neither addresses nor anchors."""
-    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    prose = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)#\s]+)", re.sub(r"`[^`\n]*`", "", prose))
     return [target for target in targets if "://" not in target]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/how-to/first-test.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     """Each relative link leads to a file or folder of the repository."""
     links = relative_links(ROOT / page)
-    assert links
     missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
     assert not missing
+
+
+def test_links_are_found():
+    """The links that the test above follows are those of the pages: it does not look at none."""
+    assert {"docs/index.md", "CONTRIBUTING.md"} <= set(relative_links(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_headings_have_one(page):
+    """Each link to a place on its own page names a heading there."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors
+
+
+def test_decisions_have_a_number_each():
+    """No two decisions share a number, none is left out, and the title has that of the file."""
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for number, page in enumerate(pages, start=1):
+        assert page.read_text(encoding="utf-8").startswith(f"# {number}. ")
 
 
 def test_index_lists_every_page():

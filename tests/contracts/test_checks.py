@@ -49,6 +49,15 @@ def test_a_check_is_in_the_reference_with_its_settings(check: Check) -> None:
     assert [s.name for s in check.settings if f"`{s.name}`" not in texts[0]] == []
 
 
+def test_the_reference_has_the_order_of_gravity() -> None:
+    """The page says that violations come in its order; each heading stands apart."""
+    text = REFERENCE.read_text(encoding="utf-8")
+    ordered = [check.name for check in sorted(all_checks(), key=lambda check: check.gravity)]
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert [heading for heading in headings if heading in ordered] == ordered
+    assert len(re.findall(r"^\n## ", text, re.MULTILINE)) == len(headings)
+
+
 @every_check
 def test_a_check_asks_for_its_settings_as_it_declares_them(check: Check) -> None:
     """Values that may differ by layer are read by layer: a pattern that nobody reads is a lie."""
