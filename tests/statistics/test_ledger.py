@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from unittest.mock import patch
 
 import pytest
@@ -123,6 +125,23 @@ def test_threads_add_to_one_ledger() -> None:
     for thread in threads:
         thread.join()
     assert [oracle.bits(found[n].statistics) for n in range(len(many))] == expected
+
+
+def reduced_apart(scale: float) -> tuple[int, str, list[float]]:
+    """Reduce a tensor in this process; return which process that is, by what, and a few numbers."""
+    entry = Ledger().add(noise(30, 30) * scale, 1)
+    found = entry.statistics
+    return os.getpid(), type(entry).__name__, [found.mean, found.std, found.min, found.max]
+
+
+def test_a_spawned_process_reduces_to_the_same_bits() -> None:
+    """Processes that start anew load the compiled kernel, and several work at a time."""
+    scales = [1.0, 2.0, 3.0, 4.0]
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(reduced_apart, scales))
+    for scale, (process, kind, numbers) in zip(scales, found, strict=True):
+        assert process != os.getpid()
+        assert [kind, numbers] == list(reduced_apart(scale)[1:])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
