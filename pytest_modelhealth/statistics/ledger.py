@@ -91,7 +91,7 @@ class Ledger:
         Raises:
             UnsupportedTensorError: as `reduce`.
         """
-        if self.queues(tensor):
+        if not tensor.is_cpu or self._queue_all:
             return self._add_queued(tensor, unit_dim)
         kind = self._kind(tensor, unit_dim) if is_plain(tensor) else None
         if kind is not None:

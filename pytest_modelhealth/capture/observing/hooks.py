@@ -6,6 +6,7 @@ Forward hooks and tensor hooks only: full backward hooks break in-place modules 
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -96,25 +97,28 @@ class Hooks:
         self.recorder = recorder
         self.functional = FunctionalLayers(self._function)
         self._stack: list[Frame] = []
-        self._handles: list[RemovableHandle] = []
+        self._id: int = RemovableHandle(OrderedDict()).id
+        self._modules: list[nn.Module] = []
+        self._tensor_hooks: list[tuple[Any, dict[Any, Any]]] = []
         self._differentiating = False
 
     def register(self) -> None:
         """Hook every module, after the user's own hooks.
 
-        The methods are taken from `torch.nn.Module`: a scripted module refuses its own, yet runs
-        hooks at the script's root.
+        This is what `register_forward_hook` does, without a handle for each; and a scripted module
+        refuses to do it itself, yet runs hooks at the script's root.
         """
         for module, layer in self.recorder.by_module.items():
             if layer.opaque:
                 continue
+            self._modules.append(module)
             before, after = _ModuleHook(self._enter, layer), _ModuleHook(self._complete, layer)
-            self._handles += [
-                nn.Module.register_forward_pre_hook(module, before, with_kwargs=True),
-                # called after an exception too, so that the stack of calls stays right where the
-                # user's forward catches it
-                nn.Module.register_forward_hook(module, after, always_call=True),
-            ]
+            module._forward_pre_hooks[self._id] = before
+            module._forward_pre_hooks_with_kwargs[self._id] = True
+            module._forward_hooks[self._id] = after
+            # called after an exception too, so that the stack of calls stays right where the
+            # user's forward catches it
+            module._forward_hooks_always_called[self._id] = True
 
     def enter_layer(self, layer: Layer, arguments: tuple[Any, ...]) -> None:
         """Begin a call of a layer that no module hook reaches."""
@@ -133,8 +137,13 @@ class Hooks:
 
     def remove(self) -> None:
         """Remove every hook, and our hooks only."""
-        for handle in self._handles:
-            handle.remove()
+        for module in self._modules:
+            module._forward_pre_hooks.pop(self._id, None)
+            module._forward_pre_hooks_with_kwargs.pop(self._id, None)
+            module._forward_hooks.pop(self._id, None)
+            module._forward_hooks_always_called.pop(self._id, None)
+        for hook, hooks in self._tensor_hooks:
+            hooks.pop(hook, None)
 
     @contextmanager
     def differentiating(self) -> Iterator[None]:
@@ -254,10 +263,20 @@ class Hooks:
         """
         _ = tensor.grad_fn
         hook = _GradientHook(self, layer, unit_dimension)
-        self._handles.append(tensor.register_hook(hook))
+        self._register(tensor, hook)
         base = tensor._base
         if base is not None and base.requires_grad and base.grad_fn is not None:
-            self._handles.append(base.register_hook(_BaseGradientHook(hook, tensor, base)))
+            self._register(base, _BaseGradientHook(hook, tensor, base))
+
+    def _register(self, tensor: Tensor, hook: Callable[[Tensor | None], None]) -> None:
+        """Do what `Tensor.register_hook` does, without a handle."""
+        if tensor._backward_hooks is None:
+            tensor._backward_hooks = OrderedDict()
+            if tensor.grad_fn is not None:
+                tensor.grad_fn._register_hook_dict(tensor)
+        hooks: dict[Any, Any] = tensor._backward_hooks
+        hooks[hook] = hook
+        self._tensor_hooks.append((hook, hooks))
 
     def takes_gradients(self, layer: Layer) -> bool:
         """Whether what flows back now is the gradient of the loss.

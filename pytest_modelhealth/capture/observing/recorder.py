@@ -155,7 +155,9 @@ class Recorder:
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> None:
         """Take what `layer` was called with; integers only where there is nothing else."""
         if "inputs" in layer.roles:
-            for tensor in [t for t in tensors if holds_numbers(t)] or tensors:
+            if len(tensors) > 1:
+                tensors = [t for t in tensors if holds_numbers(t)] or tensors
+            for tensor in tensors:
                 entry = self._read(layer, tensor, None)
                 if entry is not None:
                     _add(layer.inputs, entry)
@@ -227,7 +229,8 @@ class Recorder:
     def note_options(self) -> None:
         """Take down how every module is set up."""
         for module, layer in self.by_module.items():
-            layer.options = module_options(module) | layer.options
+            own = module_options(module)
+            layer.options = own | layer.options if layer.options else own
 
     def note_unreached(self, leaves: Callable[[], Iterable[Tensor]]) -> None:
         """Note which parameters without a gradient no output of the model depends on.
@@ -298,17 +301,19 @@ class Recorder:
 
         The output of a layer is usually the input of the next and the output of its container.
         """
-        entry = self._seen_before(tensor)
-        if entry is not None and (unit_dimension is None or entry.has_units):
-            return entry
+        seen_version, key = version(tensor), id(tensor)
+        seen = self._seen.get(key)
+        if seen is not None and seen[0]() is tensor and seen[1] == seen_version:
+            entry = seen[2]
+            if unit_dimension is None or entry.has_units:
+                return entry
         try:
             entry = self._ledger.add(tensor, unit_dimension)
         except UnsupportedTensorError as error:
             layer.unsupported = str(error)
             return None
-        seen_version = version(tensor)
         if seen_version is not None:
-            self._seen[id(tensor)] = (weakref.ref(tensor), seen_version, entry)
+            self._seen[key] = (weakref.ref(tensor), seen_version, entry)
         return entry
 
     def _seen_before(self, tensor: Tensor) -> Entry | None:
@@ -399,7 +404,7 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,
         source=layer.source,
-        options={**layer.options, **_scores(layer)},
+        options=layer.options | _scores(layer) if layer.module is None else layer.options,
         equal_samples=layer.equal_samples,
         equal_input_samples=layer.equal_input_samples,
     )
@@ -428,7 +433,7 @@ def _scores(layer: Layer) -> dict[str, Option]:
 
     ``typical_score`` is the root mean square of the products of independent queries and keys.
     """
-    if layer.module is not None or layer.type_name != _ATTENTION or len(layer.inputs) < 3:
+    if layer.type_name != _ATTENTION or len(layer.inputs) < 3:
         return {}
     query, key, value = (entry.statistics for entry in layer.inputs[:3])
     width = query.shape[-1] if query.shape else 1
@@ -484,8 +489,11 @@ def _parameters(layer: Layer) -> set[int]:
     return {id(p) for p in layer.module._parameters.values() if p is not None}
 
 
+_NONE: frozenset[str] = frozenset()
+
+
 def _frozen(module: nn.Module | None) -> frozenset[str]:
-    if module is None:
-        return frozenset()
+    if module is None or not module._parameters:
+        return _NONE
     parameters: Mapping[str, torch.nn.Parameter | None] = module._parameters
     return frozenset(n for n, p in parameters.items() if p is not None and not p.requires_grad)

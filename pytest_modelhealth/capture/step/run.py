@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from pytest_modelhealth.capture.engine import Backward, Request
 from pytest_modelhealth.capture.observing.graphs import containers_shown
@@ -74,9 +75,11 @@ def run_step(
     recorder = _recorder(request, model, scale, samples)
     note_sources(recorder)
     state = State(model)
-    writes = Versions(_writable(recorder, batch))
-    notes = [*notes, *_unregistered(model, state)]
-    registered = Registered(model, batch)
+    writable = _writable(recorder, batch)
+    writes = Versions([tensor for _, tensor in writable])
+    parameters = list(model.parameters())
+    notes = [*notes, *_unregistered(parameters, state)]
+    registered = Registered(model, parameters, batch)
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
     function: Any = tasks or request.loss
@@ -103,7 +106,8 @@ def run_step(
                 scale.apply(loss), request.backward, hooks, state, registered
             )
             recorder.note_unreached(lambda: graph_leaves(ends))
-    notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
+    written = [writable[index][0] for index in writes.written()]
+    notes += [f"the forward wrote to {_spelt(name)}, which is not undone" for name in written]
     _ensure_all_rules_matched(request, recorder)
     layers = recorder.records(backward=backward)
     recorder.settle_losses()
@@ -157,10 +161,14 @@ def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:
     return [note]
 
 
-def _unregistered(model: nn.Module, state: State) -> list[str]:
+def _unregistered(parameters: list[Parameter], state: State) -> list[str]:
     """Return a note on modules with parameters that torch does not know to be in the model."""
-    registered = {None, *model.parameters()}
-    unknown = [m for m in state.modules if not registered.issuperset(m._parameters.values())]
+    registered = {id(None), *map(id, parameters)}
+    unknown = [
+        module
+        for module in state.modules
+        if module._parameters and not registered.issuperset(map(id, module._parameters.values()))
+    ]
     if not unknown:
         return []
     types = ", ".join(sorted({type(module).__name__ for module in unknown}))
@@ -172,13 +180,16 @@ def _unregistered(model: nn.Module, state: State) -> list[str]:
     return [note]
 
 
-def _writable(recorder: Recorder, batch: Any) -> dict[str, Tensor]:
-    """Return what is not copied beforehand, by the name that a note would give it."""
-    named = {
-        f"the parameter {f'{layer.name}.{name}'.lstrip('.')!r}": parameter
-        for layer, name, parameter in _named(recorder, "_parameters")
-    }
-    return named | {f"tensor {i} of the batch": t for i, t in enumerate(find_tensors(batch))}
+def _writable(recorder: Recorder, batch: Any) -> list[tuple[tuple[Any, ...], Tensor]]:
+    """Return what is not copied beforehand, each with the parts of its name."""
+    parameters = [((lyr.name, name), t) for lyr, name, t in _named(recorder, "_parameters")]
+    return [*parameters, *(((index,), t) for index, t in enumerate(find_tensors(batch)))]
+
+
+def _spelt(parts: tuple[Any, ...]) -> str:
+    if len(parts) == 1:
+        return f"tensor {parts[0]} of the batch"
+    return f"the parameter {'.'.join(filter(None, parts))!r}"
 
 
 def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -> bool:
@@ -240,7 +251,8 @@ def _named(recorder: Recorder, kind: str) -> Iterator[tuple[Layer, str, Tensor]]
     """
     seen: set[int] = set()
     for module, layer in recorder.by_module.items():
-        for name, tensor in getattr(module, kind).items():
+        held = getattr(module, kind)
+        for name, tensor in held.items() if held else ():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield layer, name, tensor

@@ -106,8 +106,7 @@ def untouched(state: State, batch: Any) -> Iterator[None]:
         stack.callback(_restore_random_state, _random_state())
         for generator in state.generators:
             stack.callback(_generator_restorer(generator))
-        kept = [(c, _contents(c) if c else _NOTHING) for c in state.containers]
-        stack.callback(_restore_containers, kept)
+        stack.callback(_Contents(state.containers).restore)
         for tensor in state.tensors:
             if not tensor.is_meta:
                 stack.callback(_restorer(tensor))
@@ -156,16 +155,17 @@ def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
 class Versions:
     """Tells which tensors were written to in place since this was made."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = tensors
-        self._versions = {name: version(tensor) for name, tensor in tensors.items()}
+        self._versions = [version(tensor) for tensor in tensors]
 
-    def written(self) -> list[str]:
-        """Return the names of the tensors that were written to."""
+    def written(self) -> list[int]:
+        """Return the indices of the tensors that were written to."""
+        pairs = zip(self._tensors, self._versions, strict=True)
         return [
-            name
-            for name, before in self._versions.items()
-            if before is not None and version(self._tensors[name]) != before
+            index
+            for index, (tensor, before) in enumerate(pairs)
+            if before is not None and version(tensor) != before
         ]
 
 
@@ -210,35 +210,50 @@ def _generator_restorer(generator: Any) -> Callable[[], Any]:
     return partial(setattr, generator, "state", generator.state)
 
 
-_Contents = tuple[tuple[Any, ...], tuple[Any, ...]]
-"""What a container held: its items, or the keys and the values of a dictionary."""
+class _Contents:
+    """What containers hold, all in one list: a tuple for each is a dozen a module to collect."""
 
-_NOTHING: _Contents = ((), ())
+    def __init__(self, containers: list[Any]) -> None:
+        self._containers = containers
+        self._items: list[Any] = []
+        self._sizes: list[int] = []
+        for container in containers:
+            self._sizes.append(len(container))
+            if container:
+                self._items += container
+                if isinstance(container, dict):
+                    self._items += container.values()
+
+    def restore(self) -> None:
+        """Put the same objects in again, in the order they had."""
+        start = 0
+        for container, size in zip(self._containers, self._sizes, strict=True):
+            if not (size or container):  # most have none, for hooks
+                continue
+            end = start + (2 * size if isinstance(container, dict) else size)
+            held = self._items[start:end]
+            start = end
+            if not _holds(container, held):
+                _fill(container, held)
 
 
-def _contents(container: Any) -> _Contents:
-    return tuple(container), tuple(container.values()) if isinstance(container, dict) else ()
+def _holds(container: Any, items: list[Any]) -> bool:
+    """Whether a container holds these very objects; of a dictionary its keys, then its values."""
+    found = list(container)
+    if isinstance(container, dict):
+        found += container.values()
+    return len(found) == len(items) and all(map(is_, found, items))
 
 
-def _restore_containers(kept: list[tuple[Any, _Contents]]) -> None:
-    """Put the same objects in again, in the order they had."""
-    for container, (keys, values) in kept:
-        if not (container or keys) or _same((keys, values), _contents(container)):
-            continue
-        container.clear()
-        if isinstance(container, dict):
-            container.update(zip(keys, values, strict=True))
-        elif isinstance(container, set):
-            container.update(keys)
-        else:
-            container.extend(keys)
-
-
-def _same(a: _Contents, b: _Contents) -> bool:
-    return all(
-        len(ours) == len(theirs) and all(map(is_, ours, theirs))
-        for ours, theirs in zip(a, b, strict=True)
-    )
+def _fill(container: Any, items: list[Any]) -> None:
+    container.clear()
+    if isinstance(container, dict):
+        size = len(items) // 2
+        container.update(zip(items[:size], items[size:], strict=True))
+    elif isinstance(container, set):
+        container.update(items)
+    else:
+        container.extend(items)
 
 
 def _restorer(tensor: Tensor) -> Callable[[], None]:

@@ -31,11 +31,11 @@ class Registered:
     They are kept, so that none of them can make room for another of the same id.
     """
 
-    def __init__(self, model: nn.Module, batch: Any) -> None:
+    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter], batch: Any) -> None:
         self._model = model
         tensors = list(find_tensors(batch))
         behind = graph_leaves([t.grad_fn for t in tensors if t.grad_fn is not None])
-        self._known = [*model.parameters(), *tensors, *behind]
+        self._known = [*parameters, *tensors, *behind]
         self._ids = {id(tensor) for tensor in self._known}
 
     def leaves_out(self, leaves: Iterable[Tensor]) -> tuple[UnregisteredParameter, ...]:
