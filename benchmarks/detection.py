@@ -22,12 +22,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from benchmarks.cases import controls, faults, held_out
+from benchmarks.cases import controls, designs, faults, held_out, uncommon
 from benchmarks.cases.subject import Control, Fault, Healthy, Shelf
 from benchmarks.detectors import DETECTORS, Detector, Finding
 from benchmarks.timing import header, machine, row
 
-SHELVES = {"open": [faults.SHELF, controls.SHELF], "held out": [held_out.SHELF]}
+SHELVES = {
+    "open": [faults.SHELF, uncommon.SHELF, controls.SHELF, designs.SHELF],
+    "held out": [held_out.SHELF],
+}
 
 
 @dataclass(frozen=True)

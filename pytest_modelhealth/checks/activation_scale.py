@@ -1,15 +1,16 @@
-"""Activations that grow on their way through the model, and the layer where that begins."""
+"""Activations that grow or fade on their way through the model, and where that begins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import completed, leaves
+from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.report import LayerRecord, Observation, Violation
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _JUMP = 10.0
 _RISEN = 3.0
 _MASK = 1e8
+_SHRINKS = 0.2
+_FEWEST_IN_A_ROW = 3
 
 
 class ActivationScale(Check):
@@ -29,12 +32,14 @@ class ActivationScale(Check):
     """
 
     name = "activation_scale"
-    summary = "Activations do not grow beyond what depth explains."
+    summary = "Activations neither grow nor fade beyond what depth explains."
     gravity = 35
     definition = (
         "The root mean square of a layer's activations, if other weights come after it, is at most "
         "max_activation_growth times that of the model's inputs or its first layer's activations, "
-        "whichever is larger, or 1. The culprit is the layer that jumps, or the first of a rise."
+        "whichever is larger, or 1; what normalisations are given, at most its square. Along "
+        "layers that feed each other it falls to no less than min_activation_scale of that. The "
+        "culprit is the layer that jumps, or the first of a rise or fall."
     )
     source = (
         "Glorot and Bengio (2010), He et al. (2015): initialisation keeps the variance; measured "
@@ -50,10 +55,24 @@ class ActivationScale(Check):
             help="largest root mean square of activations relative to the inputs and the first "
             "layer (11 is the most of healthy models, 40 residual blocks without a norm included)",
         ),
+        Setting(
+            "min_activation_scale",
+            float,
+            default=1e-8,
+            minimum=0.0,
+            maximum=1.0,
+            help="smallest root mean square of activations relative to the inputs and the first "
+            "layer, along layers that feed each other (float32 resolves 1e-7 beside a bias)",
+        ),
     )
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield the layer where activations begin to grow too large, if they do."""
+        """Yield the layer where activations begin to grow too large, or fade, if they do."""
+        grown = list(self._grown(observation, settings))
+        yield from grown or self._stream(observation, settings)
+        yield from self._faded(observation, settings)
+
+    def _grown(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         inner = [record for record in leaves(observation) if _is_judged(record.activations)]
         if not inner:
             return
@@ -72,18 +91,102 @@ class ActivationScale(Check):
                     f"activations grow to {growth:.3g} times the scale of the inputs "
                     f"(root mean square {_rms(record.activations):.3g} at {record.label!r})"
                 )
-                yield Violation(
-                    check=self.name,
-                    layer=culprit.name,
-                    role="activations",
-                    value=growth,
-                    limit=limit.value,
-                    origin=limit.origin,
-                    message=message,
-                    cause=cause,
-                    affected=tuple(r.name for r in inner[index:] if r is not culprit),
-                )
+                others = [r.name for r in inner[index:] if r is not culprit]
+                yield _violation(culprit, growth, limit, message, cause, others)
                 return
+
+    def _stream(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield where a residual stream begins to grow that normalisations hide."""
+        inner = [record for record in leaves(observation) if _is_judged(record.activations)]
+        norms = [r for r in inner if r.type_name in NORMALIZATIONS and _is_judged(r.inputs)]
+        if not norms:
+            return
+        base = _base(observation, inner[0])
+        largest = max(norms, key=lambda record: _rms(record.inputs))
+        limit = settings.limit("max_activation_growth", largest.name)
+        growth = _rms(largest.inputs) / base
+        if growth <= limit.value**2:
+            return
+        first = next(record for record in norms if _rms(record.inputs) > _RISEN * base)
+        message = (
+            f"what normalisations are given grows from here to {growth:.3g} times the scale of the "
+            f"inputs (root mean square {_rms(largest.inputs):.3g} at {largest.label!r})"
+        )
+        bound = Limit(limit.value**2, limit.origin)
+        others = [r.name for r in norms if _rms(r.inputs) > _RISEN * base and r is not first]
+        yield _violation(first, growth, bound, message, _STREAM_CAUSE, others, role="inputs")
+
+    def _faded(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield the first of several layers in a row that each shrink what they are given."""
+        inner = [record for record in leaves(observation) if _is_judged(record.activations)]
+        if not inner:
+            return
+        base, judged = _base(observation, inner[0]), {record.name for record in inner}
+        for first in (r for r in inner if linear_maps(r)):
+            row = _shrinking_row(observation, first, judged)
+            if len(row) < _FEWEST_IN_A_ROW:
+                continue
+            scale = _rms(row[-1].activations) / base
+            limit = settings.limit("min_activation_scale", row[-1].name)
+            if scale < limit.value:
+                message = (
+                    f"activations fade to {scale:.2g} of the scale of the inputs over "
+                    f"{len(row)} layers, at {row[-1].label!r}"
+                )
+                cause = (
+                    "each layer from here on shrinks what it is given: initial weights too small, "
+                    "without biases or normalisation to hold the signal up"
+                )
+                yield _violation(first, scale, limit, message, cause, [r.name for r in row[1:]])
+                return
+
+
+_STREAM_CAUSE = (
+    "a residual stream that is scaled up in every block, or branches that add far more than the "
+    "stream holds: x + branch(norm(x)) adds each once"
+)
+
+
+def _shrinking_row(
+    observation: Observation, first: LayerRecord, judged: set[str]
+) -> list[LayerRecord]:
+    """Return the layers with weights that feed each other from `first` on, while each shrinks."""
+    row = [first]
+    while _gain(row[-1]) < _SHRINKS:
+        path = plain_path(observation, row[-1])
+        if any(layer.type_name in NORMALIZATIONS for layer in path):
+            break  # it brings the signal back, once it has seen a batch
+        if not path or path[-1] in row or path[-1].name not in judged:
+            break
+        row.append(path[-1])
+    return row if _gain(row[-1]) < _SHRINKS else row[:-1]
+
+
+def _gain(record: LayerRecord) -> float:
+    given = _rms(record.inputs)
+    return _rms(record.activations) / given if given else 0.0
+
+
+def _violation(
+    record: LayerRecord,
+    value: float,
+    limit: Limit,
+    message: str,
+    cause: str,
+    affected: Iterable[str],
+    role: str = "activations",
+) -> Violation:
+    return Violation(
+        check=ActivationScale.name,
+        layer=record.name,
+        role=role,
+        value=value,
+        limit=limit.value,
+        origin=limit.origin,
+        message=message,
+        cause=cause,
+        affected=tuple(affected),
+    )
 
 
 def _is_judged(statistics: TensorStatistics | None) -> bool:

@@ -13,6 +13,7 @@ from pytest_modelhealth.checks.evidence import (
     innermost,
     is_inside,
     leaves,
+    producer,
     same_values,
     trainable,
 )
@@ -76,7 +77,10 @@ class Collapse(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield where samples become one, and layers whose units are one."""
-        yield from _equal_outputs(observation, settings["min_collapse_samples"])
+        outputs = list(_equal_outputs(observation, settings["min_collapse_samples"]))
+        yield from outputs
+        if not outputs:
+            yield from _dropped_inputs(observation, settings["min_collapse_samples"])
         yield from _lost_spread(observation, settings)
         yield from _equal_units(observation)
 
@@ -103,6 +107,34 @@ def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]
     else:
         message = f"its output is the same for all {observation.samples} samples"
         yield _violation(culprit, 0.0, _ALWAYS, message, _cause(culprit, observation))
+
+
+def _dropped_inputs(observation: Observation, needed: Limit) -> Iterator[Violation]:
+    """Yield the first layer with weights that gives one output for samples that differ.
+
+    The output of the model may still differ, by another way through it.
+    """
+    if observation.samples < needed.value * observation.batches:
+        return
+    for record in leaves(observation):
+        if not (record.equal_samples and record.equal_input_samples is False):
+            continue
+        maps = linear_maps(record)
+        if not maps or _starts_at_zero(record) or _is_another_checks(record):
+            continue
+        if any(m.weights.std == 0.0 for m in maps) or not _differ(record, observation):
+            continue
+        message = f"its output is the same for all {observation.samples} samples, its inputs differ"
+        yield _violation(record, 0.0, _ALWAYS, message, _cause(record, observation))
+        return
+
+
+def _differ(record: LayerRecord, observation: Observation) -> bool:
+    """Whether samples differ by more than rounding in what a layer is given."""
+    before, given = producer(observation, record), record.inputs
+    if before is not None and before.name:
+        return _spread(before.activations) >= _HEALTHY_SPREAD
+    return given is not None and given.std >= _HEALTHY_SPREAD * given.abs_max > 0.0
 
 
 def _where_samples_became_equal(
@@ -175,6 +207,8 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
     if not 0 < after < len(spreads) or spreads[after - 1][0] < _HEALTHY_SPREAD:
         return
     (_, before), (spread, culprit) = spreads[after - 1], spreads[after]
+    if _is_noise(before, observation) or _is_asked_for(culprit, observation):
+        return
     if not same_values(before.activations, culprit.inputs):
         return  # it may take a part of it: a class token that a closed gate leaves alone
     root = observation.layers.get("")
@@ -186,6 +220,25 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
         f"{before.label!r} before it by {_spread(before.activations):.2g}"
     )
     yield _violation(culprit, spread, limit, message, _drowned(culprit))
+
+
+def _is_noise(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a dropout alone tells the samples apart in what a layer gives out."""
+    earlier = [r for r in leaves(observation) if completed(r) < completed(record)]
+    return "Dropout" in record.type_name and bool(earlier) and bool(earlier[-1].equal_samples)
+
+
+def _is_asked_for(record: LayerRecord, observation: Observation) -> bool:
+    """Whether the layer's bias is where the targets are: years, or degrees Kelvin."""
+    bias = record.parameters.get("bias")
+    return bias is not None and any(
+        call.target is not None
+        and call.input is not None
+        and not call.classes
+        and same_values(call.input, record.activations)
+        and call.target.rms > 0.5 * bias.abs_max
+        for call in observation.loss_calls
+    )
 
 
 def _drowned(record: LayerRecord) -> str:

@@ -184,6 +184,8 @@ def _cause(record: LayerRecord, before: LayerRecord | None) -> str:
     source = "its inputs" if before is None else f"the outputs of {before.label!r}"
     if given is None or not given.finite_count:
         return f"{source} are on its flat side for every sample"
+    if record.options.get("p") == 1.0 and "Dropout" in record.type_name:
+        return "its p is 1: it drops everything"
     where = f"{source} lie in [{given.min:.3g}, {given.max:.3g}], mean {given.mean:.3g}"
     return f"{where}: {_why_low(given, before)}"
 

@@ -108,7 +108,7 @@ def _port(violation: Violation) -> Port:
 
 def _explains(cause: _Event, reach: frozenset[Port], effect: _Event, flow: DataFlow) -> bool:
     fault, symptom = cause.violation, effect.violation
-    if symptom.independent:
+    if symptom.independent or (_is_not_finite(symptom) and fault.check in _SILENT):
         return False
     if effect.stage is _Stage.FORWARD:
         return _explains_forward(fault, reach, symptom)
@@ -125,12 +125,11 @@ def _explains(cause: _Event, reach: frozenset[Port], effect: _Event, flow: DataF
 def _explains_forward(fault: Violation, reach: frozenset[Port], symptom: Violation) -> bool:
     """Whether what a layer shows in the forward pass follows from an earlier fault.
 
-    Parameters were there before the run; buffers are judged by what comes in, or made of it. A
-    signal that went silent makes no NaN.
+    Parameters were there before the run; buffers are judged by what comes in, or made of it.
     """
     if symptom.role in _STATE_ROLES and fault.role in _STATE_ROLES:
         return fault.layer == symptom.layer
-    if symptom.role == "parameters" or (_is_not_finite(symptom) and fault.check in _SILENT):
+    if symptom.role == "parameters":
         return False
     if symptom.role == "buffers":
         return Port(symptom.layer, output=False) in reach
@@ -138,6 +137,7 @@ def _explains_forward(fault: Violation, reach: frozenset[Port], symptom: Violati
 
 
 _SILENT = ("dead_units", "saturation", "collapse")
+"""A signal that went silent makes no NaN."""
 
 
 def _is_not_finite(violation: Violation) -> bool:

@@ -79,7 +79,7 @@ class GradNorm(Check):
         """Yield layers whose gradient norm is out of bounds."""
         records = [record for record in called(observation) if _gradients(record)]
         yield from _absolute(records, observation.batches, settings)
-        yield from _exploding(records, settings)
+        yield from _exploding(records, observation, settings)
         fresh = _fresh_normalization(observation)
         for violation in _vanishing(records, settings):
             yield violation if fresh is None else _inconclusive(violation, fresh)
@@ -119,7 +119,9 @@ def _exploding_cause(record: LayerRecord) -> str:
     return "the layers after it magnify what comes back: weights too large, or no normalisation"
 
 
-def _exploding(records: list[LayerRecord], settings: Settings) -> Iterator[Violation]:
+def _exploding(
+    records: list[LayerRecord], observation: Observation, settings: Settings
+) -> Iterator[Violation]:
     """Compare each layer's gradient with its own weights.
 
     A gradient that explodes does so in most layers. In a single one it is what a normalisation
@@ -136,14 +138,34 @@ def _exploding(records: list[LayerRecord], settings: Settings) -> Iterator[Viola
     ratio, worst_record = max(worst, key=lambda pair: pair[0])
     message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
     record, cause = worst_record, _exploding_cause(worst_record)
+    targets = _large_targets(observation)
     found = _dominant_gain(records, grows=True)
     if found is not None:
         gain, record = found
         message = f"the gradient grows {gain:.3g} times on its way back through it"
         cause = _magnifying_cause(record)
+    elif targets is not None:
+        cause = targets
     others = [other.name for _, other in worst if other is not record]
     limit = settings.limit("exploding_ratio", worst_record.name)
     yield _violation(record, ratio, limit, message, cause, others)
+
+
+def _large_targets(observation: Observation) -> str | None:
+    """Return the cause where a loss asks for outputs far larger than the model gives."""
+    for call in observation.loss_calls:
+        given, asked = call.input, call.target
+        if given is None or asked is None or call.classes or not asked.finite_count:
+            continue
+        if asked.rms > _FAR_TARGETS * max(given.rms, 1.0):
+            return (
+                f"the targets have a root mean square of {asked.rms:.3g}, the outputs "
+                f"{given.rms:.3g}: standardise the targets"
+            )
+    return None
+
+
+_FAR_TARGETS = 100.0
 
 
 def _magnifying_cause(record: LayerRecord) -> str:

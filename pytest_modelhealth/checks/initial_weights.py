@@ -9,7 +9,7 @@ from statistics import median
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called, trainable
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
-from pytest_modelhealth.checks.weights import LinearMap, linear_maps, looks_trained
+from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps, looks_trained
 from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
@@ -89,17 +89,40 @@ def _is_judged(record: LayerRecord, found: LinearMap) -> bool:
 def _zero(
     observation: Observation, record: LayerRecord, found: LinearMap, settings: Settings
 ) -> Iterator[Violation]:
-    path = plain_path(observation, record)
-    if not path:
+    if _is_told_already(record, found):
         return
     limit = settings.limit("min_weight_scale", record.name)
+    message = f"all {found.weights.count} values of its {found.tensor} are zero"
+    path = plain_path(observation, record)
+    if found.tensor == IN_PROJECTION or _is_recurrent_and_zero(record):
+        yield _violation(record, found, 0.0, limit, message, _NO_SIGNAL)
+        return
+    if not path:
+        return
     cause = (
         f"it is initialised to zero, yet {path[-1].label!r} takes its output: that is the same for "
         "every sample, and no gradient passes back; zero suits the last layer of a residual "
         "branch, gates and heads only"
     )
-    message = f"all {found.weights.count} values of its {found.tensor} are zero"
     yield _violation(record, found, 0.0, limit, message, cause)
+
+
+_NO_SIGNAL = (
+    "it is initialised to zero, so that nothing it is given passes: initialise at random; zero "
+    "suits the last layer of a residual branch, gates and heads only"
+)
+
+
+def _is_recurrent_and_zero(record: LayerRecord) -> bool:
+    """Whether all weights of a recurrent layer are zero, of which it has at least two."""
+    maps = linear_maps(record)
+    recurrent = [m for m in maps if _is_recurrent(m)]
+    return len(recurrent) > 1 and all(m.weights.abs_max == 0.0 for m in maps)
+
+
+def _is_told_already(record: LayerRecord, found: LinearMap) -> bool:
+    """Whether the first weight of a recurrent layer of zeros tells of this one, too."""
+    return _is_recurrent_and_zero(record) and found.tensor != linear_maps(record)[0].tensor
 
 
 def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
@@ -143,7 +166,8 @@ def _large(
         return None
     if not _magnifies(record, found):
         return None
-    is_end = not _is_recurrent(found) and not plain_path(observation, record)  # a head, a router
+    is_inner = _is_recurrent(found) or found.tensor == IN_PROJECTION
+    is_end = not is_inner and not plain_path(observation, record)  # a head, a router
     if not trained and is_end and found.scale <= _HEAD_FACTOR * bound:
         return None
     message = (
@@ -169,8 +193,8 @@ def _is_recurrent(found: LinearMap) -> bool:
 
 
 def _magnifies(record: LayerRecord, found: LinearMap) -> bool:
-    if _is_recurrent(found):
-        return True  # behind gates, which saturate
+    if _is_recurrent(found) or found.tensor == IN_PROJECTION:
+        return True  # behind gates, or a softmax, which saturate
     given, returned = record.inputs, record.activations
     if given is None or returned is None or not given.finite_count:
         return False

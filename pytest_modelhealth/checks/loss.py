@@ -102,6 +102,7 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
         _probabilities,
         _squashed,
         _no_log_probabilities,
+        _out_of_range,
         _widened,
     )
     for judge in judges:
@@ -238,6 +239,25 @@ def _no_log_probabilities(call: LossCall, observation: Observation) -> Finding |
     )
 
 
+def _out_of_range(call: LossCall, observation: Observation) -> Finding | None:
+    """Judge targets of binary cross-entropy, which are probabilities."""
+    targets = call.target
+    if not call.function.startswith("binary_cross_entropy") or targets is None:
+        return None
+    if not targets.finite_count or (targets.min >= 0.0 and targets.max <= 1.0 + _TARGET_ROUNDING):
+        return None
+    return _violation(
+        _culprit(call, observation),
+        targets.max if targets.max > 1.0 else targets.min,
+        f"{call.function} takes targets from 0 to 1 and is given [{targets.min:.4g}, "
+        f"{targets.max:.4g}]",
+        "masks of 0 and 255, labels of -1 and 1, or class indices: bring the targets to [0, 1]",
+    )
+
+
+_TARGET_ROUNDING = 0.01
+
+
 def _widened(call: LossCall, observation: Observation) -> Finding | None:
     if call.function not in _ELEMENTWISE or call.input is None or call.target is None:
         return None
@@ -310,6 +330,8 @@ def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
         )
     elif path.sign < 0 and (observation.loss or 0.0) < 0.0:
         yield _negative(root, observation)
+    elif _is_off(root, path, observation):
+        yield _off(root)
     elif _is_flat(root, observation):
         yield _flat(root, path, observation)
     elif path.uses_target is False and not any(
@@ -338,13 +360,31 @@ def _is_flat(root: LayerRecord, observation: Observation) -> bool:
     return gradient.finite_count == gradient.count > 0 and gradient.abs_max == 0.0
 
 
+def _is_off(root: LayerRecord, path: LossPath, observation: Observation) -> bool:
+    """Whether the loss is zero by a factor; a hinge may be zero because all samples satisfy it."""
+    if observation.loss != 0.0 or not path.switched_off or not _HINGES.isdisjoint(path.operations):
+        return False
+    return root.gradients is None or root.gradients.abs_max == 0.0
+
+
+_HINGES = frozenset({"clamp", "clamp_min", "maximum", "relu", "threshold"})
+
+
+def _off(root: LayerRecord) -> Violation:
+    message = "the loss is multiplied by zero, and passes no gradient to the output"
+    cause = "a loss weight of zero, or a mask that selects nothing"
+    return _violation(root, 0.0, message, cause, role="loss")
+
+
 def _flat(root: LayerRecord, path: LossPath, observation: Observation) -> Violation:
     flat = sorted(_FLAT.intersection(path.operations))
-    cause = (
-        f"{' and '.join(flat)} in the loss passes no gradient at these values"
-        if flat
-        else "the loss is constant: what it computes cancels out, or is multiplied by zero"
-    )
+    out = root.activations
+    if out is not None and out.dtype == "float16":
+        cause = "the gradient underflows float16: scale the loss (GradScaler), or use bfloat16"
+    elif flat:
+        cause = f"{' and '.join(flat)} in the loss passes no gradient at these values"
+    else:
+        cause = "the loss is constant: what it computes cancels out, or is multiplied by zero"
     message = f"the loss is {observation.loss:.3g}, and its gradient at the output is exactly zero"
     return _violation(root, 0.0, message, cause, role="loss")
 

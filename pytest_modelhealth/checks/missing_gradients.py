@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.data_flow import DataFlow, Port
 from pytest_modelhealth.checks.evidence import (
     called,
@@ -17,7 +17,8 @@ from pytest_modelhealth.checks.evidence import (
     same_values,
     trainable,
 )
-from pytest_modelhealth.report import LayerRecord, Observation, Status, Violation
+from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Status, Violation
 from pytest_modelhealth.settings import Settings
 
 
@@ -40,7 +41,7 @@ class MissingGradients(Check):
     source = "PyTorch's autograd: .grad is None where no path of the graph leads to the loss"
     minimum_evidence = "one batch with a backward pass"
 
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield where the graph is cut, or where the gradient becomes exactly zero."""
         if not observation.backward:
             return
@@ -51,7 +52,8 @@ class MissingGradients(Check):
             others = [other.name for other in cut if other is not record]
             yield _missing(record, observation, others)
         if not cut and math.isfinite(observation.loss or 0.0):
-            yield from _zero(observation, flow)
+            found = list(_zero(observation, flow))
+            yield from [_satisfied(v) for v in found] if observation.loss == 0.0 else found
 
 
 def _lacking(record: LayerRecord) -> list[str]:
@@ -80,6 +82,8 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     if record.status is Status.NO_GRAD_PATH:
         return True
     if record.unreached.issuperset(lacking) and _is_leaf(record, observation):
+        if _is_detached_around(record, observation):
+            return True
         return not _is_in_an_optional_part(record, observation)
     if any(_got_gradient(taker) for taker in consumers(observation, record)):
         return True
@@ -101,6 +105,14 @@ def _is_in_an_optional_part(record: LayerRecord, observation: Observation) -> bo
     """
     around = [r for r in called(observation) if r.name and is_inside(record.name, r.name)]
     return any(_got_gradient(r) and _returned_several(r) for r in around)
+
+
+def _is_detached_around(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a module around it returned what has no graph, although this layer made one."""
+    return any(
+        other.name and is_inside(record.name, other.name) and other.status is Status.NO_GRAD_PATH
+        for other in called(observation)
+    )
 
 
 def _returned_several(record: LayerRecord) -> bool:
@@ -183,6 +195,15 @@ def _zero(observation: Observation, flow: DataFlow) -> Iterator[Violation]:
         )
 
 
+def _satisfied(violation: Violation) -> Inconclusive:
+    """Return what a loss of exactly zero leaves to say; `loss` names one that is switched off."""
+    reason = (
+        "the loss is exactly 0 on this batch, as a hinge is that every sample satisfies: give a "
+        "batch from which there is something to learn"
+    )
+    return Inconclusive(violation.check, violation.layer, reason)
+
+
 def _last_with_zero_gradient(
     culprit: LayerRecord, observation: Observation, flow: DataFlow
 ) -> LayerRecord:
@@ -209,11 +230,11 @@ def _has_zero_gradient(record: LayerRecord) -> bool:
 
 def _is_explained(record: LayerRecord, observation: Observation, flow: DataFlow) -> bool:
     """Whether a zero gate or a silent activation after it, or a choice, explains the zero."""
-    if _is_left_out(record, observation, flow):
+    if _is_left_out(record, observation, flow) or _has_a_closed_partner(record, observation):
         return True
     reached = {port.layer for port in flow.reached(Port(record.name, output=True))}
     after = [observation.layers[n] for n in reached if n != record.name]
-    return any(_is_closed(r) or _is_silent(r) for r in after)
+    return any(_is_closed(r) or (_is_silent(r) and not _is_zero(r)) for r in after)
 
 
 def _is_left_out(record: LayerRecord, observation: Observation, flow: DataFlow) -> bool:
@@ -261,11 +282,39 @@ def _learns(record: LayerRecord) -> bool:
 
 
 def _is_closed(record: LayerRecord) -> bool:
-    """Whether a layer multiplies by parameters that are all zero; a bias is only added."""
+    """Whether a layer multiplies by parameters that are all zero; a bias is only added.
+
+    One that gets no gradient itself never opens: queries and keys that are both zero.
+    """
+    if record.parameter_gradients and not _learns(record):
+        return False
     return any(
         s.abs_max == 0.0 and not name.rpartition(".")[2].startswith(("bias", "beta", "shift"))
         for name, s in record.parameters.items()
     )
+
+
+def _has_a_closed_partner(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a layer beside it, of the same shape, gives out zeros so far and learns.
+
+    Their product opens at the first step: queries that start at zero, with keys that do not.
+    """
+    out, parent = record.activations, record.name.rpartition(".")[0]
+    return out is not None and any(
+        other.activations is not None
+        and other.name.rpartition(".")[0] == parent
+        and other.activations.count == out.count
+        and other.activations.abs_max == 0.0
+        and _is_closed(other)
+        and _learns(other)
+        for other in called(observation)
+    )
+
+
+def _is_zero(record: LayerRecord) -> bool:
+    """Whether all that a layer multiplies by is zero."""
+    maps = linear_maps(record)
+    return bool(maps) and all(found.weights.abs_max == 0.0 for found in maps)
 
 
 def _is_silent(record: LayerRecord) -> bool:
@@ -273,10 +322,12 @@ def _is_silent(record: LayerRecord) -> bool:
 
 
 def _zero_cause(record: LayerRecord, observation: Observation) -> str:
-    if observation.loss == 0.0:
+    zero = [r.label for r in leaves(observation) if _is_zero(r) and not _learns(r)]
+    if record.label in zero and len(zero) > 1:
+        others = ", ".join(repr(label) for label in zero if label != record.label)
         return (
-            "the loss itself is 0 and changes with nothing: a loss weight of zero, a mask that "
-            "selects nothing, or a hinge that every sample satisfies"
+            f"its weights are all zero, and so are those of {others}: multiplied with each other "
+            "neither gets a gradient, and both stay zero; initialise them at random"
         )
     after = [
         r

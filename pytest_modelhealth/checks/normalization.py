@@ -174,11 +174,19 @@ def _was_trained_without(record: LayerRecord) -> bool:
 
 def _has_forgotten_its_start(record: LayerRecord) -> bool:
     """Whether the running statistics hold less than 5 % of the values they started with."""
+    if _were_loaded(record):
+        return True
     tracked, momentum = record.buffers.get("num_batches_tracked"), record.options.get("momentum")
     if tracked is None:
         return True
     rate = float(momentum) if isinstance(momentum, float) else _MOMENTUM
     return bool((1.0 - rate) ** tracked.max < _FORGOTTEN)
+
+
+def _were_loaded(record: LayerRecord) -> bool:
+    """Whether the statistics are not as they start, although no batch was counted."""
+    tracked = record.buffers.get("num_batches_tracked")
+    return tracked is not None and tracked.max == 0.0 and not _never_updated(record)
 
 
 def _large_eps(record: LayerRecord, settings: Settings) -> Iterator[Violation]:

@@ -20,7 +20,7 @@ class TaskBalance(Check):
 
     name = "task_balance"
     summary = "No task's gradient drowns that of another on a layer that they share."
-    gravity = 45
+    gravity = 38
     definition = (
         "With several named losses, the L2 norms of the gradients of each two of them are compared "
         "at the last layer that both reach; the larger is at most max_task_ratio times the smaller."

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
 
 
+IN_PROJECTION = "in_proj_weight"
+"""What `torch.nn.MultiheadAttention` calls the projections of queries, keys and values in one."""
+
+
 class LinearMap(NamedTuple):
     """A parameter that multiplies a layer's inputs: of a linear, convolution or recurrent layer.
 
@@ -59,6 +63,8 @@ def linear_maps(record: LayerRecord) -> list[LinearMap]:
 def _fans(record: LayerRecord, name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
     if len(shape) == 2 and name.startswith(("weight_ih", "weight_hh")):
         return shape[1], shape[0]
+    if len(shape) == 2 and name == IN_PROJECTION and shape[0] == 3 * shape[1]:
+        return shape[1], shape[1]  # queries, keys and values, each a square
     given, returned = record.inputs, record.activations
     if given is None or returned is None or not given.shape or not returned.shape:
         return None

@@ -251,6 +251,7 @@ class LossPath:
             where neither is certain.
         uses_target: whether anything was computed from the target; ``None`` if it has no tensors.
         widened: shapes of output and target where arithmetic between the two broadcast both.
+        switched_off: whether something on the way is multiplied by zero, or by a mask of zeros.
     """
 
     operations: tuple[str, ...] = ()
@@ -258,6 +259,7 @@ class LossPath:
     sign: int = 0
     uses_target: bool | None = None
     widened: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    switched_off: bool = False
 
 
 @dataclass(frozen=True)

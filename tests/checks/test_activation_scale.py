@@ -76,3 +76,53 @@ def test_growth_that_is_taken_back_at_once_is_not_judged(after, batch, inspect):
     """A normalisation does not mind it, and saturation is another check's."""
     model = nn.Sequential(nn.Linear(16, 32), Scales(3000.0), after, nn.Linear(32, 4))
     assert found(inspect(model, batch)) == []
+
+
+def deep(depth, std, **options):
+    """Return a plain net whose weights have this deviation."""
+    layers = []
+    for _ in range(depth):
+        layers += [nn.Linear(16, 16, **options), nn.Tanh()]
+        nn.init.normal_(layers[-2].weight, std=std)
+    return nn.Sequential(*layers, nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize(
+    ("std", "options", "fades"),
+    [(0.01, {"bias": False}, True), (0.25, {"bias": False}, False), (0.01, {}, False)],
+)
+def test_activations_that_fade_layer_by_layer(std, options, fades, batch, inspect):
+    """The first layer of the row is named; biases hold a signal up."""
+    report = inspect(deep(10, std, **options), batch)
+    found = [v for v in report.violations if v.check == "activation_scale"]
+    assert [v.layer for v in found] == (["0"] if fades else [])
+    if fades:
+        (violation,) = found
+        assert violation.value < violation.limit == 1e-8
+        assert "fade" in violation.message
+
+
+class Stream(nn.Module):
+    """Pre-norm blocks whose stream is multiplied by a factor."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(12))
+        self.branches = nn.ModuleList(nn.Linear(16, 16) for _ in range(12))
+        self.head, self.factor = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 4)), factor
+
+    def forward(self, x):
+        for norm, branch in zip(self.norms, self.branches, strict=True):
+            x = self.factor * x + branch(norm(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("factor", "layer"), [(1.0, None), (4.0, "norms.1"), (10.0, "norms.1")])
+def test_stream_that_grows_behind_normalisations(factor, layer, batch, inspect):
+    """No activation shows it, what the normalisations are given does."""
+    report = inspect(Stream(factor), batch)
+    found = [v for v in report.violations if v.check == "activation_scale"]
+    assert [v.layer for v in found] == ([] if layer is None else [layer])
+    for violation in found:
+        assert violation.limit == 100.0**2
+        assert violation.role == "inputs"

@@ -141,3 +141,58 @@ def test_positions_and_class_tokens_are_equal_for_all_samples(name, inspect):
     """They are features of the model, and the output differs all the same."""
     model, inputs = make(ARCHITECTURES[name])
     assert found(inspect(model, inputs)) == []
+
+
+class TwoWays(nn.Module):
+    """A layer that drops what it is given, beside one that does not."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(16, 8), nn.Linear(16, 8), nn.Linear(8, 4)
+        forward = self.a.forward
+        self.a.forward = lambda x: forward(x * factor)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.a(x)) + self.b(x))
+
+
+@pytest.mark.parametrize(("factor", "samples"), [(0.0, 64), (1.0, 64), (0.0, 4)])
+def test_layer_that_drops_its_inputs_beside_another(factor, samples, batch, inspect):
+    """The output still tells the samples apart; the layer does not. Four samples say too little."""
+    report = inspect(TwoWays(factor), batch[:samples])
+    found = [v.layer for v in report.violations if v.check == "collapse"]
+    assert found == (["a"] if factor == 0.0 and samples == 64 else [])
+
+
+def test_zero_weights_beside_another_way_are_a_gate(batch, inspect):
+    """A branch that starts at zero drops nothing: it has not begun."""
+    model = TwoWays(1.0)
+    nn.init.zeros_(model.a.weight)
+    assert not [v for v in inspect(model, batch).violations if v.check == "collapse"]
+
+
+def test_bias_where_the_targets_are(batch, inspect):
+    """A regression may start at the mean of its targets; elsewhere such a bias drowns it."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    nn.init.constant_(model[2].bias, 1e6)
+    near, far = 1e6 + torch.randn(64, 1), torch.randn(64, 1)
+    for target, expected in ((near, []), (far, ["2"])):
+        report = inspect(model, batch, target, loss=nn.functional.mse_loss)
+        assert [v.layer for v in report.violations if v.check == "collapse"] == expected
+
+
+def test_dropout_alone_makes_no_spread(batch, inspect):
+    """Samples that are equal but for a dropout are laid to what made them equal."""
+    model = nn.Sequential(
+        nn.Linear(16, 32), Zero(), nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 4)
+    )
+    nn.init.constant_(model[4].bias, 1e6)
+    report = inspect(model, batch)
+    assert "4" not in [v.layer for v in report.violations]
+
+
+class Zero(nn.Module):
+    """A factor that is nothing."""
+
+    def forward(self, x):
+        return x * 0

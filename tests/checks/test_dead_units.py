@@ -99,21 +99,60 @@ def test_prelu_dies_without_a_slope(slope, healthy, batch, inspect):
     assert ("1" in {v.layer for v in found if v.check == "dead_units"}) is not healthy
 
 
-class Clamp(nn.Module):
+class Rectifier(nn.Module):
     """A rectifier that torch does not know."""
 
     def forward(self, x):
-        return x.clamp(min=0)
+        return x * (x > 0)
 
 
 def test_rectifier_of_the_projects_own_can_die(batch, inspect):
     """A module that holds nothing and never goes below zero is an activation."""
-    model = nn.Sequential(nn.Linear(16, 32), Clamp(), nn.Linear(32, 4))
+    model = nn.Sequential(nn.Linear(16, 32), Rectifier(), nn.Linear(32, 4))
     assert inspect(model, batch).healthy
     kill(model[0])
     violation = inspect(model, batch).violations[0]
     assert (violation.check, violation.layer) == ("dead_units", "1")
     assert "'0'" in violation.cause
+
+
+class Clamped(nn.Module):
+    """Two layers with a function between them."""
+
+    def __init__(self, clamp):
+        super().__init__()
+        self.fc, self.head, self.clamp = nn.Linear(16, 32), nn.Linear(32, 4), clamp
+
+    def forward(self, x):
+        return self.head(self.clamp(self.fc(x)))
+
+
+@pytest.mark.parametrize(
+    ("clamp", "is_rectifier"),
+    [
+        (lambda x: x.clamp(min=0), True),
+        (lambda x: torch.clamp(x, 0), True),
+        (lambda x: x.clamp_min(0.0), True),
+        (lambda x: torch.clip(x, min=0), True),
+        (lambda x: x.clamp(min=-100), False),
+        (lambda x: x.clamp(0, 1), False),
+        (lambda x: x.clamp(max=0), False),
+    ],
+)
+def test_clamp_at_zero_is_a_rectifier(clamp, is_rectifier, batch, inspect):
+    """A clamp from zero on computes what relu does, and dies as it does; no other clamp is one."""
+    model = Clamped(clamp)
+    assert ("relu" in inspect(model, batch).layers) is is_rectifier
+    kill(model.fc)
+    found = {(v.check, v.layer) for v in inspect(model, batch).violations}
+    assert (("dead_units", "relu") in found) is is_rectifier
+
+
+def test_dropout_of_everything(batch, inspect):
+    """A dropout with p=1 is named as what it is."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(1.0), nn.Linear(32, 4))
+    violation = inspect(model, batch).violations[0]
+    assert (violation.layer, violation.cause) == ("1", "its p is 1: it drops everything")
 
 
 @pytest.mark.parametrize(("bias", "healthy"), [(-50.0, False), (-0.2, True)])

@@ -40,7 +40,7 @@ def test_consequence_is_folded_whatever_the_order_of_the_checks(seen):
     [
         (("dead_units", "act1"), ("collapse", "head"), True),
         (("dead_units", "act1"), ("finite", "act2"), False),
-        (("dead_units", "act1"), ("finite", "fc1", "gradients"), True),
+        (("dead_units", "act1"), ("finite", "fc1", "gradients"), False),
         (("dead_units", "act1"), ("grad_norm", "fc1", "parameter_gradients"), True),
         (("dead_units", "act1"), ("grad_norm", "head", "parameter_gradients"), True),
         (("dead_units", "act1"), ("initial_weights", "fc2", "parameters"), False),

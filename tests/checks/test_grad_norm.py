@@ -173,3 +173,13 @@ def test_batch_norm_that_has_seen_no_batch_leaves_depth_inconclusive(inspect):
     report = inspect(model.eval(), samples)
     assert report.verdict == "inconclusive"
     assert any("has seen no batch" in i.reason for i in report.judgement.inconclusive)
+
+
+@pytest.mark.parametrize(("scale", "is_named"), [(1.0, False), (1e6, True)])
+def test_targets_far_larger_than_outputs_are_named(scale, is_named, mlp, batch, inspect):
+    """Gradients explode with targets that nobody standardised, and no weight is to blame."""
+    target = scale * torch.randn(64, 10)
+    found = inspect(mlp, batch, target, loss=nn.functional.mse_loss).violations
+    assert [v.check for v in found] == (["grad_norm"] if is_named else [])
+    if is_named:
+        assert "standardise the targets" in found[0].cause

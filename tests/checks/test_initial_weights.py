@@ -175,3 +175,41 @@ def test_heads_have_more_room(std, names, plain, batch, inspect):
     """N(0, 1) at a fan-in of 64 is a scale of 8: over the limit, within that of a head."""
     nn.init.normal_(plain[4].weight, std=std)
     assert found(inspect(plain, batch)) == names
+
+
+def test_recurrent_layer_of_zeros_is_named_once(inspect):
+    """Whatever takes its last state, nothing passes it."""
+    model = Recurrent()
+    assert inspect(model, torch.randn(64, 5, 8)).healthy
+    for parameter in model.lstm.parameters():
+        nn.init.zeros_(parameter)
+    found = inspect(model, torch.randn(64, 5, 8)).violations
+    assert [(v.check, v.layer, v.tensor) for v in found] == [
+        ("initial_weights", "lstm", "weight_ih_l0")
+    ]
+
+
+class Recurrent(nn.Module):
+    """Reads the last state."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.0, None), (0.0, "zero"), (100.0, "too large")])
+def test_projections_of_torch_attention(factor, word, inspect):
+    """Queries, keys and values in one matrix are judged as three."""
+    model = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=True, dropout=0.0)
+    model.self_attn.in_proj_weight.data *= factor
+    found = [
+        v
+        for v in inspect(model, torch.randn(16, 8, 16)).violations
+        if (v.check, v.layer) == ("initial_weights", "self_attn")
+    ]
+    assert len(found) == (word is not None)
+    if word:
+        assert word in f"{found[0].message} {found[0].cause}"

@@ -473,3 +473,48 @@ def test_user_thresholds_are_obeyed(mlp, batch, labels, inspect):
     nn.init.uniform_(mlp.head.weight, -100.0, 100.0)
     options = {"settings": {"max_initial_loss": 1e6}}
     assert findings(inspect(mlp, batch, labels, loss=F.cross_entropy, **options)) == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_off"),
+    [
+        (lambda out: 0.0 * out.mean(), True),
+        (lambda out: out.mean() * torch.tensor(0.0), True),
+        (lambda out: (out**2 * torch.zeros(64, 1)).sum(), True),
+        (lambda out: (torch.zeros(64, 1) * out).sum(), True),
+        (lambda out: (out - 100.0).relu().mean(), False),
+        (lambda out: ((out - 100.0).relu() * torch.zeros(64, 1)).mean(), False),
+        (lambda out: 0.5 * (out**2 * torch.eye(64, 10)).sum(), False),
+    ],
+)
+def test_loss_that_is_switched_off(mlp, batch, inspect, loss, is_off):
+    """A factor of zero is a fault; a hinge that all samples satisfy is none."""
+    report = inspect(mlp, batch, loss=loss)
+    if is_off:
+        assert "a loss weight of zero" in one(report).cause
+    else:
+        assert report.violations == ()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_wrong"),
+    [(0.0, 1.0, False), (0.05, 0.95, False), (0.0, 255.0, True), (-1.0, 1.0, True)],
+)
+@pytest.mark.parametrize("logits", [True, False])
+def test_targets_of_binary_cross_entropy(mlp, batch, inspect, low, high, is_wrong, logits):
+    """They are probabilities: masks of 255 and labels of -1 are none."""
+    target = low + (high - low) * torch.randint(0, 2, (64, 10)).float()
+    if not logits and is_wrong:
+        pytest.skip("torch refuses these")
+    loss = bce if logits else lambda out, t: F.binary_cross_entropy(out.sigmoid(), t)
+    report = inspect(mlp, batch, target, loss=loss)
+    assert (findings(report) != []) is is_wrong
+    if is_wrong:
+        assert "targets from 0 to 1" in one(report).message
+
+
+def test_gradient_that_underflows_is_no_constant_loss(batch, inspect):
+    """In float16 a gradient of zero may be one that is too small."""
+    model = nn.Linear(16, 4).half()
+    report = inspect(model, batch.half(), loss=lambda out: out.float().mean() * 1e-9)
+    assert "underflows float16" in one(report).cause

@@ -327,10 +327,39 @@ def test_block_of_a_stack_that_passes_nothing_on_is_a_fault(batch, inspect):
     assert found == {"1.fc"}
 
 
-def test_loss_of_exactly_zero_teaches_nothing(mlp, batch, inspect, only):
-    """A weight of zero on the loss leaves every gradient at zero."""
-    violation = only(inspect(mlp, batch, loss=lambda out: 0.0 * out.mean()), "missing_gradients")
-    assert "loss weight of zero" in violation.cause
+def test_loss_that_every_sample_satisfies_is_inconclusive(mlp, batch, inspect):
+    """A hinge of exactly zero leaves every gradient at zero, with nothing wrong."""
+    report = inspect(mlp, batch, loss=lambda out: (out - 100.0).relu().mean())
+    assert report.loss == 0.0
+    assert report.violations == ()
+    (finding,) = [f for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    assert "exactly 0" in finding.reason
+
+
+def test_queries_and_keys_that_are_both_zero(batch, inspect, only):
+    """Each would have to be there for the other to get a gradient."""
+    model = Scored()
+    assert inspect(model, batch).healthy
+    nn.init.zeros_(model.q.weight)
+    assert inspect(model, batch).healthy  # one alone opens at the first step
+    nn.init.zeros_(model.k.weight)
+    violation = only(inspect(model, batch), "missing_gradients")
+    assert violation.layer == "k"
+    assert "so are those of 'q'" in violation.cause
+
+
+class Scored(nn.Module):
+    """Every sample looks at four parts of itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = x.view(-1, 4, 4)
+        scores = self.q(x) @ self.k(x).transpose(1, 2)
+        return self.head((scores.softmax(-1) @ self.v(x)).flatten(1))
 
 
 def test_no_backward_no_violation(mlp, batch, inspect):

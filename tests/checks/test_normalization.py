@@ -155,3 +155,12 @@ def test_normalisation_over_a_single_value(batch, inspect):
     """Each value is its own mean."""
     model = nn.Sequential(nn.Linear(16, 1), nn.LayerNorm(1), nn.Linear(1, 4))
     assert found(inspect(model, batch)) == ["1"]
+
+
+def test_statistics_that_no_batch_made(inspect):
+    """A checkpoint without the count of batches is judged by its statistics."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    model[1].running_mean.fill_(50.0)
+    violation = inspect(model, torch.randn(64, 16)).violations[0]
+    assert (violation.check, violation.layer) == ("normalization", "1")
+    assert "far from the batch" in violation.cause

@@ -17,6 +17,22 @@ Call = Callable[..., Any]
 _UNNAMED = frozenset({*FUNCTIONAL_DROPOUT, *LOSS_FUNCTIONS})
 
 
+_CLAMPS = frozenset(
+    {torch.clamp, torch.clamp_min, torch.clip}
+    | {
+        getattr(torch.Tensor, n)
+        for n in ("clamp", "clamp_", "clamp_min", "clamp_min_", "clip", "clip_")
+    }
+)
+
+
+def _is_relu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a clamp has a lower bound of zero and no upper one."""
+    low, high = (*args[1:3], None, None)[:2]
+    low, high = kwargs.get("min", low), kwargs.get("max", high)
+    return high is None and type(low) in (int, float) and low == 0
+
+
 class FunctionalLayers(TorchFunctionMode):
     """Hands each call of a functional layer to ``observe(name, call, args, kwargs)``.
 
@@ -43,6 +59,8 @@ class FunctionalLayers(TorchFunctionMode):
         name = FUNCTIONAL_LAYERS.get(func)
         if self.onlooker is not None:
             self.onlooker(func, args, kwargs or {})
+        if name is None and func in _CLAMPS and _is_relu(args, kwargs or {}):
+            name = "relu"
         if name is None and func not in _UNNAMED:
             return func(*args, **(kwargs or {}))
         return self._observe(name, func, args, kwargs or {})

@@ -71,11 +71,14 @@ class Between(NamedTuple):
         reaches_output: whether the loss depends on the output at all.
         sign: 1 if the loss cannot be negative, whatever the output, -1 if it cannot be positive, 0
             if neither is certain.
+        switched_off: whether something on the way is multiplied by a number that is zero, or by a
+            mask of zeros.
     """
 
     operations: tuple[str, ...]
     reaches_output: bool
     sign: int
+    switched_off: bool = False
 
 
 def between(loss: Tensor, outputs: Iterable[Any]) -> Between | None:
@@ -92,7 +95,35 @@ def between(loss: Tensor, outputs: Iterable[Any]) -> Between | None:
     names = dict.fromkeys(_snake_case(operation(node)) for node in nodes)
     following = {after for node in nodes for after, _ in node.next_functions}
     reached = loss.grad_fn in ends or not ends.isdisjoint(following)
-    return Between(tuple(names), reached, _Signs(ends).of(loss.grad_fn))
+    off = any(_is_switch(node) for node in nodes)
+    return Between(tuple(names), reached, _Signs(ends).of(loss.grad_fn), off)
+
+
+def _is_switch(node: Any) -> bool:
+    """Whether this multiplies what has a graph by zeros that have none."""
+    if operation(node) != "Mul":
+        return False
+    factors = ("_saved_other", "_saved_self")
+    for (following, _), other in zip(node.next_functions, factors, strict=False):
+        if following is not None and _is_zero(getattr(node, other, None)):
+            return True
+    return False
+
+
+def _is_zero(factor: Any) -> bool:
+    """Whether a number or a mask is zero; one on another device is not waited for."""
+    if not isinstance(factor, Tensor):
+        return isinstance(factor, int | float) and factor == 0
+    if (
+        factor.requires_grad
+        or factor.device.type != "cpu"
+        or not 0 < factor.numel() <= _MOST_VALUES
+    ):
+        return False
+    return not bool(factor.any())
+
+
+_MOST_VALUES = 1 << 20
 
 
 def _nodes(root: Any, ends: set[Any]) -> Iterator[Any]:

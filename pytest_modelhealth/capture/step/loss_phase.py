@@ -103,6 +103,7 @@ class LossPhase:
             sign=found.sign,
             uses_target=self.uses_target,
             widened=self.widened,
+            switched_off=found.switched_off,
         )
 
 
