@@ -13,8 +13,8 @@ from torch.export import ExportedProgram
 from benchmarks import comparing_peers
 from benchmarks.cases.pair import Said, Sides, as_module
 from benchmarks.cases.subject import Subject
-from pytest_modelhealth import Inspector, compare, snapshot
-from pytest_modelhealth.report import HealthReport
+from pytest_modelhealth import HealthReport, Inspector, compare, snapshot
+from pytest_modelhealth.snapshot.drift import DriftReport
 
 
 @dataclass(frozen=True)
@@ -53,30 +53,40 @@ def by_snapshot(sides: Sides) -> Said:
     """Record a snapshot of the reference, and read it with the candidate."""
     candidate = sides.candidate
     model = candidate if isinstance(candidate, ExportedProgram) else as_module(sides)
-    return read(record(sides.reference, sides.reference.model), sides.reference, model)
+    recorded = record(sides.reference, sides.reference.model)
+    return said_of(recorded, sides.reference, model)
+
+
+def inspect(subject: Subject, model: Any, calibrate: bool = False) -> HealthReport:
+    """Return the report of a model on a subject's batch, under a seed of its own."""
+    torch.manual_seed(0)
+    inspector = Inspector(model, calibrate=calibrate)
+    return inspector.run_inspection(subject.inputs, subject.target, loss=subject.loss)
 
 
 def record(subject: Subject, model: Any) -> str:
     """Return the snapshot of a model on a subject's batch, as its file has it."""
-    return snapshot.record(_inspect(subject, model, calibrate=True))
+    return snapshot.record(inspect(subject, model, calibrate=True))
 
 
-def read(recorded: str, subject: Subject, model: Any) -> Said:
+def said_of(recorded: str, subject: Subject, model: Any) -> Said:
     """Return how a model on a subject's batch drifts from a snapshot."""
-    found = snapshot.check(recorded, _inspect(subject, model, calibrate=False))
+    found = snapshot.check(recorded, inspect(subject, model))
     if not found.drifted:
         return Said(False)
+    return Said(True, _first(found), str(found).partition("\n")[0])
+
+
+def _first(found: DriftReport) -> tuple[str, ...]:
+    """Return the layers that a reader is pointed at first.
+
+    Where the inputs of a layer drift, that is the layer, and the module with the code before it.
+    """
     if found.drifts:
-        layers = (found.drifts[0].layer,)
-    else:
-        layers = tuple(change.label for change in found.failing_changes[:1])
-    return Said(True, layers, str(found).partition("\n")[0])
-
-
-def _inspect(subject: Subject, model: Any, *, calibrate: bool) -> HealthReport:
-    torch.manual_seed(0)
-    inspector = Inspector(model, calibrate=calibrate)
-    return inspector.run_inspection(subject.inputs, subject.target, loss=subject.loss)
+        layer, role = found.drifts[0].layer, found.drifts[0].role
+        return (layer, layer.rpartition(".")[0]) if role == "inputs" else (layer,)
+    labels = [change.label for change in found.failing_changes[:1]]
+    return tuple(name for label in labels for name in (label, label.rpartition(".")[0]))
 
 
 FAVOUR = "what has no counterpart is passed over, both draw the same random numbers"
