@@ -54,7 +54,7 @@ def by_snapshot(sides: Sides) -> Said:
     candidate = sides.candidate
     model = candidate if isinstance(candidate, ExportedProgram) else as_module(sides)
     recorded = record(sides.reference, sides.reference.model)
-    return said_of(recorded, sides.reference, model)
+    return said_of(recorded, inspect(sides.reference, model))
 
 
 def inspect(subject: Subject, model: Any, calibrate: bool = False) -> HealthReport:
@@ -69,9 +69,9 @@ def record(subject: Subject, model: Any) -> str:
     return snapshot.record(inspect(subject, model, calibrate=True))
 
 
-def said_of(recorded: str, subject: Subject, model: Any) -> Said:
-    """Return how a model on a subject's batch drifts from a snapshot."""
-    found = snapshot.check(recorded, inspect(subject, model))
+def said_of(recorded: str, report: HealthReport) -> Said:
+    """Return how a report drifts from a snapshot."""
+    found = snapshot.check(recorded, report)
     if not found.drifted:
         return Said(False)
     return Said(True, _first(found), str(found).partition("\n")[0])

@@ -31,7 +31,7 @@ def contenders(step: Step) -> dict[str, Callable[[], object]]:
     return {
         "inspect": lambda: inspect(made, made.model),
         "record": lambda: record(made, made.model),
-        "read": lambda: said_of(recorded, made, made.model),
+        "read": lambda: said_of(recorded, inspect(made, made.model)),
         "compare, equal": lambda: _compare(made, same),
         "compare, one layer scaled": lambda: _compare(made, other),
     }

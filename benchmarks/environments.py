@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from benchmarks.cases.models import words
 from benchmarks.cases.subject import Subject, subject
-from benchmarks.comparers import record, said_of
+from benchmarks.comparers import inspect, record, said_of
 from benchmarks.timing import header, machine, row
 
 
@@ -159,10 +159,10 @@ def read_all(folder: Path) -> Iterator[tuple[str, str, bool, bool, str]]:
     for name in MODELS:
         made, scaled = build(name), build(name)
         scaled.model.get_submodule(MODELS[name][1]).weight.data *= 1.001
+        reports = inspect(made, made.model), inspect(scaled, scaled.model)
         for setting in SETTINGS:
             recorded = (folder / f"{setting} {name}").read_text()
-            same = said_of(recorded, made, made.model)
-            other = said_of(recorded, scaled, scaled.model)
+            same, other = (said_of(recorded, report) for report in reports)
             yield setting, name, same.differs, other.differs, same.text
 
 
@@ -170,9 +170,10 @@ def _run(action: str, setting: str, folder: Path) -> str:
     """Run one process in a setting."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.environments", action, setting, folder],
-        env={**os.environ, **SETTINGS[setting].variables},
+        env={**os.environ, "OMP_WAIT_POLICY": "passive", **SETTINGS[setting].variables},
         check=True,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
     ).stdout
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import drift
+from benchmarks import drift, drift_cost, environments
 from benchmarks.cases import changes, held_out_pairs, refactors
 from benchmarks.cases.pair import Pair, Pairs, Said, Sides, as_module
 from benchmarks.cases.subject import Subject
@@ -171,6 +171,36 @@ def test_pair_is_judged_rightly_side_by_side(name):
     """A refactor passes; a harmful change is flagged at its layer."""
     (graded,) = grade(COMPARERS["compare"], [BY_NAME[name]]).graded
     assert graded.is_right, graded
+
+
+@pytest.mark.parametrize("name", ["layer norm written out", *SAMPLE[-3:]])
+def test_pair_is_judged_rightly_by_a_snapshot(name):
+    """So it is by a snapshot of the reference."""
+    (graded,) = grade(COMPARERS["snapshot"], [BY_NAME[name]]).graded
+    assert graded.is_right, graded
+
+
+# ---- the settings and the cost ------------------------------------------------------------------
+
+
+def test_snapshot_of_another_setting_does_not_drift(monkeypatch, tmp_path):
+    """What is recorded with another precision of products agrees, until a layer is scaled."""
+    monkeypatch.setattr(environments, "MODELS", {"LSTM": environments.MODELS["LSTM"]})
+    monkeypatch.setattr(environments, "SETTINGS", {"high": environments.Setting(precision="high")})
+    environments.SETTINGS["high"].apply()
+    environments.record_all(tmp_path, "high")
+    environments.Setting().apply()
+    ((setting, name, differs, differs_scaled, text),) = environments.read_all(tmp_path)
+    assert (setting, name, differs, differs_scaled, text) == ("high", "LSTM", False, True, "")
+
+
+def test_cost_has_a_column_for_each_thing_done(capsys):
+    """Recording, reading and comparing are timed on each step asked for."""
+    drift_cost.main(["example CNN", "--rounds", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "| record | read |" in lines[2]
+    assert lines[4].startswith("| example CNN |")
+    assert "raises" not in lines[4]
 
 
 # ---- the peers ----------------------------------------------------------------------------------
