@@ -27,6 +27,7 @@ RATE = Setting("rate", float, default=0.5, help="a rate", minimum=0.0, maximum=1
 NORM = Setting("norm", float, default=None, help="a norm", minimum=0.0)
 SIZE = Setting("size", int, default=4, help="a size", maximum=9)
 DEEP = Setting("deep", bool, default=False, help="a switch")
+FORM = Setting("form", str, default=None, help="a form", one_of=("round", "square"))
 SETTINGS = Settings((RATE, NORM, SIZE, DEEP, LAYERS))
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
@@ -98,6 +99,8 @@ REFUSED: list[tuple[Setting, object, str]] = [
     (SIZE, 10, "size must be a whole number of at most 9, not 10"),
     (DEEP, 1, "deep must be true or false, not 1 (int)"),
     (LAYERS, None, "layers must be a string, not None (NoneType)"),
+    (FORM, 3, "form must be one of round, square or none, not 3 (int)"),
+    (FORM, "rond", "form must be one of round, square or none, not 'rond'; did you mean 'round'?"),
 ]
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import leaves
-from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
@@ -86,31 +85,19 @@ class Headroom(Check):
             default=None,
             help="also judge the values against this dtype: float16, bfloat16, float8_e4m3fn or "
             "float8_e5m2",
+            one_of=_PLANNED,
             per_layer=False,
         ),
     )
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield the first layer of each role that comes too near an end.
-
-        Raises:
-            SettingsError: `planned_dtype` is none of the dtypes.
-        """
-        planned = _planned(settings["planned_dtype"])
+        """Yield the first layer of each role that comes too near an end."""
+        planned = settings["planned_dtype"].value
         inner = leaves(observation)
         for role in ("activations", "parameters", "gradients", "parameter_gradients"):
             yield from list(_overflow(inner, role, planned, settings))[:1]
             if role != "activations":
                 yield from list(_underflow(inner, role, planned, settings))[-1:]
-
-
-def _planned(limit: Limit) -> str | None:
-    if limit.value is None or limit.value in _PLANNED:
-        return None if limit.value is None else str(limit.value)
-    raise SettingsError(
-        f"{limit.origin}: planned_dtype must be one of {', '.join(_PLANNED)} or none, not "
-        f"{limit.value!r}{suggest(str(limit.value), _PLANNED)}"
-    )
 
 
 def _tensors(

@@ -25,10 +25,17 @@ from pytest_modelhealth.comparison.subjects import (
     run,
 )
 from pytest_modelhealth.comparison.trace import Trace, container
+from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.tolerance import QUANTISED, RUNS, coarsest_epsilon, epsilon_of
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors that a comparison keeps in memory."""
+
+_ARGUMENTS = (
+    Setting("factor", float, FACTOR, "times the natural noise", minimum=0.0),
+    Setting("memory_budget", int, MEMORY_BUDGET, "bytes", minimum=0),
+    Setting("noise_runs", int, RUNS, "perturbed runs", minimum=1),
+)
 
 TF32 = 2**-11
 """Half the step of the inputs to a matrix product in TensorFloat-32."""
@@ -70,9 +77,12 @@ def compare(
         noise_runs: perturbed runs of the reference, made where something seems to differ.
 
     Raises:
+        SettingsError: `factor`, `memory_budget` or `noise_runs` is of a wrong type or size.
         InspectionError: one of the two is nothing that can be run, or a `state_dict` does not fit.
         Exception: whatever a model or the loss raises, with a note on which of the two ran.
     """
+    for argument, value in zip(_ARGUMENTS, (factor, memory_budget, noise_runs), strict=True):
+        argument.validate(value, "argument of compare")
     ours, theirs = reference_subject(reference), candidate_subject(candidate, reference)
     request = Request(reference, inputs, target, loss, backward)
     with TensorStore(memory_budget) as store:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_modelhealth.errors import SettingsError
+from pytest_modelhealth.errors import SettingsError, suggest
 
 SettingValue = float | int | bool | str | tuple[Any, ...] | None
 
@@ -31,6 +31,7 @@ class Setting:
         help: one sentence for ``--help`` and the reference; it names the source of the default.
         minimum: the least value allowed, inclusive.
         maximum: the greatest value allowed, inclusive.
+        one_of: the only values allowed, for a ``str``; empty allows all.
         per_layer: whether its value may differ from layer to layer: its check asks for it with
             `Settings.limit`, by layer.
     """
@@ -41,13 +42,15 @@ class Setting:
     help: str
     minimum: float | None = None
     maximum: float | None = None
+    one_of: tuple[str, ...] = ()
     per_layer: bool = True
 
     def validate(self, value: object, origin: str) -> SettingValue:
         """Return `value` as this setting's type.
 
         Raises:
-            SettingsError: wrong type, not a number, or out of range. `origin` says where it stood.
+            SettingsError: wrong type, not a number, out of range, or not one of those allowed.
+                `origin` says where it stood.
         """
         if value is None and self.default is None:
             return None
@@ -58,6 +61,11 @@ class Setting:
             )
         if isinstance(value, float | int) and not isinstance(value, bool):
             self._validate_range(value, origin)
+        if self.one_of and value not in self.one_of:
+            nearest = suggest(str(value), self.one_of)
+            raise SettingsError(
+                f"{origin}: {self.name} must be {self._expected()}, not {value!r}{nearest}"
+            )
         return self.type(value)  # type: ignore[no-any-return]
 
     def over(self, below: Limit, value: SettingValue, origin: str) -> Limit:
@@ -112,6 +120,8 @@ class Setting:
             raise SettingsError(f"{origin}: {self.name} must be {self._expected()}, not {value!r}")
 
     def _expected(self) -> str:
+        if self.one_of:
+            return f"one of {', '.join(self.one_of)}" + (" or none" if self.default is None else "")
         kind = {float: "a number", int: "a whole number", bool: "true or false", str: "a string"}
         words = kind[self.type]
         if self.minimum is not None and self.maximum is not None:

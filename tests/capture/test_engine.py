@@ -579,6 +579,7 @@ def test_compiled_models_in_two_threads_leave_the_stance_as_it_was() -> None:
         ({"loss": lambda out: out.detach().sum()}, "the loss has no graph"),
         ({"loss": lambda out: out.sum() * 1j}, "the loss is complex"),
         ({"target": torch.zeros(4)}, "a target was given without a loss"),
+        ({"loss": "mse"}, "loss is 'mse' and cannot be called"),
     ],
 )
 def test_a_loss_that_cannot_be_one_is_refused(options: dict[str, Any], words: str) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pytest_modelhealth import InspectionError, compare
+from pytest_modelhealth import InspectionError, SettingsError, compare
 from tests.comparison.models import Cnn, Gpt, Mlp, batch, seeded
 from tests.comparison.pairs import twins
 
@@ -234,3 +234,18 @@ def test_a_memory_budget_of_nothing_gives_the_same_verdict():
     spilled = compare(reference, candidate, batch(reference), memory_budget=0)
     assert inside.spilled == 0 < spilled.spilled
     assert str(spilled.first_divergence) == str(inside.first_divergence)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"factor": -1}, "factor must be a number of at least 0, not -1"),
+        ({"factor": "10"}, r"factor must be a number of at least 0, not '10' \(str\)"),
+        ({"memory_budget": -1}, "memory_budget must be a whole number of at least 0, not -1"),
+        ({"noise_runs": 0}, "noise_runs must be a whole number of at least 1, not 0"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_runs(argument, message):
+    """The message says what was expected; neither model is called."""
+    with pytest.raises(SettingsError, match=f"argument of compare: {message}"):
+        compare(nn.Linear(2, 2), nn.Linear(2, 2), torch.randn(3), **argument)

@@ -19,8 +19,8 @@ def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> T
     """Return the scalar to differentiate, or ``None`` where the output has no number to project.
 
     Raises:
-        InspectionError: the loss is not a scalar tensor, has no graph although the output has one,
-            or a target stands without a loss.
+        InspectionError: the loss cannot be called, is not a scalar tensor, has no graph although
+            the output has one, or a target stands without a loss.
     """
     if loss is None:
         if target is not None:
@@ -29,6 +29,11 @@ def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> T
                 "loss=torch.nn.functional.cross_entropy"
             )
         return _own_loss(output)
+    if not callable(loss):
+        raise InspectionError(
+            f"loss is {loss!r} and cannot be called: give a function loss(output, target), for "
+            "example torch.nn.functional.cross_entropy"
+        )
     value = loss(output) if target is None else loss(output, target)
     validate_loss(value, output)
     return value.reshape(()) if value.ndim else value  # type: ignore[no-any-return]
