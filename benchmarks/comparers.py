@@ -85,8 +85,8 @@ def _first(found: DriftReport) -> tuple[str, ...]:
     if found.drifts:
         layer, role = found.drifts[0].layer, found.drifts[0].role
         return (layer, layer.rpartition(".")[0]) if role == "inputs" else (layer,)
-    labels = [change.label for change in found.failing_changes[:1]]
-    return tuple(name for label in labels for name in (label, label.rpartition(".")[0]))
+    layers = [change.layer for change in found.failing_changes[:1]]
+    return tuple(name for layer in layers for name in (layer, layer.rpartition(".")[0]))
 
 
 FAVOUR = "what has no counterpart is passed over, both draw the same random numbers"

@@ -141,7 +141,7 @@ def compare(before: Snapshot, now: Snapshot, *, strict_names: bool = False) -> D
     drifts += _loss_drift(tolerances, before, now.loss)
     place = matching.new.place
     drifts.sort(key=lambda drift: _stage(drift, place))
-    changes = tuple(matching.changes())
+    changes = tuple(matching.changes(whole=not drifts))
     return DriftReport(
         drifts=tuple(drifts),
         changes=changes,
@@ -182,11 +182,11 @@ def _stage(drift: Drift, place: Mapping[str, int]) -> tuple[int, int, int]:
 def _tensor_drift(matching: Matching, tolerances: Tolerances, pair: MatchedTensor) -> Drift | None:
     found: list[Drift] = []
     before, now = pair.before, pair.now
-    for statistic in (*EXACT, *REAL, *FRACTIONS):
+    for statistic in _judged(matching, pair):
         a, b = getattr(before, statistic), getattr(now, statistic)
-        if a == b or (a != a and b != b):
-            continue
-        if statistic in EXACT or a is None or b is None:
+        if a == b or (a != a and b != b) or a is None or b is None:
+            continue  # whether a tensor has units may hang on who made it
+        if statistic in EXACT:
             distance, allowance = math.inf, Allowance(0.0)
         elif statistic in REAL:
             distance = abs(b - a)
@@ -202,6 +202,21 @@ def _tensor_drift(matching: Matching, tolerances: Tolerances, pair: MatchedTenso
     largest = max((drift.excess for drift in found), default=0.0)
     # Most often all of them moved alike, and then the first says most.
     return next((drift for drift in found if drift.excess >= largest / 2), None)
+
+
+def _judged(matching: Matching, pair: MatchedTensor) -> tuple[str, ...]:
+    """Return the statistics to compare.
+
+    Inputs of inner layers serve the story: their form may change, as in another order of
+    dimensions. A retyped layer may store its weights transposed.
+    """
+    if pair.role == "inputs" and pair.layer:
+        return REAL if pair.before.count == pair.now.count else ()
+    statistics = (*EXACT, *REAL, *FRACTIONS)
+    transposed = pair.before.shape.split("x")[::-1] == pair.now.shape.split("x")
+    if transposed and matching.is_retyped(pair) and "parameter" in pair.role:
+        return tuple(statistic for statistic in statistics if statistic != "shape")
+    return statistics
 
 
 def _loss_drift(tolerances: Tolerances, before: Snapshot, now: float | None) -> list[Drift]:

@@ -48,10 +48,16 @@ class Side:
     def computes(self, layer: str) -> bool:
         """Whether a layer may change a number: an Identity and a mere container do not."""
         line = self.snapshot.layers[layer]
+        if line.status == Status.NOT_CALLED:
+            return False
         if self.owns_parameters(layer):
             return True
-        idle = line.status in (Status.ALIAS_OF_INPUT, Status.NOT_CALLED)
-        return not (idle or line.type == "Identity" or layer in self.holders)
+        idle = line.status == Status.ALIAS_OF_INPUT or line.type == "Identity"
+        return not (idle or layer in self.holders)
+
+    def is_mere_container(self, layer: str) -> bool:
+        """Whether a layer only holds others."""
+        return layer in self.holders and not self.owns_parameters(layer)
 
     def records(self) -> dict[str, LayerRecord]:
         """Return the layers as far as a snapshot knows them, as an alignment reads them."""
@@ -107,13 +113,15 @@ class LayerChange:
         what: ``"renamed"``, ``"added"``, ``"no gradients any more of"``.
         label: the layer or tensor for people.
         rest: the rest of the phrase.
-        harmless: whether no number can have changed by it alone.
+        harmless: whether no number changed by it.
+        layer: name of the layer.
     """
 
     what: str
     label: str
     rest: str = ""
     harmless: bool = False
+    layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ class Matching:
         """Yield every tensor that both have, in the order of the report's layers."""
         for layer, tensors in self.new.tensors.items():
             pair = self.origin.get(layer)
-            if pair is None or pair.reference is None:
+            if pair is None or pair.reference is None or _is_norm_folded(pair):
                 continue
             folded = pair.output_of is not None
             for (role, own_name), tensor in tensors.items():
@@ -170,31 +178,45 @@ class Matching:
                 if before is not None:
                     yield MatchedTensor(layer, origin, role, own_name, before, tensor)
 
-    def changes(self) -> Iterator[LayerChange]:
-        """Yield what became of each layer that is not what it was."""
+    def is_retyped(self, tensor: MatchedTensor) -> bool:
+        """Whether the layer of a tensor is of another type than it was."""
+        types = self.old.snapshot.layers, self.new.snapshot.layers
+        return types[0][tensor.origin].type != types[1][tensor.layer].type
+
+    def changes(self, *, whole: bool) -> Iterator[LayerChange]:
+        """Yield what became of each layer that is not what it was.
+
+        Args:
+            whole: whether every number agrees. Layers without parameters may then come and go,
+                where the model's own output is among these numbers.
+        """
+        output = ("activations", "")
+        whole &= all(output in side.tensors.get("", {}) for side in (self.old, self.new))
         parts = {name for split in self.alignment.splits for name in (split.whole, *split.parts)}
         for pair in self.alignment.pairs:
             if pair.reference is None:
-                yield self._added(pair, parts)
+                yield self._added(pair, parts, whole)
             elif pair.candidate is None:
-                yield self._removed(pair, parts)
+                yield self._removed(pair, parts, whole)
             else:
                 yield from self._changed(pair, pair.reference, pair.candidate)
 
-    def _added(self, pair: Pair, parts: set[str]) -> LayerChange:
+    def _added(self, pair: Pair, parts: set[str], whole: bool) -> LayerChange:
         name = pair.candidate or ""
-        harmless = name in parts or not self.new.computes(name)
+        is_free = whole and not self.new.owns_parameters(name)
+        harmless = is_free or name in parts or not self.new.computes(name)
         note = f", {pair.note}" if pair.note else ""
         rest = f" ({self.new.snapshot.layers[name].type}{note})"
-        return LayerChange("added", self.new.label(name), rest, harmless)
+        return LayerChange("added", self.new.label(name), rest, harmless, name)
 
-    def _removed(self, pair: Pair, parts: set[str]) -> LayerChange:
+    def _removed(self, pair: Pair, parts: set[str], whole: bool) -> LayerChange:
         name = pair.reference or ""
         folded = pair.note.startswith("is folded")
-        harmless = folded or name in parts or not self.old.computes(name)
+        is_free = whole and not self.old.owns_parameters(name)
+        harmless = is_free or folded or name in parts or not self.old.computes(name)
         note = f", {pair.note}" if pair.note else ""
         rest = f" ({self.old.snapshot.layers[name].type}{note})"
-        return LayerChange("removed", self.old.label(name), rest, harmless)
+        return LayerChange("removed", self.old.label(name), rest, harmless, name)
 
     def _changed(self, pair: Pair, reference: str, candidate: str) -> Iterator[LayerChange]:
         before, now = self.old.snapshot.layers[reference], self.new.snapshot.layers[candidate]
@@ -211,11 +233,15 @@ class Matching:
             for field in ("status", "calls")
             if getattr(before, field) != getattr(now, field)
         ]
-        if altered and pair.output_of is None:
-            yield LayerChange("changed", self.new.label(candidate), f": {', '.join(altered)}")
+        is_folded = pair.output_of is not None or _is_norm_folded(pair)
+        if altered and not is_folded:
+            sides = ((self.old, reference), (self.new, candidate))
+            mere = all(side.is_mere_container(name) for side, name in sides)
+            rest = f": {', '.join(altered)}"
+            yield LayerChange("changed", self.new.label(candidate), rest, mere, candidate)
         elif pair.note:
             yield LayerChange("changed", self.new.label(candidate), f": {pair.note}", harmless=True)
-        if not altered and pair.output_of is None and not _is_norm_folded(pair):
+        if not altered and not is_folded:
             yield from self._tensors_come_and_gone(reference, candidate)
 
     def _tensors_come_and_gone(self, reference: str, candidate: str) -> Iterator[LayerChange]:
@@ -223,10 +249,11 @@ class Matching:
         for role, own_name in before:
             if (role, own_name) not in now and _is_counted(role, reference):
                 what = f"no {role} any more of"
-                yield LayerChange(what, self.old.label(reference, own_name))
+                yield LayerChange(what, self.old.label(reference, own_name), layer=candidate)
         for role, own_name in now:
             if (role, own_name) not in before and _is_counted(role, candidate):
-                yield LayerChange(f"new {role} of", self.new.label(candidate, own_name))
+                label = self.new.label(candidate, own_name)
+                yield LayerChange(f"new {role} of", label, layer=candidate)
 
 
 def _is_norm_folded(pair: Pair) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -356,3 +357,156 @@ def test_a_large_drift_fits_on_a_screen() -> None:
     assert len(lines) <= 24
     assert any(line.startswith("... and 99 layers after it (99 more tensors)") for line in lines)
     assert "... and 44 more changes of layers" in lines
+
+
+# Calibrated snapshots of a real model.
+
+
+class Tower(nn.Module):
+    """Two layers with a norm and a residual, whose parts the tests change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+        self.second = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 4)
+        self.residual = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.residual * x + self.second(torch.relu(self.norm(x)))
+        return self.head(x)
+
+
+def tower(model: nn.Module | None = None, *, calibrate: bool = False, shift: float = 0) -> Snapshot:
+    """The snapshot of a run of a `Tower`, or of what became of it."""
+    inspector = Inspector(Tower() if model is None else model, calibrate=calibrate)
+    target = torch.arange(64) % 4
+    return of_report(
+        inspector.run_inspection(
+            values(columns=16) + shift, target=target, loss=nn.functional.cross_entropy
+        )
+    )
+
+
+def changed(change: Callable[[Tower], object]) -> Snapshot:
+    """The snapshot of a `Tower` after a change."""
+    model = Tower()
+    with torch.no_grad():
+        change(model)
+    return tower(model)
+
+
+def test_measured_noise_catches_what_a_fixed_tolerance_cannot() -> None:
+    """Weights times 1.00001 drift at their layer; without a noise they pass."""
+
+    def scale(model: Tower) -> None:
+        model.second.weight.mul_(1.00001)
+
+    calibrated, plain = tower(calibrate=True), tower()
+    assert calibrated.calibrated
+    assert not plain.calibrated
+    assert explain(compare(calibrated, plain)) == []
+    found = compare(calibrated, changed(scale))
+    assert drifted(found)[0] == ("second.weight", "parameters")
+    assert ("second", "activations") in drifted(found)
+    assert "times its noise" in explain(found)[0]
+    unmeasured = compare(plain, changed(scale))
+    assert "activations" not in {role for _, role in drifted(unmeasured)}
+    assert any("no measured noise" in line for line in explain(unmeasured))
+
+
+@pytest.mark.parametrize(
+    ("change", "story"),
+    [
+        (
+            lambda model: setattr(model.norm, "eps", 1e-3),
+            "norm: same input, same weights, other output: its eps, or its mode?",
+        ),
+        (lambda model: model.first.weight.mul_(2), "first: same input, other weights"),
+        (
+            lambda model: setattr(model, "residual", 0.5),
+            "head: other input, while every layer before it agrees: what happens after second",
+        ),
+    ],
+    ids=["computation", "parameters", "input"],
+)
+def test_the_story_tells_input_parameters_and_computation_apart(
+    change: Callable[[Tower], object], story: str
+) -> None:
+    """The second line says what of the first drifting layer is the same and what is not."""
+    assert explain(compare(tower(calibrate=True), changed(change)))[1].startswith(story)
+
+
+def test_a_changed_batch_loss_and_backward_are_told_apart() -> None:
+    """The batch, the loss alone, and gradients alone each have their own story."""
+    before = tower(calibrate=True)
+    assert explain(compare(before, tower(shift=1)))[1] == "Tower: the batch is another one"
+    loss = compare(before, replace(tower(), loss=7.0))
+    assert explain(loss)[1].startswith("every layer agrees and the loss does not")
+    model = Tower()
+    model.second.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
+    story = explain(compare(before, tower(model)))[1]
+    assert "the forward pass agrees" in story
+
+
+class Wrapped(nn.Module):
+    """A model around another, with an Identity in front."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.front = nn.Identity()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.front(x))
+
+
+def test_a_wrapped_model_agrees_with_a_note() -> None:
+    """Prefixes and an Identity change no number: a note, and a failure where names are strict."""
+    before, now = tower(calibrate=True), tower(Wrapped(Tower()))
+    found = compare(before, now)
+    assert not found.drifted
+    assert "renamed first to inner.first" in note(found)
+    assert compare(before, now, strict_names=True).drifted
+    wrong = Tower()
+    wrong.norm.eps = 1e-3
+    assert drifted(compare(before, tower(Wrapped(wrong))))[0] == ("inner.norm", "activations")
+
+
+def test_a_layer_with_parameters_never_goes_unmatched() -> None:
+    """Where every other number agrees, a layer with weights that is not found fails by itself."""
+    w = {"weight": values()}
+    root = layer("", activations=values(), type_name="Net")
+    inner = layer("a", activations=values(columns=8), parameters=w)
+    extra = layer("b", activations=values(seed=3), parameters={"weight": values(seed=4)})
+    found = compare(snapshot(inner, extra, root), snapshot(inner, root))
+    assert found.drifts == ()
+    assert explain(found)[0] == "not the layers of the snapshot: removed b (Linear)"
+    bare = layer("c", type_name="softmax", activations=values(seed=3))
+    passed = compare(snapshot(inner, bare, root), snapshot(inner, root))
+    assert not passed.drifted
+    assert "removed c (softmax)" in note(passed)
+
+
+def test_models_without_a_common_layer_are_said_to_be_others() -> None:
+    """No table of everything: one line."""
+    other = snapshot(
+        layer("x", type_name="Conv2d", activations=values(rows=8)), layer("", type_name="CNN")
+    )
+    before = snapshot(layer("a", activations=values()), layer("", type_name="Net"))
+    assert explain(compare(before, other))[0] == (
+        "not the model of the snapshot: no layer of it is in the report"
+    )
+
+
+def test_coarser_matrix_products_widen_the_tolerances() -> None:
+    """Products in bfloat16 are no drift, and the text says by how much tolerances grew."""
+    before = tower(calibrate=True)
+    moved = changed(lambda model: model.second.weight.mul_(1.0001))
+    assert compare(before, moved).drifts
+    coarse = replace(moved, epsilon=2.0**-8)
+    assert "activations" not in {role for _, role in drifted(compare(before, coarse))}
+    assert any("times wider" in line for line in compare(before, coarse).remarks)

@@ -1,0 +1,143 @@
+"""Recording and merging snapshot files: nothing that another run recorded is lost."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth import HealthReport, Inspector, ModelHealthError
+from pytest_modelhealth.snapshot import check, record
+from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load
+from pytest_modelhealth.snapshot.recording import merge
+
+
+def inspected(
+    dtype: torch.dtype = torch.float32, *, scale: float = 1, calibrate: bool = False
+) -> HealthReport:
+    """The report of one run of a small model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3)).to(dtype)
+    with torch.no_grad():
+        model[3].weight.mul_(scale)
+    torch.manual_seed(1)
+    batch = torch.linspace(-1, 1, 256).reshape(32, 8).to(dtype)
+    return Inspector(model, calibrate=calibrate).run_inspection(batch)
+
+
+def test_recording_and_checking_need_no_pytest() -> None:
+    """A text is recorded from a report, and another report is checked against it."""
+    text = record(inspected(calibrate=True))
+    assert not check(text, inspected()).drifted
+    found = check(text, inspected(scale=1.001))
+    assert found.drifts[0].label == "3.weight"
+    assert str(found).startswith("drift in 3.weight (parameters): ")
+    with pytest.raises(
+        SnapshotFormatError, match=r"no snapshot for cpu float64 yet; .* cpu float32"
+    ):
+        check(text, inspected(torch.float64))
+
+
+def test_calibration_leaves_everything_as_it_was() -> None:
+    """Model, batch, buffers and random state are the same, bit for bit, with and without it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    before = copy.deepcopy(model.state_dict())
+    batch = torch.randn(16, 8)
+    kept = batch.clone()
+    states = []
+    for calibrate in (False, True):
+        torch.manual_seed(3)
+        report = Inspector(model, calibrate=calibrate).run_inspection(batch)
+        states.append(torch.get_rng_state())
+        assert (report.noise is not None) == calibrate
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert torch.equal(batch, kept)
+        assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(*states)
+
+
+def test_a_model_that_cannot_be_copied_is_recorded_without_noise() -> None:
+    """The file says that nothing was measured, and its tolerances are fixed."""
+
+    class Unique(nn.Linear):
+        def __deepcopy__(self, memo: object) -> Unique:
+            raise TypeError("there is only one of me")
+
+    torch.manual_seed(0)
+    report = Inspector(Unique(8, 3), calibrate=True).run_inspection(torch.ones(4, 8))
+    assert report.noise is None
+    assert "noise: not measured" in record(report)
+
+
+def test_batches_are_calibrated_together() -> None:
+    """`run_batches` merges the noise of its batches."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 3)
+    batches = [torch.randn(16, 8) for _ in range(3)]
+    report = Inspector(model, calibrate=True).run_batches(batches)
+    assert report.noise is not None
+    plain = Inspector(model).run_batches(batches)
+    assert not check(record(report), plain).drifted
+
+
+def test_recording_another_dtype_keeps_the_sections_there_are() -> None:
+    """A section is added behind the others, which stay as they were, letter for letter."""
+    one = record(inspected())
+    both = merge(one, record(inspected(torch.float64)))
+    assert both.startswith(one.removesuffix("\nend\n"))
+    assert list(load(both).snapshots) == ["cpu float32", "cpu float64"]
+    assert merge(both, record(inspected())) == both
+
+
+def test_only_what_drifted_is_rewritten() -> None:
+    """Lines within their tolerance stay, though their last digits differ."""
+    text = record(inspected(calibrate=True))
+    moved = record(inspected(scale=1.001, calibrate=True))
+    kept, new = (load(one).snapshots["cpu float32"].tensors for one in (text, merge(text, moved)))
+    assert new["activations"]["0"] == kept["activations"]["0"]
+    assert new["parameters"]["0.weight"] == kept["parameters"]["0.weight"]
+    assert new["parameters"]["3.weight"] != kept["parameters"]["3.weight"]
+    assert new["activations"]["3"] != kept["activations"]["3"]
+    inside = record(inspected(scale=1 + 3e-7, calibrate=True))
+    assert inside != text
+    assert merge(text, inside) == text
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace("format 2", "format 9"), "format '9' was written by another"),
+        (lambda text: text.replace("test: a", "test: b"), "the snapshot is of another test: b"),
+        (lambda text: text[: text.index("=== cpu float64") + 300], "lose its part for cpu float64"),
+        (
+            lambda text: text.replace("=== cpu float64", "=======\n=== cpu float64 ===\n==="),
+            "a merge was not resolved",
+        ),
+    ],
+    ids=["future", "other test", "truncated", "conflict"],
+)
+def test_nothing_of_others_is_lost(damage: object, message: str) -> None:
+    """Recording refuses where a section of another profile or test would go."""
+    both = merge(record(inspected(), test="a"), record(inspected(torch.float64), test="a"))
+    with pytest.raises(ModelHealthError, match=message):
+        merge(damage(both), record(inspected(), test="a"))
+
+
+def test_a_damaged_section_of_its_own_is_replaced() -> None:
+    """What would be overwritten anyway may be damaged; the other section is kept."""
+    both = merge(record(inspected(torch.float64)), record(inspected()))
+    start = both.index("=== cpu float32")
+    broken = both[:start] + both[start:].replace("Linear", "<<<<<<< Linear", 1)
+    assert merge(broken, record(inspected())) == both
+
+
+def test_a_file_of_format_1_is_replaced_by_sections() -> None:
+    """Recording anew over an old file gives a file of the present format."""
+    file = load(record(inspected()))
+    old = dump(file).replace("format 2", "format 1")  # damaged: format 1 has another header
+    assert list(load(merge(old, record(inspected()))).snapshots) == ["cpu float32"]
+    assert replace(file, test="-") == load(record(inspected()))
