@@ -43,6 +43,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
     profile: str | None = None
     strict_names = False
     updated: Path | None = None
+    renews = False
     note = ""
 
     def serialize(
@@ -96,7 +97,10 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         ((profile, snapshot),) = report.snapshots.items()
         if profile not in file.snapshots:
             return [missing_profile(profile, file)]
-        found = compare(file.snapshots[profile], snapshot, strict_names=self.strict_names)
+        before_it = file.snapshots[profile]
+        if self.renews and snapshot.calibrated and not before_it.calibrated:
+            return ["the snapshot holds no measured noise"]
+        found = compare(before_it, snapshot, strict_names=self.strict_names)
         self.note = note(found)
         return explain(found)
 
@@ -231,8 +235,9 @@ class HealthSnapshot(SnapshotAssertion):
         self._strict_once = None
         extension.test = self._test()
         extension.note = ""
-        # An update takes new names over.
+        # An update takes new names over, and the noise where there was none.
         extension.strict_names = strict or self.update_snapshots
+        extension.renews = self.update_snapshots
         location = extension.get_location(test_location=self.test_location, index=self.index)
         extension.updated = Path(location) if updating else None
         if isinstance(report, HealthReport):
