@@ -90,7 +90,7 @@ def first(steps: Sequence[str] = ("example CNN", "BERT-like"), processes: int = 
     """Yield the table of the first inspection in a fresh process, and of a later one there."""
     yield header(["step", "first s", "later s", "more s", "goal", "processes"])
     for name in steps:
-        runs = [_run_apart(name) for _ in range(processes)]
+        runs = [_run_apart(name) for _ in range(processes + 1)][1:]  # one compiles
         times = [statistics.median(run[i] for run in runs) for i in (0, 1)]
         more = statistics.median(run[0] - run[1] for run in runs)
         cells = (f"{seconds:.3f}" for seconds in (*times, more))
@@ -120,7 +120,7 @@ def _run_apart(name: str) -> tuple[float, float]:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.scale", "--once", name],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=_environment() | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -133,6 +133,7 @@ def help_(runs: int = 15) -> Iterator[str]:
     yield header(["without ms", "with ms", "adds ms", "goal", "runs"])
     without, with_ = _plugin_flags()
     with tempfile.TemporaryDirectory() as nowhere:
+        _help(with_, nowhere)  # compiles what is not yet
         pairs = [(_help(without, nowhere), _help(with_, nowhere)) for _ in range(runs)]
     figures = (
         statistics.median(pair[0] for pair in pairs),
@@ -156,11 +157,16 @@ def _help(flags: list[str], folder: str) -> float:
     subprocess.run(
         command,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": path},
+        env=_environment() | {"PYTHONPATH": path},
         stdout=subprocess.DEVNULL,
         check=True,
     )
     return time.perf_counter() - start
+
+
+def _environment() -> dict[str, str]:
+    """Return variables with which Python keeps compiled modules, as it does unless told not to."""
+    return {name: v for name, v in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _repeat(run: Callable[[], object], calls: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from statistics import median
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called, trainable
@@ -65,6 +64,8 @@ class InitialWeights(Check):
         """Yield weights that are zero, constant, too large or too small."""
         maps = [(r, m) for r in called(observation) for m in linear_maps(r) if _is_judged(r, m)]
         trained = looks_trained(observation)
+        from statistics import median  # 5 ms, which a start of pytest need not pay
+
         usual = median([m.scale for _, m in maps]) if maps else 0.0
         small = {
             m.scale for r, m in maps if m.scale < settings.limit("min_weight_scale", r.name).value
