@@ -4,7 +4,7 @@ Where the noise of a statistic was measured, it is a multiple of that noise. Whe
 a snapshot of format 1, it is a fixed part of the statistic's scale: the root mean square of the
 tensor, or the value itself where that is larger.
 ``docs/decisions/0003-snapshot-format.md`` has the measurements behind the fixed parts,
-``docs/decisions/0009-calibrated-snapshots.md`` those behind the multiple.
+``docs/decisions/0008-calibrated-snapshots.md`` those behind the multiple.
 """
 
 from __future__ import annotations
