@@ -45,8 +45,8 @@ class Collapse(Check):
     definition = (
         "The output is not equal for all samples of a batch whose samples differ, and no layer "
         "takes the spread of its units over the samples, relative to its largest value, from over "
-        "0.01 to under min_sample_spread for good. The units of a layer with weights do not all "
-        "have the same range."
+        "0.01 to under min_sample_spread for good; none with weights drops inputs that differ. The "
+        "units of a layer with weights do not all have the same range."
     )
     source = (
         "the constant-output and symmetry faults of the practitioners' lists (TheDeepChecker); "
@@ -120,7 +120,7 @@ def _dropped_inputs(observation: Observation, needed: Limit) -> Iterator[Violati
         if not (record.equal_samples and record.equal_input_samples is False):
             continue
         maps = linear_maps(record)
-        if not maps or _starts_at_zero(record) or _is_another_checks(record):
+        if not maps or _is_another_checks(record):
             continue
         if any(m.weights.std == 0.0 for m in maps) or not _differ(record, observation):
             continue

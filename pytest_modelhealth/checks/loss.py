@@ -54,7 +54,8 @@ class Loss(Check):
     definition = (
         "Calls of torch's loss functions are held against what they take: logits, "
         "log-probabilities, targets of the same shape, some of them not ignored. The loss as a "
-        "whole is not provably below zero, passes a gradient to the output and reads its target; "
+        "whole is not provably below zero nor multiplied by zero, passes a gradient to the output "
+        "and reads its target; "
         "that of a freshly initialised classifier is at most max_initial_loss times ln(classes)."
     )
     source = (
@@ -330,7 +331,7 @@ def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
         )
     elif path.sign < 0 and (observation.loss or 0.0) < 0.0:
         yield _negative(root, observation)
-    elif _is_off(root, path, observation):
+    elif is_switched_off(observation):
         yield _off(root)
     elif _is_flat(root, observation):
         yield _flat(root, path, observation)
@@ -360,11 +361,12 @@ def _is_flat(root: LayerRecord, observation: Observation) -> bool:
     return gradient.finite_count == gradient.count > 0 and gradient.abs_max == 0.0
 
 
-def _is_off(root: LayerRecord, path: LossPath, observation: Observation) -> bool:
+def is_switched_off(observation: Observation) -> bool:
     """Whether the loss is zero by a factor; a hinge may be zero because all samples satisfy it."""
-    if observation.loss != 0.0 or not path.switched_off or not _HINGES.isdisjoint(path.operations):
+    path, gradient = observation.loss_path, observation.layers[""].gradients
+    if observation.loss != 0.0 or path is None or not path.switched_off:
         return False
-    return root.gradients is None or root.gradients.abs_max == 0.0
+    return _HINGES.isdisjoint(path.operations) and (gradient is None or gradient.abs_max == 0.0)
 
 
 _HINGES = frozenset({"clamp", "clamp_min", "maximum", "relu", "threshold"})

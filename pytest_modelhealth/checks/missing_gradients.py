@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.data_flow import DataFlow, Port
@@ -17,9 +18,13 @@ from pytest_modelhealth.checks.evidence import (
     same_values,
     trainable,
 )
+from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Status, Violation
 from pytest_modelhealth.settings import Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
 
 
 class MissingGradients(Check):
@@ -51,7 +56,7 @@ class MissingGradients(Check):
         for record in _last_before_each_cut(culprits, flow):
             others = [other.name for other in cut if other is not record]
             yield _missing(record, observation, others)
-        if not cut and math.isfinite(observation.loss or 0.0):
+        if not cut and math.isfinite(observation.loss or 0.0) and not is_switched_off(observation):
             found = list(_zero(observation, flow))
             yield from [_satisfied(v) for v in found] if observation.loss == 0.0 else found
 
@@ -80,7 +85,7 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     if len(lacking) < len(trainable(record)):
         return _is_leaf(record, observation)
     if record.status is Status.NO_GRAD_PATH:
-        return True
+        return not _is_a_slow_copy(record, observation)
     if record.unreached.issuperset(lacking) and _is_leaf(record, observation):
         if _is_detached_around(record, observation):
             return True
@@ -105,6 +110,23 @@ def _is_in_an_optional_part(record: LayerRecord, observation: Observation) -> bo
     """
     around = [r for r in called(observation) if r.name and is_inside(record.name, r.name)]
     return any(_got_gradient(r) and _returned_several(r) for r in around)
+
+
+def _is_a_slow_copy(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a layer with the very same parameters learns: a copy that makes targets of it."""
+    own = trainable(record)
+    return any(
+        other is not record
+        and other.type_name == record.type_name
+        and other.parameters.keys() == record.parameters.keys()
+        and _learns(other)
+        and all(_are_equal(own[name], other.parameters[name]) for name in own)
+        for other in called(observation)
+    )
+
+
+def _are_equal(a: TensorStatistics, b: TensorStatistics) -> bool:
+    return a.shape == b.shape and (a.min, a.max, a.mean) == (b.min, b.max, b.mean)
 
 
 def _is_detached_around(record: LayerRecord, observation: Observation) -> bool:

@@ -146,7 +146,7 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
         return
     else:
         given = record.inputs
-        came = f", mean {given.mean:.3g} and std {given.std:.3g} came in" if given else ""
+        came = f" (mean {given.mean:.3g}, std {given.std:.3g} came in)" if given else ""
         center = f"mean {mean.mean:.3g}, " if mean is not None else ""
         cause = (
             f"its running statistics ({center}variance {variance.mean:.3g}) are far from the "
@@ -184,9 +184,9 @@ def _has_forgotten_its_start(record: LayerRecord) -> bool:
 
 
 def _were_loaded(record: LayerRecord) -> bool:
-    """Whether the statistics are not as they start, although no batch was counted."""
+    """Whether no batch was counted for statistics that are not as they start."""
     tracked = record.buffers.get("num_batches_tracked")
-    return tracked is not None and tracked.max == 0.0 and not _never_updated(record)
+    return tracked is not None and tracked.max == 0.0
 
 
 def _large_eps(record: LayerRecord, settings: Settings) -> Iterator[Violation]:

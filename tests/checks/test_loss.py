@@ -492,6 +492,7 @@ def test_loss_that_is_switched_off(mlp, batch, inspect, loss, is_off):
     report = inspect(mlp, batch, loss=loss)
     if is_off:
         assert "a loss weight of zero" in one(report).cause
+        assert report.judgement.inconclusive == ()
     else:
         assert report.violations == ()
 

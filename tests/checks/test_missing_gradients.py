@@ -1,5 +1,7 @@
 """The `missing_gradients` check: where the graph is cut, and what is no cut."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -376,3 +378,25 @@ def test_unwatched_gradients_are_not_missing(mlp, batch):
 
     report = Inspector(mlp).watch("fc1", "activations").run_inspection(batch)
     assert report.healthy
+
+
+class SlowCopy(nn.Module):
+    """A copy that follows slowly makes the targets, without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.online = nn.Linear(16, 8)
+        self.slow = copy.deepcopy(self.online)
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.slow(x + 0.1)
+        return ((self.online(x) - target) ** 2).mean()
+
+
+def test_slow_copy_that_is_not_frozen(batch, inspect):
+    """It runs without a graph by design; a layer of other weights that does is cut off."""
+    model = SlowCopy()
+    assert inspect(model, batch).healthy
+    nn.init.normal_(model.slow.weight)
+    assert [v.layer for v in inspect(model, batch).violations] == ["slow"]

@@ -164,3 +164,11 @@ def test_statistics_that_no_batch_made(inspect):
     violation = inspect(model, torch.randn(64, 16)).violations[0]
     assert (violation.check, violation.layer) == ("normalization", "1")
     assert "far from the batch" in violation.cause
+
+
+def test_fresh_normalization_in_evaluation_mode(inspect):
+    """Before any training it normalises nothing, by design."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    report = inspect(model, 20.0 * torch.randn(64, 16))
+    assert report["1"].activations.rms > 5.0
+    assert not [v for v in report.violations if v.check == "normalization"]
