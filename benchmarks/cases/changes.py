@@ -221,7 +221,7 @@ def _(model: nn.Module) -> None:
     with_forward(model.blocks[1].attention, forward)
 
 
-@change("softmax over the batch", gru, ("", "softmax"))
+@change("softmax over the batch", gru, ("", "softmax", "head"))
 def _(model: GRU) -> None:
     model.dim = 0
 
@@ -400,7 +400,9 @@ def _(model: nn.Module) -> nn.Module:
     return Wrapper(model)
 
 
-@change("Sequential into attributes, with a leaky ReLU", sequential, ("1", "leaky_relu"))
+@change(
+    "Sequential into attributes, with a leaky ReLU", sequential, ("", "1", "leaky_relu", "2", "fc2")
+)
 def _(model: nn.Sequential) -> nn.Module:
     class Attributes(MLP):
         def forward(self, x: Tensor) -> Tensor:
