@@ -1,9 +1,16 @@
-"""Tells a model that was just initialised from one that was trained."""
+"""Tells a model that was just initialised from one that was trained.
+
+`is_fresh` and `looks_trained` each want evidence of their own; of a model that gives neither, both
+are false.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.report import LayerRecord, Observation
 
 if TYPE_CHECKING:
@@ -45,3 +52,27 @@ def _looks_initialised(record: LayerRecord) -> bool | None:
 
 def _is_uniform(weight: TensorStatistics) -> bool:
     return weight.count >= _FEW and 0.0 < weight.abs_max <= _UNIFORM * weight.std
+
+
+def looks_trained(observation: Observation) -> bool:
+    """Whether parameters are as no initialiser leaves them.
+
+    Initialisers set scales of normalisations to a constant and biases to one or to a uniform
+    distribution that ends at ``1 / sqrt(fan_in)`` (the fan-out in transposed convolutions); the
+    first training steps leave neither.
+    """
+    return any(_is_moved(record) for record in called(observation))
+
+
+def _is_moved(record: LayerRecord) -> bool:
+    bias, scale = record.parameters.get("bias"), record.parameters.get("weight")
+    if scale is not None and len(scale.shape) == 1:
+        return bool(scale.std > 0.0 or (bias is not None and bias.std > 0.0))
+    maps = linear_maps(record)
+    if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
+        return False
+    return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
+
+
+_BIAS_MARGIN = 1.01
+"""bfloat16 rounds the bound by up to 0.4 %."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called, trainable
+from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
-from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps, looks_trained
+from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
 from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
-from pytest_modelhealth.checks.weights import looks_trained
 from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 

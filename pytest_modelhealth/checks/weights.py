@@ -1,12 +1,11 @@
-"""What checks ask of a layer's weights: which are linear maps, how wide, and whether trained."""
+"""What checks ask of a layer's weights: which are linear maps, and how wide."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.evidence import called
-from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report import LayerRecord
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
@@ -78,27 +77,3 @@ def _fans(record: LayerRecord, name: str, shape: tuple[int, ...]) -> tuple[int, 
         inputs, outputs = (shape[0], shape[1]) if transposed else (shape[1], shape[0])
         return inputs * kernel, outputs * kernel
     return None
-
-
-def looks_trained(observation: Observation) -> bool:
-    """Whether parameters are as no initialiser leaves them.
-
-    Initialisers set scales of normalisations to a constant and biases to one or to a uniform
-    distribution that ends at ``1 / sqrt(fan_in)`` (the fan-out in transposed convolutions); the
-    first training steps leave neither.
-    """
-    return any(_is_moved(record) for record in called(observation))
-
-
-def _is_moved(record: LayerRecord) -> bool:
-    bias, scale = record.parameters.get("bias"), record.parameters.get("weight")
-    if scale is not None and len(scale.shape) == 1:
-        return bool(scale.std > 0.0 or (bias is not None and bias.std > 0.0))
-    maps = linear_maps(record)
-    if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
-        return False
-    return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
-
-
-_BIAS_MARGIN = 1.01
-"""bfloat16 rounds the bound by up to 0.4 %."""

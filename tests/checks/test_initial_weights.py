@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_modelhealth.checks.weights import linear_maps, looks_trained
+from pytest_modelhealth.checks.freshness import looks_trained
+from pytest_modelhealth.checks.weights import linear_maps
 from tests.capture.architectures import ARCHITECTURES
 from tests.capture.models import make
 
