@@ -85,3 +85,12 @@ def test_commands_exist():
     )
     assert commands
     assert all((ROOT / command).stat().st_mode & 0o111 for command in commands)
+
+
+def test_benchmarks_are_listed_once_each():
+    """The table of commands names every benchmark that can be run, once."""
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `python -m benchmarks\.(\w+)`", text, re.MULTILINE)
+    folder = (ROOT / "benchmarks").glob("*.py")
+    runnable = [page.stem for page in folder if '"__main__"' in page.read_text(encoding="utf-8")]
+    assert sorted(listed) == sorted(runnable)
