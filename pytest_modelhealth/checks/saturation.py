@@ -67,11 +67,11 @@ class Saturation(Check):
         Setting(
             "max_saturated_fraction",
             float,
-            default=0.5,
+            default=0.75,
             minimum=0.0,
             maximum=1.0,
             help="largest part of the inputs of a bounded activation that may lie where it is flat "
-            "(SageMaker Debugger: half)",
+            "(SageMaker Debugger: half; a trained hypernetwork reaches 0.57)",
         ),
         Setting(
             "max_one_hot",
