@@ -12,7 +12,13 @@ from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.comparison.alignment import Alignment, align
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
-from pytest_modelhealth.comparison.judging import FACTOR, Further, TensorResult, judge
+from pytest_modelhealth.comparison.judging import (
+    FACTOR,
+    Further,
+    TensorResult,
+    judge,
+    laid_out_otherwise,
+)
 from pytest_modelhealth.comparison.links import link, missing_gradients
 from pytest_modelhealth.comparison.measures import coarser
 from pytest_modelhealth.comparison.store import TensorStore
@@ -91,14 +97,53 @@ def compare(
         notes = _notes(ours, theirs, a, b)
         alignment = align(a.observation.layers, b.observation.layers)
         lower = _lower(ours, theirs)
-        epsilons = _epsilon(ours, a), _epsilon(theirs, b)
+        epsilons = (
+            _epsilon(ours, coarsest_epsilon(a.observation)),
+            _epsilon(theirs, _overall_epsilon(b)),
+        )
         further = Further(ours.module, request, noise_runs, notes)
-        results = judge(link(alignment, a, b), a, b, store, further, epsilons, lower, factor)
+        changed = _changed(ours, theirs, a, b, alignment, epsilons)
+        links = link(alignment, a, b, {name for name, found in changed.items() if found.others})
+        results = judge(links, a, b, store, further, epsilons, lower, factor)
         results += _problems(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
+        set_aside = laid_out_otherwise(results)
+        notes += _layouts(set_aside, a)
+        results = [result for result in results if result not in set_aside]
         return _comparison(
-            ours, theirs, a, b, alignment, results, notes, store, strict_names, epsilons
+            ours, theirs, a, b, alignment, results, changed, notes, store, strict_names
         )
+
+
+def _changed(
+    ours: Subject,
+    theirs: Subject,
+    a: Trace,
+    b: Trace,
+    alignment: Alignment,
+    epsilons: tuple[float, float],
+) -> dict[str, Changed]:
+    """Return the parameters and buffers of each layer of the reference whose values differ."""
+    modules = ours.modules, theirs.modules
+    slack = epsilons[1] if epsilons[1] > epsilons[0] else 0.0
+    return {
+        pair.reference: changed_values(pair, a, b, modules, slack)
+        for pair in alignment.pairs
+        if pair.reference is not None
+    }
+
+
+def _layouts(set_aside: list[TensorResult], a: Trace) -> list[str]:
+    """Return what to say of tensors in another shape that were not compared."""
+    first: dict[str, TensorResult] = {}
+    for result in set_aside:
+        first.setdefault(result.key.layer, result)
+    return [
+        f"{layer or a.observation.model_type}: its {result.key.role} are {result.shape}, were "
+        f"{'x'.join(map(str, a.entries[result.key].shape))}: not compared; what is computed from "
+        "them agrees"
+        for layer, result in first.items()
+    ]
 
 
 def _comparison(
@@ -108,21 +153,15 @@ def _comparison(
     b: Trace,
     alignment: Alignment,
     results: list[TensorResult],
+    changed: dict[str, Changed],
     notes: list[str],
     store: TensorStore,
     strict_names: bool,
-    epsilons: tuple[float, float],
 ) -> Comparison:
     modules = ours.modules, theirs.modules
-    slack = epsilons[1] if epsilons[1] > epsilons[0] else 0.0
-    changed = {
-        pair.reference: changed_values(pair, a, b, modules, slack)
-        for pair in alignment.pairs
-        if pair.reference is not None
-    }
     story = Story(alignment, a, b, modules, changed, tuple(results))
     divergence = story.first_divergence()
-    if divergence is None or divergence.kind == "backward":  # outputs come before gradients
+    if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
         divergence = _other_structure(a, b, results) or divergence
     notes += _remarks(alignment, a, b, results, changed, divergence)
     return Comparison(
@@ -196,9 +235,36 @@ def _other_structure(a: Trace, b: Trace, results: list[TensorResult]) -> Diverge
     )
 
 
-def _epsilon(subject: Subject, trace: Trace) -> float:
-    """Return the machine epsilon of the coarsest number a model computes with."""
-    found = coarsest_epsilon(trace.observation) or epsilon_of(torch.float32)
+def _overall_epsilon(trace: Trace) -> float:
+    """Return the machine epsilon of the precision that a candidate as a whole is in.
+
+    It is that of the coarsest parameter or output, or that in which every layer multiplies by a
+    matrix, as under autocast. A few coarse layers in the middle are no licence for the rest.
+    """
+    layers = trace.observation.layers.items()
+    kept = [p.dtype for _, layer in layers for p in layer.parameters.values()]
+    returned = [trace.entries[key].dtype for key in trace.of_role["", "outputs"]]
+    products = [
+        trace.entries[key].dtype
+        for name, layer in layers
+        if any(len(p.shape) > 1 for p in layer.parameters.values()) and _takes_floats(trace, name)
+        for key in trace.of_role[name, "activations"]
+    ]
+    return max(
+        max(map(epsilon_of, kept), default=0.0),
+        max(map(epsilon_of, returned), default=0.0),
+        min(map(epsilon_of, products), default=0.0),
+    )
+
+
+def _takes_floats(trace: Trace, layer: str) -> bool:
+    keys = trace.of_role[layer, "inputs"]
+    return any(trace.entries[key].dtype.is_floating_point for key in keys)
+
+
+def _epsilon(subject: Subject, seen: float) -> float:
+    """Return the machine epsilon of a model's numbers, `seen` in its run, and of its products."""
+    found = seen or epsilon_of(torch.float32)
     if subject.quantised:
         found = max(found, QUANTISED)
     if any(
@@ -265,7 +331,11 @@ def _remarks(
             "the models are compared"
         )
     outputs = [result for result in results if result.key.role == "outputs"]
-    in_forward = divergence is not None and divergence.kind not in ("backward", "structure")
+    in_forward = divergence is not None and divergence.kind not in (
+        "backward",
+        "buffers",
+        "structure",
+    )
     if in_forward and outputs and not any(result.diverged for result in outputs):
         notes.append("the outputs agree all the same: later layers make up for what differs")
     both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]

@@ -38,6 +38,8 @@ from pytest_modelhealth.tolerance import (
 FACTOR = 10.0
 """How many times the natural noise a difference may be."""
 
+BACKWARD = ("gradients", "parameter_gradients")
+
 TRUSTED = 30.0
 """A float64 run that is further off than this multiple of the perturbation noise is no truth: the
 model keeps numbers in float32 whatever it is converted to, or draws others in float64."""
@@ -57,6 +59,8 @@ class TensorResult:
         noise: the natural noise, relative to the reference's norm.
         limit: the ratio up to which the two are equivalent.
         problem: what is wrong, where it is no number that is off: a shape, a missing gradient.
+        shape: the candidate's shape, where the tensor flows through the layer in another one; else
+            ``""``.
     """
 
     key: Key
@@ -67,6 +71,7 @@ class TensorResult:
     noise: float
     limit: float
     problem: str = ""
+    shape: str = ""
 
     @property
     def diverged(self) -> bool:
@@ -173,10 +178,11 @@ def judge(
     rest = [case for case in open_ if _is_open(case, factor)]
     if rest or any(_is_implausible(case, epsilons[0]) for case in open_):
         _measure_noise(open_, a, store, further, max(epsilons))
-    return [_result(case, factor) for case in cases]
+    return [_result(case, a, b, factor) for case in cases]
 
 
-def _result(case: _Case, factor: float) -> TensorResult:
+def _result(case: _Case, a: Trace, b: Trace, factor: float) -> TensorResult:
+    other = b.entries[case.link.candidate[0]].shape
     layers = tuple(dict.fromkeys(key.layer for key in case.link.candidate))
     difference = case.difference
     equal = difference is not None and not difference.unequal
@@ -190,7 +196,33 @@ def _result(case: _Case, factor: float) -> TensorResult:
         noise=case.scale()[0] / norm if norm else 0.0,
         limit=factor,
         problem=case.problem,
+        shape=_shape(other) if case.link.is_laid_out_otherwise(a, b) else "",
     )
+
+
+def laid_out_otherwise(results: Iterable[TensorResult]) -> list[TensorResult]:
+    """Return the tensors in another shape that make no difference to what can be compared next.
+
+    Another order of axes, or one step of a sequence at a time: element by element such tensors tell
+    nothing. What is computed from them tells whether they hold the same numbers: the next tensor
+    of the same shape, forward and backward each in its own order.
+
+    Args:
+        results: what became of each tensor, in order of appearance.
+    """
+    found: list[TensorResult] = []
+    for backward in (False, True):
+        waiting: list[TensorResult] = []
+        for result in results:
+            if (result.key.role in BACKWARD) is not backward or result.key.role == "buffers":
+                continue
+            if result.shape and result.diverged:
+                waiting.append(result)
+                continue
+            if not result.diverged:
+                found += waiting
+            waiting = []
+    return found
 
 
 def _is_open(case: _Case, factor: float) -> bool:
@@ -219,7 +251,7 @@ def _measure(cases: list[_Case], a: Trace, b: Trace, store: TensorStore) -> None
 
 def _difference(expected: Tensor, found: Tensor) -> tuple[Difference | None, str]:
     if expected.shape != found.shape:
-        return None, f"shape {_shape(found)} instead of {_shape(expected)}"
+        return None, f"shape {_shape(found.shape)} instead of {_shape(expected.shape)}"
     nans = equal_nans(expected, found)
     if nans is not None:
         return Difference(expected.numel(), nan_both=nans), ""
@@ -229,8 +261,8 @@ def _difference(expected: Tensor, found: Tensor) -> tuple[Difference | None, str
     return difference, ""
 
 
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "scalar"
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def _set_floors(cases: list[_Case], a: Trace, epsilon: float) -> None:
@@ -255,6 +287,9 @@ def _set_floors(cases: list[_Case], a: Trace, epsilon: float) -> None:
             roundings *= terms
             norm = max(norm, rms * math.sqrt(terms * difference.count))
             most = max(most, rms * math.sqrt(terms))
+        elif key.role == "buffers":
+            rms = _size_of_inputs(a, key.layer)
+            norm, most = max(norm, rms * math.sqrt(difference.count)), max(most, rms)
         relative = floor(epsilon, roundings)
         case.floor = relative * norm, relative * most
 
@@ -273,6 +308,15 @@ def _terms(a: Trace, key: Key) -> tuple[int, float]:
     terms = max(layer.activations.count // max(shape[0], 1), 1)
     known = len(shape) == 1 and layer.gradients is not None
     return terms, layer.gradients.rms if known and layer.gradients is not None else 0.0
+
+
+def _size_of_inputs(a: Trace, layer: str) -> float:
+    """Return the root mean square of what a layer takes, and averages in its buffers.
+
+    The mean of inputs that cancel says nothing of their size, which is what rounding goes by.
+    """
+    inputs = a.observation.layers[layer].inputs
+    return inputs.rms if inputs is not None and math.isfinite(inputs.rms) else 0.0
 
 
 class _Beside(Watcher):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,12 @@ class Link:
     candidate: tuple[Key, ...]
     part: tuple[int, int] | None = None
     transposed: bool = False
+
+    def is_laid_out_otherwise(self, a: Trace, b: Trace) -> bool:
+        """Whether the candidate's tensor flows through the layer in another shape."""
+        if self.reference.role not in FLOWING or len(self.candidate) > 1 or self.part is not None:
+            return False
+        return a.entries[self.reference].shape != b.entries[self.candidate[0]].shape
 
     def slots(self, b: Trace) -> tuple[int, ...]:
         """Return where the candidate's tensors are kept."""
@@ -74,8 +80,15 @@ def _narrowed(tensor: Tensor, shape: torch.Size, start: int, stop: int) -> Tenso
     return tensor
 
 
-def link(alignment: Alignment, a: Trace, b: Trace) -> list[Link]:
-    """Return every tensor of the reference that has a counterpart, in order of appearance."""
+def link(alignment: Alignment, a: Trace, b: Trace, given: Set[str]) -> list[Link]:
+    """Return every tensor of the reference that has a counterpart, in order of appearance.
+
+    Args:
+        alignment: which layer is which.
+        a: the reference's run.
+        b: the candidate's run.
+        given: layers of the reference whose buffers differ before the step already.
+    """
     links = list(_outputs(a, b))
     folded = {pair.output_of for pair in alignment.pairs if pair.output_of is not None}
     for pair in alignment.pairs:
@@ -83,6 +96,8 @@ def link(alignment: Alignment, a: Trace, b: Trace) -> list[Link]:
             if pair.reference in folded:
                 continue  # what it gave, the layer that it is folded into gives
             links += _of_pair(pair, pair.reference, pair.candidate, a, b)
+            if pair.reference not in given:
+                links += _buffers(pair.reference, pair.candidate, a, b)
     for split in alignment.splits:
         links += _of_fusion(split, a, b) if split.fused else _of_split(split, a, b)
     links.sort(key=lambda one: a.entries[one.reference].moment)
@@ -108,6 +123,15 @@ def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator
             yield Link(one, (other,))
     if pair.output_of is None:
         yield from _parameter_gradients(ours, theirs, a, b)
+
+
+def _buffers(ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:
+    """Yield what a layer keeps from step to step, as the forward left it; counters are left out."""
+    for key in a.of_role[ours, "buffers"]:
+        other = key._replace(layer=theirs)
+        own, found = a.entries[key], b.entries.get(other)
+        if found is not None and own.dtype.is_floating_point and own.shape == found.shape:
+            yield Link(key, (other,))
 
 
 def _parameter_gradients(ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:

@@ -66,7 +66,7 @@ class Story:
     results: tuple[TensorResult, ...]
 
     def first_divergence(self) -> Divergence | None:
-        """Return where the two first differ: forward, or else backward, each in its own order."""
+        """Return where the two first differ: forward, in what a step leaves behind, or backward."""
         diverged = [result for result in self.results if result.diverged]
         forward = [result for result in diverged if result.key.role in FORWARD]
         weights = self._other_weights()
@@ -74,7 +74,21 @@ class Story:
             return self._weights(weights, diverged)
         if forward:
             return self._forward(forward[0], diverged)
-        return self._backward(diverged[0], diverged) if diverged else None
+        if not diverged:
+            return None
+        kept = [result for result in diverged if result.key.role == "buffers"]
+        return self._buffers(kept, diverged) if kept else self._backward(diverged[0], diverged)
+
+    def _buffers(self, kept: list[TensorResult], diverged: list[TensorResult]) -> Divergence:
+        """Return the story of a layer that keeps something else for the next step."""
+        first = kept[0]
+        name = first.key.layer
+        names = [result.key.tensor for result in kept if result.key.layer == name]
+        pair = self._pair(name) or _unpaired(name)
+        verb = "is" if len(names) == 1 else "are"
+        story = f"same output, but after the step {' and '.join(names)} {verb} not the same"
+        cause = "; ".join(self._settings(pair)) or _NO_SETTING
+        return self._made(pair, "buffers", first, diverged, story, cause)
 
     def _forward(self, first: TensorResult, diverged: list[TensorResult]) -> Divergence:
         name = first.key.layer
@@ -153,8 +167,7 @@ class Story:
             ]
             story = f"all before is right, {seen} is not; between them: {' and '.join(parts)}"
             return self._made(pair, "inserted" if added else "removed", first, diverged, story, "")
-        while parent and self._pair(parent) is None:
-            parent = _parent(parent)
+        parent = self._with_code(parent)
         pair = self._pair(parent) or _unpaired(parent)
         before = self._last_good(first)
         after = f" after {self._label(before)}" if before else ""
@@ -184,7 +197,7 @@ class Story:
             story += f", while the one that reaches {self._label(consumer)}, which follows it, is"
             pair = self._pair(consumer) or pair
         else:
-            owner = self._pair(_parent(name))
+            owner = self._pair(self._with_code(_parent(name)))
             story += ": the code behind it changed"
             pair = owner or pair
         cause = first.problem or "its backward changed: a detach(), a custom autograd.Function"
@@ -211,6 +224,16 @@ class Story:
             cause=cause,
             affected=others,
         )
+
+    def _with_code(self, name: str) -> str:
+        """Return the nearest module around, `name` included, that is aligned and has a forward.
+
+        A `ModuleList` only holds others: what stands between these is in the code around it.
+        """
+        layers = self.a.observation.layers
+        while name and (self._pair(name) is None or layers[name].status is Status.NOT_CALLED):
+            name = _parent(name)
+        return name
 
     def _pair(self, name: str) -> Pair | None:
         """Return the pair of a layer of the reference; of a folded one, that of its host."""

@@ -214,11 +214,11 @@ def _outputs_of(session: Any, inputs: Any, keeper: Keeper) -> Trace:
 def _with_compiled_outputs(
     subject: Subject, request: Request, keeper: Keeper, observation: Observation
 ) -> Observation:
-    """Take outputs and parameter gradients from the compiled code itself, which nothing watches."""
+    """Take outputs, buffers and parameter gradients from compiled code, which nothing watches."""
     own = Keeper(keeper.store)
     bare = run_step(replace(request, visitor=own), subject.model, [], watch=_unwatched)
     for key, entry in own.entries.items():
-        if key.role in ("outputs", "parameter_gradients"):
+        if key.role in ("outputs", "buffers", "parameter_gradients"):
             moment = keeper.entries[key].moment if key in keeper.entries else len(keeper.entries)
             keeper.entries[key] = entry._replace(moment=moment)
     return replace(observation, loss=bare.loss)

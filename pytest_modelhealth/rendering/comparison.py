@@ -20,7 +20,7 @@ from pytest_modelhealth.rendering.notation import (
     table,
 )
 
-FORWARD_ROLES = ("activations",)
+FORWARD_ROLES = ("activations", "buffers")
 BACKWARD_ROLES = ("gradients", "parameter_gradients")
 MOST_ROWS = 9
 MOST_NOTES = 4
@@ -163,6 +163,8 @@ def _tensor(result: TensorResult, model: str) -> str:
         return f"output {key.number} of {layer}"
     if key.role == "parameter_gradients":
         return f"gradient of {layer}.{key.tensor}"
+    if key.role == "buffers":
+        return f"{layer}.{key.tensor} after the step"
     return f"{key.role} of {layer}"
 
 

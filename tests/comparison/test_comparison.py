@@ -11,7 +11,7 @@ from torch import nn
 
 from pytest_modelhealth import Comparison, LayerNotFoundError, ModelHealthError, compare
 from pytest_modelhealth.comparison.alignment import Change
-from tests.comparison.models import Gpt, Mlp, batch, seeded
+from tests.comparison.models import Cnn, Gpt, Mlp, batch, seeded
 from tests.comparison.pairs import BENIGN, HARMFUL, twins
 
 
@@ -206,6 +206,76 @@ def test_buffers_that_no_number_shows_are_a_note():
     comparison = compare(reference, candidate, torch.randn(8, 16))
     assert comparison.equivalent
     assert any("1: running_mean differs" in note for note in comparison.notes)
+
+
+def test_what_a_step_leaves_in_the_buffers_is_compared():
+    """Another momentum changes no number of this step, and what the layer keeps for evaluation."""
+    reference, candidate = twins(Cnn)
+    candidate.bn2.momentum = 0.01
+    found = compare(reference, candidate, batch(reference)).first_divergence
+    assert (found.layer, found.kind) == ("bn2", "buffers")
+    assert "running_mean and running_var are not the same" in found.story
+    assert "momentum is 0.01, was 0.1" in found.cause
+    text = str(compare(reference.eval(), candidate.eval(), batch(reference)))
+    assert text.startswith("equivalent")  # nothing is written there
+
+
+def test_buffers_of_a_lower_precision_are_judged_by_its_rounding():
+    """Running averages of a bfloat16 copy are off by what bfloat16 rounds, and no more."""
+    reference, candidate = twins(Cnn)
+    assert compare(reference, candidate.bfloat16(), batch(reference)).equivalent
+
+
+def test_averages_of_inputs_that_cancel_may_be_off_by_the_rounding_of_the_inputs():
+    """The mean of values of size 1 that cancel is near 0; what it is off by is not."""
+
+    class Shifted(nn.BatchNorm2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            self.running_mean = self.running_mean + shift
+            return y
+
+    reference, candidate = nn.Sequential(nn.BatchNorm2d(8)), nn.Sequential(Shifted(8))
+    half = torch.randn(8, 8, 36, 36)
+    inputs = torch.cat([half, -half])
+    shift = 2.0**-26  # an eighth of the epsilon of float32
+    assert compare(reference, candidate, inputs).equivalent
+    shift = 2.0**-16
+    found = compare(reference, candidate, inputs).first_divergence
+    assert (found.layer, found.result.key.tensor) == ("0", "running_mean")
+
+
+def test_what_compiled_code_leaves_in_the_buffers_is_compared():
+    """The compiled code itself updates the averages as the reference does."""
+    reference, candidate = twins(Cnn)
+    compiled = torch.compile(candidate, backend="eager")
+    assert compare(reference, compiled, batch(reference)).equivalent
+    candidate.bn1.momentum = 0.5
+    torch.compiler.reset()
+    assert not compare(
+        reference, torch.compile(candidate, backend="eager"), batch(reference)
+    ).equivalent
+
+
+def test_a_list_of_layers_without_code_of_its_own_is_no_culprit():
+    """What is done between the layers of a `ModuleList` stands in the module that holds it."""
+
+    class Graph(nn.Module):
+        def __init__(self, loops: float) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+            self.loops = loops
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mixed = torch.full((8, 8), 0.1) + self.loops * torch.eye(8)
+            for layer in self.layers:
+                x = layer(mixed @ x)
+            return x
+
+    reference, candidate = seeded(lambda: Graph(1.0)), seeded(lambda: Graph(0.0))
+    found = compare(reference, candidate, torch.randn(8, 16)).first_divergence
+    assert found.layer == ""
+    assert "loops is 0.0, was 1.0" in found.cause
 
 
 def test_one_wrong_element_among_many_is_found():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,6 +85,35 @@ def test_autocast_is_judged_by_the_precision_that_it_computes_in():
     assert comparison.equivalent, str(comparison)
     candidate.fc1.weight.data[:8] = 0
     assert compare(reference, Autocast(candidate), batch(reference)).first_divergence.layer == "fc1"
+
+
+def test_one_block_in_a_coarser_precision_is_no_licence_for_the_rest():
+    """A block under autocast in a float32 model is a divergence in that block."""
+    reference, candidate = twins(Gpt)
+    block, plain = candidate.blocks[1], candidate.blocks[1].forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return plain(x).float()
+
+    block.forward = forward
+    found = compare(reference, candidate, batch(reference)).first_divergence
+    assert found.layer.startswith("blocks.1")
+
+
+def test_a_transformer_under_autocast_is_judged_by_its_precision():
+    """Embeddings and norms stay in float32 there; every product of matrices is in bfloat16."""
+    reference, candidate = twins(Gpt)
+    plain = candidate.forward
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return plain(ids).float()
+
+    candidate.forward = forward
+    comparison = compare(reference, candidate, batch(reference))
+    assert comparison.equivalent, str(comparison)
+    assert compare(reference, copy.deepcopy(reference).bfloat16(), batch(reference)).equivalent
 
 
 @pytest.mark.parametrize("build", [Mlp, Cnn, Gpt])

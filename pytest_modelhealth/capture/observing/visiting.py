@@ -19,8 +19,9 @@ class Visitor(Protocol):
 
         Args:
             layer: name of the layer.
-            role: ``inputs``, ``activations``, ``gradients`` or ``parameter_gradients``.
-            tensor: own name of the tensor, for gradients of parameters; else ``""``.
+            role: ``inputs``, ``activations``, ``buffers``, ``gradients`` or
+                ``parameter_gradients``.
+            tensor: own name of the tensor, for buffers and gradients of parameters; else ``""``.
             value: the tensor. Gradients of parameters are still without a loss scale.
         """
 
@@ -61,12 +62,13 @@ class VisitedRecorder(Recorder):
         self.visitor.see(layer.name, "gradients", "", gradient)
 
     def add_state(self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]) -> None:
-        """Take parameters, their gradients or buffers; show the gradients."""
-        super().add_state(role, self._shown(tensors) if role == "parameter_gradients" else tensors)
+        """Take parameters, their gradients or buffers; show all but the parameters."""
+        super().add_state(role, tensors if role == "parameters" else self._shown(role, tensors))
 
     def _shown(
-        self, tensors: Iterable[tuple[Layer, str, Tensor]]
+        self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]
     ) -> Iterator[tuple[Layer, str, Tensor]]:
         for layer, name, tensor in tensors:
-            self.visitor.see(layer.name, "parameter_gradients", name, tensor)
+            if not tensor.is_meta:
+                self.visitor.see(layer.name, role, name, tensor)
             yield layer, name, tensor

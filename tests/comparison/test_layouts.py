@@ -1,0 +1,110 @@
+"""Tensors in another shape: no divergence in themselves, and no cover for one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import compare
+from tests.comparison.models import seeded
+
+
+class Tagger(nn.Module):
+    """A recurrent layer over samples first, and a head on its last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.lstm = nn.Linear(6, 5), nn.LSTM(5, 7, batch_first=True)
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.into(x))[0][:, -1])
+
+
+class TimeFirst(Tagger):
+    """The same with steps before samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.into(x).transpose(0, 1))[0][-1])
+
+
+class StepByStep(nn.Module):
+    """The same with a cell in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.cell, self.head = nn.Linear(6, 5), nn.LSTMCell(5, 7), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for step in self.into(x).unbind(1):
+            state = self.cell(step, state)
+        return self.head(state[0])
+
+
+def time_first(tagger: Tagger) -> nn.Module:
+    """Return the same model with steps before samples."""
+    made = TimeFirst()
+    made.load_state_dict(tagger.state_dict())
+    made.lstm.batch_first = False
+    return made
+
+
+def step_by_step(tagger: Tagger) -> nn.Module:
+    """Return the same model with a cell in a loop."""
+    made = StepByStep()
+    made.into, made.head = copy.deepcopy(tagger.into), copy.deepcopy(tagger.head)
+    state = tagger.lstm.state_dict().items()
+    made.cell.load_state_dict({key.removesuffix("_l0"): value for key, value in state})
+    return made
+
+
+@pytest.mark.parametrize("rewrite", [time_first, step_by_step])
+def test_another_order_of_axes_is_a_note_where_what_follows_agrees(rewrite):
+    """Inner tensors of another shape hold the same numbers if all that is made of them agrees."""
+    reference = seeded(Tagger)
+    comparison = compare(reference, rewrite(reference), torch.randn(4, 9, 6))
+    assert comparison.equivalent, str(comparison)
+    assert any(
+        note.startswith("lstm: its inputs are ") and "were 4x9x5: not compared" in note
+        for note in comparison.notes
+    )
+
+
+@pytest.mark.parametrize("rewrite", [time_first, step_by_step])
+def test_another_order_of_axes_hides_no_other_weight(rewrite):
+    """A rewritten layer with a weight off by a thousandth is no rewriting of the same."""
+    reference = seeded(Tagger)
+    candidate = rewrite(reference)
+    recurrent = candidate.lstm if rewrite is time_first else candidate.cell
+    next(recurrent.parameters()).data[2] *= 1.001
+    comparison = compare(reference, candidate, torch.randn(4, 9, 6))
+    assert not comparison.equivalent
+
+
+def test_a_fault_after_another_order_of_axes_is_named_where_it_begins():
+    """The layout of one layer is not blamed for the weights of a later one."""
+    reference = seeded(Tagger)
+    candidate = time_first(reference)
+    candidate.head.weight.data[1] *= 1.01
+    comparison = compare(reference, candidate, torch.randn(4, 9, 6))
+    assert comparison.first_divergence.layer == "head"
+
+
+def test_the_wrong_step_after_another_order_of_axes_is_a_divergence():
+    """The last sample for the last step has the right shape and other numbers."""
+
+    class LastSample(TimeFirst):
+        def forward(self, x: Tensor) -> Tensor:
+            states = self.lstm(self.into(x).transpose(0, 1))[0]
+            return self.head(states[:, -1][:4])
+
+    reference = seeded(Tagger)
+    candidate = LastSample()
+    candidate.load_state_dict(reference.state_dict())
+    candidate.lstm.batch_first = False
+    comparison = compare(reference, candidate, torch.randn(4, 9, 6))
+    assert not comparison.equivalent
