@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth import compare
+from pytest_modelhealth.comparison.judging import TensorResult, laid_out_otherwise
+from pytest_modelhealth.comparison.trace import Key
 from tests.comparison.models import seeded
 
 
@@ -108,3 +110,20 @@ def test_the_wrong_step_after_another_order_of_axes_is_a_divergence():
     candidate.lstm.batch_first = False
     comparison = compare(reference, candidate, torch.randn(4, 9, 6))
     assert not comparison.equivalent
+
+
+def result(role: str, ratio: float, shape: str = "") -> TensorResult:
+    """Return what became of a tensor; those with a shape have another one than before."""
+    return TensorResult(Key("a", role), ("a",), None, ratio, "floor", 0.0, 10.0, shape=shape)
+
+
+@pytest.mark.parametrize("role", ["activations", "gradients"])
+def test_another_shape_is_judged_by_the_next_tensor_of_its_own_direction(role):
+    """It is set aside where that agrees; not where it differs, comes before, or is of the other."""
+    moved, right, wrong = result(role, 99.0, "2x3"), result(role, 1.0), result(role, 11.0)
+    other = result("gradients" if role == "activations" else "activations", 1.0)
+    assert laid_out_otherwise([moved, right, wrong]) == [moved]
+    assert laid_out_otherwise([moved, moved, other, right]) == [moved, moved]
+    assert laid_out_otherwise([moved, wrong, right]) == []
+    assert laid_out_otherwise([right, moved, other]) == []
+    assert laid_out_otherwise([moved, result("buffers", 1.0)]) == []
