@@ -28,6 +28,10 @@ many. Counting bins takes four times as long as all the rest."""
 MOST_SKIPPED = 64
 """At least one value in this many is in the histogram of a large tensor."""
 
+PART = 1 << 15
+"""About as many elements are summarized by themselves, so that threads can share a tensor of two
+such parts or more: as torch, which gives each thread at least 32768 elements."""
+
 _SHORT_RUN = 32
 _MANY_CELLS = 1 << 16  # their extremes stay in the second-level cache
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -134,13 +138,13 @@ def _layout(
     one_in = min(max(count // EXACT_HISTOGRAM, 1), MOST_SKIPPED)
     if strides is None:
         run = 1 if dim is None else math.prod(shape[dim + 1 :])
-        return Layout(code, count, (), (), *_cells(shape, dim, run), one_in)
+        return Layout(code, count, (), (), *_cells(shape, dim, run), one_in, PART)
     order = sorted(range(len(shape)), key=strides.__getitem__, reverse=True)
     run = 1 if dim is None else math.prod(shape[d] for d in order[order.index(dim) + 1 :])
     sizes, steps = _joined([(shape[d], strides[d]) for d in order])
     if len(sizes) == 1 and steps[0] == 1:
         sizes, steps = [], []
-    return Layout(code, count, sizes, steps, *_cells(shape, dim, run), one_in)
+    return Layout(code, count, sizes, steps, *_cells(shape, dim, run), one_in, PART)
 
 
 def _cells(shape: tuple[int, ...], dim: int | None, run: int) -> tuple[int, int, int]:

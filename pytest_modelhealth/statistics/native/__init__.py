@@ -1,6 +1,7 @@
 """The compiled part: loads ``fused.c`` as built for this CPU and calls it through ctypes.
 
-``hatch_build.py`` compiles it when the package is built. The GIL is released during a call.
+``hatch_build.py`` compiles it when the package is built. The GIL is released during a call. A large
+tensor is read by as many of torch's own threads as torch uses for its operations.
 
 Many tensors cost little more than their memory when their results are read out later::
 
@@ -27,11 +28,12 @@ import numpy.typing as npt
 import torch
 
 from pytest_modelhealth.statistics.exponents import HIGHEST_EXPONENT, LOWEST_EXPONENT
+from pytest_modelhealth.statistics.native import forks
 
 _SOURCES = ("fused.c", "block.h", "avx512.h")  # as in hatch_build.py
 _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 
-_JOB = struct.Struct("=9q")
+_JOB = struct.Struct("=10q")
 _ADDRESS = struct.Struct("=q")
 _RESULT = struct.Struct("=7q4d4q")
 _RESULT_WORDS = 16
@@ -52,9 +54,11 @@ class Layout:
         cells: number of places where extremes are gathered, one or several a unit.
         run: how many elements of one cell follow each other.
         one_in: how many values there are for each that enters the histogram; 1 for all.
+        part: about how many elements are summarized by themselves. Threads share parts; another
+            length may give other last bits.
     """
 
-    __slots__ = ("_dimensions", "room", "words")
+    __slots__ = ("_dimensions", "is_shared", "room", "words")
 
     def __init__(
         self,
@@ -66,10 +70,12 @@ class Layout:
         cells: int,
         run: int,
         one_in: int,
+        part: int,
     ) -> None:
         self._dimensions = np.array([*sizes, *strides], dtype=np.int64) if sizes else None
         address = 0 if self._dimensions is None else self._dimensions.ctypes.data
-        self.words = (dtype, elements, len(sizes), address, units, run, cells, one_in)
+        self.words = (dtype, elements, len(sizes), address, units, run, cells, one_in, part)
+        self.is_shared = elements >= 2 * part  # by threads, as count_threads of fused.c
         self.room = _RESULT_WORDS + _whole(units, 8) * 2 + _whole(units, 64) // 8 + _ROWS
 
 
@@ -153,15 +159,21 @@ class Results:
 
     Not for two threads at once. Arrays of a `Found` are views of this memory and keep it.
 
+    Args:
+        words: of 8 bytes, in the first page of memory.
+        threads: how many read a large tensor; ``None`` for as many as torch uses, which alone
+            leaves torch's pool of threads as it is. The results are the same to the last bit.
+
     Raises:
         RuntimeError: there is no compiled library for this machine.
     """
 
-    def __init__(self, words: int = _PAGE_WORDS) -> None:
+    def __init__(self, words: int = _PAGE_WORDS, threads: int | None = None) -> None:
         if library() is None:
             raise RuntimeError("the kernel is not compiled for this machine: use the plain one")
         self._pages = [_Page(words)]
         self._reduce = library().modelhealth_reduce
+        self._threads = threads
 
     def reduce(self, job: Job) -> int:
         """Reduce one tensor at once and return the place of its result."""
@@ -174,7 +186,8 @@ class Results:
             page = self._new_page(job.layout.room)
         place = (len(self._pages) - 1 << _PLACE_BITS) + page.used
         _ADDRESS.pack_into(job.memory, 0, address)
-        page.used += self._reduce(job.address, 1, page.address + 8 * page.used, None)
+        threads = self._thread_count() if job.layout.is_shared else 1
+        page.used += self._reduce(job.address, 1, page.address + 8 * page.used, None, threads)
         return place
 
     def reduce_many(self, jobs: Sequence[Job]) -> list[int]:
@@ -188,11 +201,17 @@ class Results:
         packed = b"".join([_JOB.pack(address, *layout.words) for address, layout in jobs])
         places = np.empty(len(jobs), dtype=np.int64)
         where = page.address + 8 * page.used
-        words = library().modelhealth_reduce(packed, len(jobs), where, places.ctypes.data)
+        threads = self._thread_count()
+        words = self._reduce(packed, len(jobs), where, places.ctypes.data, threads)
         places += (len(self._pages) - 1 << _PLACE_BITS) + page.used
         page.used += words
         found: list[int] = places.tolist()
         return found
+
+    def _thread_count(self) -> int:
+        if forks.is_child:
+            return 1
+        return self._threads or torch.get_num_threads()
 
     def _new_page(self, room: int) -> _Page:
         page = _Page(max(room, _PAGE_WORDS))
@@ -255,7 +274,7 @@ def load(path: Path) -> Any:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.modelhealth_reduce.restype = number
-    loaded.modelhealth_reduce.argtypes = [pointer, number, pointer, pointer]
+    loaded.modelhealth_reduce.argtypes = [pointer, number, pointer, pointer, number]
     return loaded
 
 

@@ -324,9 +324,43 @@ static void NAME(read_part)(const Tensor *tensor, const Units *units, int64_t po
     }
 }
 
-/* Fold cells to units, `cells / count` of them each, widened to double. */
-static void NAME(fold)(const REAL *low, const REAL *high, const Units *units, double *unit_low,
+/* Read a thread's share of the parts: neighbours, as torch's threads wrote them. */
+static void NAME(read_parts)(const Reading *reading, int64_t thread, int64_t threads) {
+    Share *share = reading->shares + thread;
+    REAL *low = share->low, *high = share->high;
+    for (int64_t cell = 0; low && cell < reading->units->cells; cell++) {
+        low[cell] = INFINITY;
+        high[cell] = -INFINITY;
+    }
+    int64_t last = reading->parts * (thread + 1) / threads, count = reading->tensor->count;
+    for (int64_t part = reading->parts * thread / threads; part < last; part++) {
+        int64_t start = part * reading->length, left = count - start;
+        int64_t end = start + (left < reading->length ? left : reading->length);
+        Summary summary = NOTHING;
+        NAME(read_part)(reading->tensor, reading->units, start, end, reading->one_in,
+                        share->counts, low, high, &summary);
+        reading->summaries[part] = summary;
+    }
+}
+
+/* Add the extremes of cells that another thread found; NaN stays. */
+static void NAME(merge_cells)(const Share *from, int64_t cells, REAL *low, REAL *high) {
+    const REAL *lows = from->low, *highs = from->high;
+    for (int64_t cell = 0; cell < cells; cell++) {
+        bool is_ill = lows[cell] != lows[cell];
+        low[cell] = is_ill ? lows[cell] : NAME(lesser)(lows[cell], low[cell]);
+        high[cell] = is_ill ? highs[cell] : NAME(greater)(highs[cell], high[cell]);
+    }
+}
+
+/* Fold cells of all threads to units, `cells / count` of them each, widened to double. */
+static void NAME(fold)(const Reading *reading, int64_t threads, double *unit_low,
                        double *unit_high) {
+    const Units *units = reading->units;
+    REAL *low = reading->shares->low, *high = reading->shares->high;
+    if (!low) return;
+    for (int64_t thread = 1; thread < threads; thread++)
+        NAME(merge_cells)(reading->shares + thread, units->cells, low, high);
     int64_t width = units->cells / units->count;
     for (int64_t unit = 0; unit < units->count; unit++) {
         const REAL *lows = low + unit * width, *highs = high + unit * width;
@@ -340,21 +374,4 @@ static void NAME(fold)(const REAL *low, const REAL *high, const Units *units, do
         unit_low[unit] = is_ill ? NAN : positive_zero(least);
         unit_high[unit] = is_ill ? NAN : positive_zero(most);
     }
-}
-
-static void NAME(read)(const Tensor *tensor, const Units *units, int64_t one_in, Counts counts,
-                       Summary *summary, void *cells, double *unit_low, double *unit_high) {
-    REAL *low = cells, *high = cells ? low + whole(units->cells, 16) : NULL; /* aligned for vectors */
-    for (int64_t cell = 0; cells && cell < units->cells; cell++) {
-        low[cell] = INFINITY;
-        high[cell] = -INFINITY;
-    }
-    int64_t length = part_length(units);
-    for (int64_t start = 0; start < tensor->count; start += length) {
-        int64_t end = start + length < tensor->count ? start + length : tensor->count;
-        Summary part = NOTHING;
-        NAME(read_part)(tensor, units, start, end, one_in, counts, low, high, &part);
-        merge(summary, &part);
-    }
-    if (cells) NAME(fold)(low, high, units, unit_low, unit_high);
 }

@@ -2,6 +2,8 @@
  *
  * A block of some thousand values is read into the first-level cache once, and everything is found there.
  * float16 and bfloat16 are widened to float, and strided values gathered, a block at a time.
+ *
+ * Blocks make up parts, which torch's OpenMP threads may share; the result is the same to the last bit.
  */
 
 #include <math.h>
@@ -13,7 +15,6 @@
 enum {
     USUAL_BLOCK = 4096, /* 16 kB of float */
     BLOCK = 8192,       /* the longest */
-    PART = 1 << 18, /* about as many elements are summarized by themselves */
     LANES = 32,
     FEW_LANES = 8,  /* for the extremes of one run */
     RUNS = 16,      /* whole runs at a time */
@@ -48,6 +49,21 @@ typedef struct {
 static const Summary NOTHING = {.low = INFINITY, .high = -INFINITY};
 
 typedef uint32_t Counts[TABLES][ROWS + 1]; /* the last one counts zeros, which have no row */
+
+/* What a thread gathers, in any order: counts, and the extremes of cells, or NULL. */
+typedef struct {
+    Counts counts;
+    void *low, *high;
+} Share;
+
+/* A tensor to read in parts, each summarized by itself so that they can be merged in order. */
+typedef struct {
+    const Tensor *tensor;
+    const Units *units;
+    int64_t one_in, length, parts; /* length: of a part */
+    Summary *summaries;            /* of each part */
+    Share *shares;                 /* of each thread */
+} Reading;
 
 /* Copy `count` elements of `width` bytes from `position` on, in the order of the dimensions. */
 static void gather(const Tensor *tensor, int64_t position, int64_t count, int width, char *to) {
@@ -165,11 +181,10 @@ static Shape tile_shape(const Units *units, int64_t position, int64_t end) {
     return (Shape){1, length, position + length};
 }
 
-/* The length of a part: about PART, and whole tiles. */
-static int64_t part_length(const Units *units) {
-    if (units->run > PART / 4) return PART;
-    if (units->run > 1) return whole(PART, units->run);
-    return whole(PART, is_wide(units) ? 4 * units->cells : units->cells);
+/* The length of a part: about `wanted`, and whole tiles. */
+static int64_t part_length(const Units *units, int64_t wanted) {
+    if (units->run == 1) return whole(wanted, is_wide(units) ? 4 * units->cells : units->cells);
+    return units->run > wanted / 4 ? wanted : whole(wanted, units->run);
 }
 
 /* Make zeros positive: which of two comes out as the lesser depends on the CPU. */
@@ -224,7 +239,8 @@ typedef struct {
     int64_t address, dtype, count, dims, /* dims: of `sizes` and strides; 0 for dense memory */
         sizes,                           /* address of the sizes, then the strides */
         units, run, cells,               /* units: 0 where their extremes are not wanted */
-        one_in;                          /* how many values there are for each in the histogram */
+        one_in,                          /* how many values there are for each in the histogram */
+        part;                            /* about as many elements are summarized by themselves */
 } Job;
 
 /* A result, in words of 8 bytes; as `native.Found` unpacks it. After it come the units' least values,
@@ -236,6 +252,49 @@ typedef struct {
 } Result;
 
 enum { RESULT_WORDS = sizeof(Result) / 8 };
+
+#ifdef __linux__
+/* The OpenMP runtime that torch brought into the process: its threads are there, and spin for a while
+ * after torch's own work, so that threads of our own would only take their cores. */
+#define WEAK __attribute__((weak)) /* NULL where there is none */
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) WEAK;
+extern int omp_get_thread_num(void) WEAK, omp_get_num_threads(void) WEAK, omp_in_parallel(void) WEAK;
+
+typedef struct {
+    void (*work)(const Reading *, int64_t, int64_t);
+    const Reading *reading;
+    int64_t threads;
+} Team;
+
+static void in_team(void *shared) {
+    Team *team = shared;
+    int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    if (!thread) team->threads = threads;
+    team->work(team->reading, thread, threads);
+}
+
+static bool can_share(void) {
+    return GOMP_parallel && omp_get_thread_num && omp_get_num_threads && omp_in_parallel &&
+           !omp_in_parallel();
+}
+
+/* Call `work` in up to `threads` threads, each with its number and how many there are; return that. */
+static int64_t share_out(void (*work)(const Reading *, int64_t, int64_t), const Reading *reading,
+                         int64_t threads) {
+    Team team = {work, reading, 1};
+    if (threads > 1) GOMP_parallel(in_team, &team, (unsigned)threads, 0);
+    else work(reading, 0, 1);
+    return team.threads;
+}
+#else
+static bool can_share(void) { return false; }
+
+static int64_t share_out(void (*work)(const Reading *, int64_t, int64_t), const Reading *reading,
+                         int64_t threads) {
+    work(reading, 0, threads);
+    return threads;
+}
+#endif
 
 /* Scale a sample to `total` values; what rounding cuts goes to the fullest row. */
 static void scale_rows(int64_t *rows, int64_t total, int64_t sampled) {
@@ -282,28 +341,46 @@ static void find_alive(const double *low, const double *high, int64_t units, dou
     }
 }
 
+
+/* How many threads read a tensor: one where the extremes of its cells are much of the work. */
+static int64_t count_threads(const Job *job, int64_t threads) {
+    bool is_worth_it = job->count >= 2 * job->part && job->cells <= job->count / 8;
+    return is_worth_it && can_share() ? threads : 1;
+}
+
 /* Read a tensor; false where there is no memory to do so. */
-static bool read_tensor(const Job *job, int64_t one_in, Summary *summary, int64_t *rows,
-                        double *unit_low, double *unit_high) {
+static bool read_tensor(const Job *job, int64_t one_in, int64_t threads, Summary *summary,
+                        int64_t *rows, double *unit_low, double *unit_high) {
     const int64_t *sizes = (const int64_t *)(intptr_t)job->sizes;
     Tensor tensor = {(const char *)(intptr_t)job->address, (int)job->dtype, job->count, job->dims,
                      sizes, sizes + job->dims};
     Units units = {job->units, job->run, job->cells};
-    Counts counts = {{0}};
+    int64_t length = part_length(&units, job->part), parts = (job->count + length - 1) / length;
+    int64_t own = job->units ? 8 * whole(job->cells, 16) : 0; /* bytes; aligned for vectors */
+    int64_t room = parts * (int64_t)sizeof(Summary) + threads * ((int64_t)sizeof(Share) + 2 * own);
     double few[2 * USUAL_BLOCK];
-    void *cells = few;
-    if (job->units && job->cells > USUAL_BLOCK - 16) {
-        cells = malloc((size_t)(16 * (job->cells + 16)));
-        if (!cells) return false;
+    char *memory = room > (int64_t)sizeof few ? malloc((size_t)room) : (char *)few;
+    if (!memory) return false;
+    Share *shares = (Share *)(memory + 2 * own * threads);
+    for (int64_t thread = 0; thread < threads; thread++) {
+        char *low = memory + 2 * own * thread;
+        memset(shares[thread].counts, 0, sizeof shares->counts);
+        shares[thread].low = own ? low : NULL;
+        shares[thread].high = own ? low + own : NULL;
     }
+    Reading reading = {&tensor, &units, one_in, length, parts, (Summary *)(shares + threads), shares};
+    bool is_double = job->dtype == FLOAT64;
+    threads = share_out(is_double ? read_parts_double : read_parts_float, &reading, threads);
     *summary = NOTHING;
-    (job->dtype == FLOAT64 ? read_double : read_float)(&tensor, &units, one_in, counts, summary,
-                                                       job->units ? cells : NULL, unit_low, unit_high);
-    if (cells != few) free(cells);
+    for (int64_t part = 0; part < parts; part++) merge(summary, reading.summaries + part);
+    (is_double ? fold_double : fold_float)(&reading, threads, unit_low, unit_high);
     for (int row = 0; row < ROWS; row++) {
         rows[row] = 0;
-        for (int table = 0; table < TABLES; table++) rows[row] += counts[table][row];
+        for (int64_t thread = 0; thread < threads; thread++)
+            for (int table = 0; table < TABLES; table++)
+                rows[row] += shares[thread].counts[table][row];
     }
+    if (memory != (char *)few) free(memory);
     return true;
 }
 
@@ -313,18 +390,19 @@ static bool is_out_of_range(const Summary *summary) {
     return summary->finite && abs_max && !(0x1p-450 < abs_max && abs_max < 0x1p500);
 }
 
-static void reduce_job(const Job *job, Result *result) {
+static void reduce_job(const Job *job, int64_t threads, Result *result) {
     int64_t room = whole(job->units, 8), rows[ROWS], counted = 0;
     double *low = (double *)result + RESULT_WORDS, *high = low + room;
     uint8_t *alive = (uint8_t *)(high + room);
     int64_t *kept = (int64_t *)(alive + whole(job->units, 64));
     Summary found;
-    bool is_read = read_tensor(job, job->one_in, &found, rows, low, high);
+    threads = count_threads(job, threads);
+    bool is_read = read_tensor(job, job->one_in, threads, &found, rows, low, high);
     bool is_sampled = is_read && found.sampled < found.finite;
     int64_t nonzero = found.finite - found.zeros;
     for (int row = 0; row < ROWS; row++) counted += rows[row];
     if (is_sampled && counted < (nonzero < ENOUGH_NONZERO ? nonzero : ENOUGH_NONZERO)) {
-        is_read = read_tensor(job, 1, &found, rows, low, high);
+        is_read = read_tensor(job, 1, threads, &found, rows, low, high);
         is_sampled = false;
     }
     is_sampled = is_sampled && nonzero;
@@ -363,13 +441,14 @@ EXPORT const char *modelhealth_source(void) { return SOURCE; }
  *
  * Room is needed for each job's RESULT_WORDS, twice its units rounded up to 8, its units rounded up to
  * 64 as bytes, and ROWS. places: NULL, or where each result begins, in words from the first.
+ * threads: how many torch has for this thread, or 1.
  */
 EXPORT int64_t modelhealth_reduce(const Job *jobs, int64_t count, int64_t *results,
-                                  int64_t *places) {
+                                  int64_t *places, int64_t threads) {
     int64_t words = 0;
     for (int64_t i = 0; i < count; i++) {
         Result *result = (Result *)(results + words);
-        reduce_job(jobs + i, result);
+        reduce_job(jobs + i, threads, result);
         if (places) places[i] = words;
         words += result->words;
     }
