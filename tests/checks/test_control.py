@@ -312,7 +312,7 @@ UNSOUND = [
 ]
 
 
-@pytest.mark.parametrize(("own", "message"), UNSOUND, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("own", "message"), UNSOUND, ids=[m[-40:] for _, m in UNSOUND])
 def test_an_unsound_check_is_refused(own, message, mlp):
     """The message names the class and what to correct, before anything runs."""
     with pytest.raises(SettingsError) as caught:
