@@ -16,8 +16,15 @@ from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.content import from_observation
 from pytest_modelhealth.snapshot.drift import DriftReport, compare
 from pytest_modelhealth.snapshot.explanation import explain, note
-from pytest_modelhealth.snapshot.file_format import Snapshot, SnapshotFile, dump, load
+from pytest_modelhealth.snapshot.file_format import (
+    Snapshot,
+    SnapshotFile,
+    dump,
+    layer_of,
+    load,
+)
 from pytest_modelhealth.snapshot.matching import phrases
+from pytest_modelhealth.snapshot.tolerances import Tolerances
 from tests.builders import layer, observation
 
 
@@ -510,3 +517,28 @@ def test_coarser_matrix_products_widen_the_tolerances() -> None:
     coarse = replace(moved, epsilon=2.0**-8)
     assert "activations" not in {role for _, role in drifted(compare(before, coarse))}
     assert any("times wider" in line for line in compare(before, coarse).remarks)
+
+
+@pytest.mark.parametrize(
+    ("role", "factor"),
+    [("activations", 20), ("gradients", 50), ("parameter_gradients", 50), ("parameters", 20)],
+)
+def test_a_tolerance_is_a_multiple_of_the_measured_noise(role: str, factor: int) -> None:
+    """Gradients have the larger multiple: kernels of older processors move them further."""
+    recorded = tower(calibrate=True)
+    name, tensor = next(item for item in recorded.tensors[role].items() if "rms" in item[1].noise)
+    layer = layer_of(role, name)
+    allowance = Tolerances(recorded).real(role, layer, tensor, "rms", tensor.rms)
+    assert allowance.noise == tensor.noise["rms"]
+    assert allowance.distance == pytest.approx(factor * tensor.noise["rms"])
+
+
+@pytest.mark.parametrize(("role", "part"), [("gradients", 1e-3), ("activations", 0.0)])
+def test_single_gradients_may_move_by_a_thousandth(role: str, part: float) -> None:
+    """Rounding takes an activation across zero, and one gradient comes or goes."""
+    recorded = tower(calibrate=True)
+    name, tensor = next(item for item in recorded.tensors[role].items() if "max" in item[1].noise)
+    tensor = replace(tensor, noise={"max": 1e-12})
+    allowance = Tolerances(recorded).real(role, layer_of(role, name), tensor, "max", tensor.max)
+    factor = 50 if role == "gradients" else 20
+    assert allowance.distance == pytest.approx(max(factor * 1e-12, part * abs(tensor.max)))
