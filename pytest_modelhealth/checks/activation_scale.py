@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import completed, leaves
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.checks.weights import linear_maps
-from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ class ActivationScale(Check):
                     f"(root mean square {_rms(record.activations):.3g} at {record.label!r})"
                 )
                 others = [r.name for r in inner[index:] if r is not culprit]
-                yield _violation(culprit, growth, limit, message, cause, others)
+                yield ActivationScale.violation(
+                    culprit, message, value=growth, limit=limit, cause=cause, affected=others
+                )
                 return
 
     def _stream(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -114,7 +116,15 @@ class ActivationScale(Check):
         )
         bound = Limit(limit.value**2, limit.origin)
         others = [r.name for r in norms if _rms(r.inputs) > _RISEN * base and r is not first]
-        yield _violation(first, growth, bound, message, _STREAM_CAUSE, others, role="inputs")
+        yield ActivationScale.violation(
+            first,
+            message,
+            value=growth,
+            limit=bound,
+            role="inputs",
+            cause=_STREAM_CAUSE,
+            affected=others,
+        )
 
     def _faded(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield the first of several layers in a row that each shrink what they are given."""
@@ -137,7 +147,14 @@ class ActivationScale(Check):
                     "each layer from here on shrinks what it is given: initial weights too small, "
                     "without biases or normalisation to hold the signal up"
                 )
-                yield _violation(first, scale, limit, message, cause, [r.name for r in row[1:]])
+                yield ActivationScale.violation(
+                    first,
+                    message,
+                    value=scale,
+                    limit=limit,
+                    cause=cause,
+                    affected=[r.name for r in row[1:]],
+                )
                 return
 
 
@@ -165,28 +182,6 @@ def _shrinking_row(
 def _gain(record: LayerRecord) -> float:
     given = _rms(record.inputs)
     return _rms(record.activations) / given if given else 0.0
-
-
-def _violation(
-    record: LayerRecord,
-    value: float,
-    limit: Limit,
-    message: str,
-    cause: str,
-    affected: Iterable[str],
-    role: str = "activations",
-) -> Violation:
-    return Violation(
-        check=ActivationScale.name,
-        layer=record.name,
-        role=role,
-        value=value,
-        limit=limit.value,
-        origin=limit.origin,
-        message=message,
-        cause=cause,
-        affected=tuple(affected),
-    )
 
 
 def _is_judged(statistics: TensorStatistics | None) -> bool:

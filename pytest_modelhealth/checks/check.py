@@ -15,6 +15,9 @@ from pytest_modelhealth.settings import Limit, Setting, Settings, Severity
 
 Finding = Violation | Inconclusive
 
+ALWAYS = Limit(0.0, "always")
+"""The limit of what may never happen, whatever the settings say."""
+
 
 class Check(ABC):
     """One invariant of a model, read off the statistics of one `Observation`.
@@ -43,6 +46,9 @@ class Check(ABC):
     minimum_evidence: ClassVar[str] = "one batch"
     """What it must see to judge; with less it says ``inconclusive``, or nothing."""
 
+    role: ClassVar[str] = "activations"
+    """Which tensor of a layer its violations are about, where they do not say it."""
+
     settings: ClassVar[tuple[Setting, ...]] = ()
     """The thresholds it declares, each under the name it has everywhere."""
 
@@ -50,16 +56,19 @@ class Check(ABC):
     def run(self, observation: Observation, settings: Settings) -> Iterable[Finding]:
         """Yield what is violated and what could not be judged, in execution order."""
 
+    @classmethod
     def violation(
-        self,
+        cls,
         record: LayerRecord,
         message: str,
         *,
         value: float,
         limit: Limit | None = None,
-        role: str = "activations",
-        cause: str = "",
+        role: str | None = None,
         tensor: str = "",
+        cause: str = "",
+        affected: Iterable[str] = (),
+        independent: bool = False,
     ) -> Violation:
         """Return this check's violation in a layer.
 
@@ -68,18 +77,22 @@ class Check(ABC):
             message: what is wrong, one sentence that stands alone.
             value: what was measured.
             limit: what `Settings.limit` gave; ``None`` where the invariant knows no number.
-            role: which tensor of the layer.
-            cause: the likely cause, one sentence.
+            role: which tensor of the layer, unless it is the one this check is about.
             tensor: own name of the tensor (``"weight"``), where the role has several.
+            cause: the likely cause, one sentence.
+            affected: names of the layers that only show what this one began.
+            independent: whether no fault elsewhere can bring this about.
         """
         return Violation(
-            check=self.name,
+            check=cls.name,
             layer=record.name,
-            role=role,
+            role=cls.role if role is None else role,
             value=value,
             limit=None if limit is None else limit.value,
             origin="always" if limit is None else limit.origin,
             message=message,
             cause=cause,
             tensor=tensor,
+            affected=tuple(affected),
+            independent=independent,
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.evidence import (
     called,
@@ -29,7 +29,6 @@ _SAME_RANGE = 1e-4
 _HEALTHY_SPREAD = 1e-2
 _RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 _COARSEST = 2.0**-7
-_ALWAYS = Limit(0.0, "always")
 
 
 class Collapse(Check):
@@ -106,7 +105,9 @@ def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]
         yield Inconclusive(Collapse.name, culprit.name, reason)
     else:
         message = f"its output is the same for all {observation.samples} samples"
-        yield _violation(culprit, 0.0, _ALWAYS, message, _cause(culprit, observation))
+        yield Collapse.violation(
+            culprit, message, value=0.0, limit=ALWAYS, cause=_cause(culprit, observation)
+        )
 
 
 def _dropped_inputs(observation: Observation, needed: Limit) -> Iterator[Violation]:
@@ -125,7 +126,9 @@ def _dropped_inputs(observation: Observation, needed: Limit) -> Iterator[Violati
         if any(m.weights.std == 0.0 for m in maps) or not _differ(record, observation):
             continue
         message = f"its output is the same for all {observation.samples} samples, its inputs differ"
-        yield _violation(record, 0.0, _ALWAYS, message, _cause(record, observation))
+        yield Collapse.violation(
+            record, message, value=0.0, limit=ALWAYS, cause=_cause(record, observation)
+        )
         return
 
 
@@ -219,7 +222,7 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
         f"over the samples its units vary by only {spread:.2g} of its largest value, those of "
         f"{before.label!r} before it by {_spread(before.activations):.2g}"
     )
-    yield _violation(culprit, spread, limit, message, _drowned(culprit))
+    yield Collapse.violation(culprit, message, value=spread, limit=limit, cause=_drowned(culprit))
 
 
 def _is_noise(record: LayerRecord, observation: Observation) -> bool:
@@ -283,7 +286,7 @@ def _equal_units(observation: Observation) -> Iterator[Violation]:
                 "symmetric weights: each unit starts with the same ones, gets the same gradient "
                 "and stays the same; initialise at random"
             )
-            yield _violation(record, 1.0, _ALWAYS, message, cause)
+            yield Collapse.violation(record, message, value=1.0, limit=ALWAYS, cause=cause)
 
 
 def _symmetric_units(record: LayerRecord) -> int:
@@ -301,24 +304,3 @@ def _symmetric_units(record: LayerRecord) -> int:
         return 0
     is_one = largest - float(ranges.min()) <= max(_SAME_RANGE * largest, rounding)
     return len(ranges) if is_one and largest > 4.0 * rounding else 0
-
-
-def _violation(
-    record: LayerRecord,
-    value: float,
-    limit: Limit,
-    message: str,
-    cause: str,
-    affected: Iterable[str] = (),
-) -> Violation:
-    return Violation(
-        check=Collapse.name,
-        layer=record.name,
-        role="activations",
-        value=value,
-        limit=limit.value,
-        origin=limit.origin,
-        message=message,
-        cause=cause,
-        affected=tuple(affected),
-    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called, is_inside, producer
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
@@ -112,14 +112,11 @@ class DeadUnits(Check):
                 f"dead units; give at least {needed.value} (min_samples, {needed.origin})"
             )
             return Inconclusive(self.name, record.name, reason)
-        return Violation(
-            check=self.name,
-            layer=record.name,
-            role="activations",
+        return self.violation(
+            record,
+            f"{count} are dead: inactive for all {units.observations} samples",
             value=fraction,
-            limit=limit.value,
-            origin=limit.origin,
-            message=f"{count} are dead: inactive for all {units.observations} samples",
+            limit=limit,
             cause=_cause(record, producer(observation, record)),
         )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.evidence import called, completed, innermost, is_inside
 from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Settings
@@ -143,14 +143,11 @@ def _reach(statistics: TensorStatistics | None) -> str:
 
 def _loss(observation: Observation) -> Violation:
     root = observation.layers[""]
-    return Violation(
-        check=Finite.name,
-        layer="",
-        role="loss",
+    return Finite.violation(
+        root,
+        f"the loss is {observation.loss} although every activation is finite",
         value=math.nan if observation.loss is None else observation.loss,
-        limit=None,
-        origin=_ORIGIN,
-        message=f"the loss is {observation.loss} although every activation is finite",
+        role="loss",
         cause="the loss function: log(0), a division by an empty mask, or labels out of range"
         f"{_reach_of_output(root)}",
     )
@@ -202,24 +199,17 @@ def _violation(
 ) -> Violation:
     subject = role.replace("_", " ").removesuffix("s") if tensor else role.replace("_", " ")
     where = f"{subject} {tensor!r}" if tensor else subject
-    return Violation(
-        check=Finite.name,
-        layer=record.name,
-        role=role,
+    return Finite.violation(
+        record,
+        f"{_counts(statistics)} of {statistics.count} values in its {where}"
+        f"{_from(role)}{_first(record, role, statistics, observation)}",
         value=float(statistics.nonfinite_count),
-        limit=0.0,
-        origin=_ORIGIN,
-        message=(
-            f"{_counts(statistics)} of {statistics.count} values in its {where}"
-            f"{_from(role)}{_first(record, role, statistics, observation)}"
-        ),
-        cause=cause,
+        limit=ALWAYS,
+        role=role,
         tensor=tensor,
+        cause=cause,
         affected=_affected(observation, record),
     )
-
-
-_ORIGIN = "always"
 
 
 def _from(role: str) -> str:

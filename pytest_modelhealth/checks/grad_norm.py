@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called, completed, trainable
 from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
-from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
@@ -31,6 +31,7 @@ class GradNorm(Check):
     name = "grad_norm"
     summary = "No layer's gradient norm vanishes or explodes."
     gravity = 40
+    role = "parameter_gradients"
     definition = (
         "The L2 norm of the gradients of a layer's own parameters lies within the bounds set, if "
         "any. Relative to its weights, no gradient of the first layers falls under vanishing_ratio "
@@ -98,10 +99,14 @@ def _absolute(records: list[LayerRecord], batches: int, settings: Settings) -> I
         norm = math.sqrt(math.fsum(s.norm**2 for s in _gradients(record)) / batches)
         if largest.value is not None and norm > largest.value:
             message = f"gradient norm {norm:.3g} is over {largest.value:g}"
-            yield _violation(record, norm, largest, message, _exploding_cause(record))
+            yield GradNorm.violation(
+                record, message, value=norm, limit=largest, cause=_exploding_cause(record)
+            )
         if smallest.value is not None and norm < smallest.value:
             message = f"gradient norm {norm:.3g} is under {smallest.value:g}"
-            yield _violation(record, norm, smallest, message, _VANISHING_CAUSE)
+            yield GradNorm.violation(
+                record, message, value=norm, limit=smallest, cause=_VANISHING_CAUSE
+            )
 
 
 _VANISHING_CAUSE = (
@@ -148,7 +153,9 @@ def _exploding(
         cause = targets
     others = [other.name for _, other in worst if other is not record]
     limit = settings.limit("exploding_ratio", worst_record.name)
-    yield _violation(record, ratio, limit, message, cause, others)
+    yield GradNorm.violation(
+        record, message, value=ratio, limit=limit, cause=cause, affected=others
+    )
 
 
 def _large_targets(observation: Observation) -> str | None:
@@ -200,12 +207,21 @@ def _vanishing(records: list[LayerRecord], settings: Settings) -> Iterator[Viola
         if found is None:
             message = f"its gradient is {ratio:.2g} of that in the layers after it: it vanished"
             cause = _uniform_cause([record for _, record in pairs])
-            yield _violation(first, ratio, limit, message, cause, others[1:])
+            yield GradNorm.violation(
+                first, message, value=ratio, limit=limit, cause=cause, affected=others[1:]
+            )
         else:
             gain, record = found
             message = f"the gradient shrinks to {gain:.2g} of itself on its way back through it"
             affected = [name for name in others if name != record.name]
-            yield _violation(record, ratio, limit, message, _shrinking_cause(record), affected)
+            yield GradNorm.violation(
+                record,
+                message,
+                value=ratio,
+                limit=limit,
+                cause=_shrinking_cause(record),
+                affected=affected,
+            )
 
 
 def _gains(records: list[LayerRecord]) -> list[tuple[float, LayerRecord]]:
@@ -288,24 +304,3 @@ def _relative_gradient(record: LayerRecord) -> float:
 def _rms(statistics: list[TensorStatistics]) -> float:
     count = sum(s.finite_count for s in statistics)
     return math.sqrt(math.fsum(s.norm**2 for s in statistics) / count) if count else 0.0
-
-
-def _violation(
-    record: LayerRecord,
-    value: float,
-    limit: Limit,
-    message: str,
-    cause: str,
-    affected: Iterable[str] = (),
-) -> Violation:
-    return Violation(
-        check=GradNorm.name,
-        layer=record.name,
-        role="parameter_gradients",
-        value=value,
-        limit=limit.value,
-        origin=limit.origin,
-        message=message,
-        cause=cause,
-        affected=tuple(affected),
-    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import leaves
 from pytest_modelhealth.report import LayerRecord, Observation, Violation
-from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
@@ -126,7 +126,9 @@ def _overflow(
                 f"largest number of {dtype} ({largest:.5g})"
             )
             cause = "the next batch may overflow: scale down, normalise, or use bfloat16 or float32"
-            yield _violation(record, role, tensor, used, limit, message, cause)
+            yield Headroom.violation(
+                record, message, value=used, limit=limit, role=role, tensor=tensor, cause=cause
+            )
 
 
 def _largest(statistics: TensorStatistics) -> float:
@@ -159,7 +161,9 @@ def _underflow(
                 if "gradients" in role
                 else "weights this small lose their precision: keep them in float32 or bfloat16"
             )
-            yield _violation(record, role, tensor, lost, limit, message, cause)
+            yield Headroom.violation(
+                record, message, value=lost, limit=limit, role=role, tensor=tensor, cause=cause
+            )
 
 
 def _typical(statistics: TensorStatistics) -> float:
@@ -192,25 +196,3 @@ def _part_below(statistics: TensorStatistics, bound: float) -> float:
 
 def _words(role: str) -> str:
     return role.replace("_", " ")
-
-
-def _violation(
-    record: LayerRecord,
-    role: str,
-    tensor: str,
-    value: float,
-    limit: Limit,
-    message: str,
-    cause: str,
-) -> Violation:
-    return Violation(
-        check=Headroom.name,
-        layer=record.name,
-        role=role,
-        value=value,
-        limit=limit.value,
-        origin=limit.origin,
-        message=message,
-        cause=cause,
-        tensor=tensor,
-    )

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, trainable
 from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
 from pytest_modelhealth.report import LayerRecord, Observation, Violation
-from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings import Setting, Settings
 
 _FEWEST_VALUES = 8
 _TRAINED_FACTOR = 5.0
 _HEAD_FACTOR = 2.5
 _SHARED_BY = 0.1
-_ALWAYS = Limit(0.0, "always")
 
 
 class InitialWeights(Check):
@@ -31,6 +30,7 @@ class InitialWeights(Check):
     name = "initial_weights"
     summary = "No weights are all zero, all equal or of a scale far off where a signal must pass."
     gravity = 14
+    role = "parameters"
     definition = (
         "The scale of a weight is its standard deviation times the root of its fan-in, the gain it "
         "gives to independent inputs. It lies between min_weight_scale and max_weight_scale; it is "
@@ -97,7 +97,9 @@ def _zero(
     message = f"all {found.weights.count} values of its {found.tensor} are zero"
     path = plain_path(observation, record)
     if found.tensor == IN_PROJECTION or _is_recurrent_and_zero(record):
-        yield _violation(record, found, 0.0, limit, message, _NO_SIGNAL)
+        yield InitialWeights.violation(
+            record, message, value=0.0, limit=limit, tensor=found.tensor, cause=_NO_SIGNAL
+        )
         return
     if not path:
         return
@@ -106,7 +108,9 @@ def _zero(
         "every sample, and no gradient passes back; zero suits the last layer of a residual "
         "branch, gates and heads only"
     )
-    yield _violation(record, found, 0.0, limit, message, cause)
+    yield InitialWeights.violation(
+        record, message, value=0.0, limit=limit, tensor=found.tensor, cause=cause
+    )
 
 
 _NO_SIGNAL = (
@@ -138,7 +142,9 @@ def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
             found = LinearMap("weight", table, table.shape[0], table.shape[-1])
             message = f"all {table.count} values of its embedding table are {table.mean:.3g}"
             cause = f"every token looks alike to {path[-1].label!r}: initialise the table at random"
-            yield _violation(record, found, 0.0, _ALWAYS, message, cause)
+            yield InitialWeights.violation(
+                record, message, value=0.0, limit=ALWAYS, tensor=found.tensor, cause=cause
+            )
 
 
 def _constant(record: LayerRecord, found: LinearMap) -> Violation:
@@ -148,7 +154,9 @@ def _constant(record: LayerRecord, found: LinearMap) -> Violation:
         "gradient, so they stay one unit; initialise at random"
     )
     message = f"all {found.weights.count} values of its {found.tensor} are equal, {value:.3g}"
-    return _violation(record, found, 0.0, _ALWAYS, message, cause)
+    return InitialWeights.violation(
+        record, message, value=0.0, limit=ALWAYS, tensor=found.tensor, cause=cause
+    )
 
 
 def _large(
@@ -183,7 +191,9 @@ def _large(
             "initial weights too large, so that activations grow here and what follows saturates: "
             f"divide by the root of the fan-in (a standard deviation near {_advised(found):.2g})"
         )
-    return _violation(record, found, found.scale, limit, message, cause)
+    return InitialWeights.violation(
+        record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause
+    )
 
 
 def _advised(found: LinearMap) -> float:
@@ -226,20 +236,6 @@ def _small(
         "initial weights too small: signal and gradient shrink here by that factor; use a standard "
         f"deviation near {_advised(found):.2g}"
     )
-    yield _violation(record, found, found.scale, limit, message, cause)
-
-
-def _violation(
-    record: LayerRecord, found: LinearMap, value: float, limit: Limit, message: str, cause: str
-) -> Violation:
-    return Violation(
-        check=InitialWeights.name,
-        layer=record.name,
-        role="parameters",
-        value=value,
-        limit=limit.value,
-        origin=limit.origin,
-        message=message,
-        cause=cause,
-        tensor=found.tensor,
+    yield InitialWeights.violation(
+        record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, same_values
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS
 from pytest_modelhealth.checks.weights import linear_maps
@@ -15,7 +15,6 @@ from pytest_modelhealth.settings import Limit, Setting, Settings
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
 
-_ALWAYS = Limit(0.0, "always")
 _FEWEST_VALUES = 16
 _FEWEST_ROWS = 10
 _WHITE = 255.0
@@ -35,6 +34,7 @@ class Inputs(Check):
     name = "inputs"
     summary = "The batch is not constant, not raw, not scaled twice, and its ids are in use."
     gravity = 12
+    role = "inputs"
     definition = (
         "Inputs are not all equal. Those that go into weights as they are have a root mean square "
         "of at most max_input_rms, 100 times as much in a table whose columns are not centred; "
@@ -82,7 +82,7 @@ def _values(
     if given.std == 0.0:
         message = f"all {given.count} values of the batch are equal, {given.mean:.3g}"
         cause = "a placeholder, an image that did not load, or data divided by its own maximum of 0"
-        yield _violation(root, 0.0, _ALWAYS, message, cause)
+        yield Inputs.violation(root, message, value=0.0, limit=ALWAYS, cause=cause)
         return
     taker = _first_weights(observation, given)
     if taker is None:
@@ -93,18 +93,22 @@ def _values(
             f"its inputs, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
             f"{given.rms:.3g}, {into}"
         )
-        yield _violation(root, given.rms, limit, message, _large_cause(given))
+        yield Inputs.violation(
+            root, message, value=given.rms, limit=limit, cause=_large_cause(given)
+        )
     elif given.min >= 0.0 and abs(given.max * _WHITE - 1.0) < 0.02 and given.count >= 64:
         message = f"its inputs lie in [{given.min:.3g}, {given.max:.3g}], and {into}"
         cause = "images divided by 255 twice: 1 / 255 is 0.00392 (ToTensor divides already)"
-        yield _violation(root, given.max, _ALWAYS, message, cause)
+        yield Inputs.violation(root, message, value=given.max, limit=ALWAYS, cause=cause)
     elif _is_image(given) and _is_normalised_twice(given):
         message = (
             f"its images have mean {given.mean:.3g} and standard deviation {given.std:.3g} "
             f"instead of 0 and 1, and {into}"
         )
         cause = "images normalised twice: subtract the mean and divide by the deviation once"
-        yield _violation(root, given.std, Limit(_ONCE, "always"), message, cause)
+        yield Inputs.violation(
+            root, message, value=given.std, limit=Limit(_ONCE, "always"), cause=cause
+        )
 
 
 def _first_weights(observation: Observation, given: TensorStatistics) -> LayerRecord | None:
@@ -177,19 +181,4 @@ def _ids(observation: Observation, root: LayerRecord) -> Iterator[Violation]:
             cause = "every token is padding: the tokeniser or the collation lost the text"
         else:
             cause = "a placeholder, or a tokeniser that knows none of the words"
-        yield _violation(record, given.mean, _ALWAYS, message, cause)
-
-
-def _violation(
-    record: LayerRecord, value: float, limit: Limit, message: str, cause: str
-) -> Violation:
-    return Violation(
-        check=Inputs.name,
-        layer=record.name,
-        role="inputs",
-        value=value,
-        limit=limit.value,
-        origin=limit.origin,
-        message=message,
-        cause=cause,
-    )
+        yield Inputs.violation(record, message, value=given.mean, limit=ALWAYS, cause=cause)

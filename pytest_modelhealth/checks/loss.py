@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, producer
 from pytest_modelhealth.checks.freshness import is_fresh
 from pytest_modelhealth.report import (
@@ -118,11 +118,12 @@ def _ignored(call: LossCall, observation: Observation) -> Finding | None:
     if targets is None or targets.ignored < targets.count:
         return None
     ignore = call.options.get("ignore_index", -100)
-    return _violation(
+    return Loss.violation(
         _culprit(call, observation),
-        float(targets.ignored),
         f"{call.function} ignores all of its {targets.count} targets (ignore_index={ignore})",
-        "the targets are masked or padded everywhere: look at how they are built",
+        value=float(targets.ignored),
+        cause="the targets are masked or padded everywhere: look at how they are built",
+        independent=True,
     )
 
 
@@ -135,12 +136,13 @@ def _padding(call: LossCall, observation: Observation) -> Finding | None:
     padded = [r for r in called(observation) if _pads_with(r, targets.tail, call.classes)]
     if not padded:
         return None
-    return _violation(
+    return Loss.violation(
         _culprit(call, observation),
-        targets.tail_share,
         f"{targets.tail_share:.0%} of the targets of {call.function} are padding: they end in "
         f"{targets.tail}, the padding_idx of {padded[0].label!r}, and are not ignored",
-        f"pass ignore_index={targets.tail}, or replace padded targets by -100",
+        value=targets.tail_share,
+        cause=f"pass ignore_index={targets.tail}, or replace padded targets by -100",
+        independent=True,
     )
 
 
@@ -153,21 +155,23 @@ def _single_class(call: LossCall, observation: Observation) -> Finding | None:
     if call.function != "cross_entropy" or call.input is None or not call.input.count:
         return None
     if call.classes == 1:
-        return _violation(
+        return Loss.violation(
             _culprit(call, observation),
-            1.0,
             "cross_entropy over a single class is zero whatever the output",
-            "one output for a yes or no: use binary_cross_entropy_with_logits",
+            value=1.0,
+            cause="one output for a yes or no: use binary_cross_entropy_with_logits",
+            independent=True,
         )
     samples = _samples(observation)
     if call.input.shape == (samples,) and call.targets is None and samples > 1:
-        return _violation(
+        return Loss.violation(
             _culprit(call, observation),
-            float(samples),
             f"cross_entropy takes the {samples} samples of the batch for classes: its input has "
             f"shape {_shape(call.input.shape)}",
-            "an output of shape (N,) or a squeeze too many; for one number a sample use "
+            value=float(samples),
+            cause="an output of shape (N,) or a squeeze too many; for one number a sample use "
             "binary_cross_entropy_with_logits or mse_loss",
+            independent=True,
         )
     return None
 
@@ -175,12 +179,13 @@ def _single_class(call: LossCall, observation: Observation) -> Finding | None:
 def _over_batch(call: LossCall, observation: Observation) -> Finding | None:
     if not call.over_batch:
         return None
-    return _violation(
+    return Loss.violation(
         _culprit(call, observation),
-        1.0,
         f"the input of {call.function} sums to one over the batch, not over its "
         f"{call.classes} classes",
-        "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1",
+        value=1.0,
+        cause="a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1",
+        independent=True,
     )
 
 
@@ -192,11 +197,12 @@ def _probabilities(call: LossCall, observation: Observation) -> Finding | None:
     if rows < _FEWEST_ROWS and call.made_by != "softmax":
         reason = f"its {rows} row sums to one; give at least {_FEWEST_ROWS} samples"
         return Inconclusive(Loss.name, culprit.name, reason)
-    return _violation(
+    return Loss.violation(
         culprit,
-        1.0,
         "cross_entropy is given probabilities: every row of its input sums to one",
-        "a softmax before cross_entropy, which applies one itself: pass it the logits",
+        value=1.0,
+        cause="a softmax before cross_entropy, which applies one itself: pass it the logits",
+        independent=True,
     )
 
 
@@ -209,13 +215,14 @@ def _squashed(call: LossCall, observation: Observation) -> Finding | None:
             return None
     elif call.function != "binary_cross_entropy_with_logits" or made_by not in _SQUASHING:
         return None
-    return _violation(
+    return Loss.violation(
         culprit,
-        1.0,
         f"{call.function} takes logits and is given the output of a {made_by}",
-        f"the {made_by} before it is one too many: it is part of the loss"
+        value=1.0,
+        cause=f"the {made_by} before it is one too many: it is part of the loss"
         if call.function != "cross_entropy"
         else f"the {made_by} before it holds the logits between 0 and 1: leave it out",
+        independent=True,
     )
 
 
@@ -232,11 +239,12 @@ def _no_log_probabilities(call: LossCall, observation: Observation) -> Finding |
         given, cause = "logits", "log_softmax before it is missing"
         if call.function == "nll_loss":
             cause += ": use cross_entropy on logits"
-    return _violation(
+    return Loss.violation(
         _culprit(call, observation),
-        call.log_normalizer,
         f"{call.function} takes log-probabilities and is given {given}",
-        cause,
+        value=call.log_normalizer,
+        cause=cause,
+        independent=True,
     )
 
 
@@ -247,12 +255,14 @@ def _out_of_range(call: LossCall, observation: Observation) -> Finding | None:
         return None
     if not targets.finite_count or (targets.min >= 0.0 and targets.max <= 1.0 + _TARGET_ROUNDING):
         return None
-    return _violation(
+    return Loss.violation(
         _culprit(call, observation),
-        targets.max if targets.max > 1.0 else targets.min,
         f"{call.function} takes targets from 0 to 1 and is given [{targets.min:.4g}, "
         f"{targets.max:.4g}]",
-        "masks of 0 and 255, labels of -1 and 1, or class indices: bring the targets to [0, 1]",
+        value=targets.max if targets.max > 1.0 else targets.min,
+        cause="masks of 0 and 255, labels of -1 and 1, or class indices: bring the targets to "
+        "[0, 1]",
+        independent=True,
     )
 
 
@@ -278,13 +288,14 @@ def _widens(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 def _broadcast(
     culprit: LayerRecord, what: str, output: tuple[int, ...], target: tuple[int, ...]
 ) -> Violation:
-    return _violation(
+    return Loss.violation(
         culprit,
-        float(math.prod(output)),
         f"{what} compares an output of shape {_shape(output)} with a target of shape "
         f"{_shape(target)}: broadcast, every sample is compared with every other's target",
-        "one of the two has a dimension too many: squeeze(1) the output, or unsqueeze(1) the "
+        value=float(math.prod(output)),
+        cause="one of the two has a dimension too many: squeeze(1) the output, or unsqueeze(1) the "
         "target",
+        independent=True,
     )
 
 
@@ -308,12 +319,13 @@ def _batch_softmax(observation: Observation) -> Iterator[Finding]:
         if not isinstance(dimension, int) or dimension % len(shape) != 0:
             continue
         if shape[1] != samples and math.prod(shape[1:]) > 1:
-            yield _violation(
+            yield Loss.violation(
                 record,
-                0.0,
                 f"its {record.activation} runs along dimension 0, over the {samples} samples of "
                 "the batch",
-                "dim=0 is the batch: use dim=1, or dim=-1",
+                value=0.0,
+                cause="dim=0 is the batch: use dim=1, or dim=-1",
+                independent=True,
             )
 
 
@@ -322,12 +334,13 @@ def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
     if path.widened is not None:
         yield _broadcast(root, "the loss", *path.widened)
     elif _is_independent(path, observation):
-        yield _violation(
+        yield Loss.violation(
             root,
-            0.0,
             "the loss does not depend on the output of the model",
-            "it is computed from something else, or from a copy without a graph",
+            value=0.0,
             role="loss",
+            cause="it is computed from something else, or from a copy without a graph",
+            independent=True,
         )
     elif path.sign < 0 and (observation.loss or 0.0) < 0.0:
         yield _negative(root, observation)
@@ -338,13 +351,14 @@ def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
     elif path.uses_target is False and not any(
         call.target is not None for call in observation.loss_calls
     ):
-        yield _violation(
+        yield Loss.violation(
             root,
-            0.0,
             "the loss never reads its target",
-            "it compares the output with nothing, or with itself; a parameter that is not needed "
-            "is named with a leading underscore: loss=lambda output, _: ...",
+            value=0.0,
             role="loss",
+            cause="it compares the output with nothing, or with itself; a parameter that is not "
+            "needed is named with a leading underscore: loss=lambda output, _: ...",
+            independent=True,
         )
 
 
@@ -375,7 +389,7 @@ _HINGES = frozenset({"clamp", "clamp_min", "maximum", "relu", "threshold"})
 def _off(root: LayerRecord) -> Violation:
     message = "the loss is multiplied by zero, and passes no gradient to the output"
     cause = "a loss weight of zero, or a mask that selects nothing"
-    return _violation(root, 0.0, message, cause, role="loss")
+    return Loss.violation(root, message, value=0.0, role="loss", cause=cause, independent=True)
 
 
 def _flat(root: LayerRecord, path: LossPath, observation: Observation) -> Violation:
@@ -388,7 +402,7 @@ def _flat(root: LayerRecord, path: LossPath, observation: Observation) -> Violat
     else:
         cause = "the loss is constant: what it computes cancels out, or is multiplied by zero"
     message = f"the loss is {observation.loss:.3g}, and its gradient at the output is exactly zero"
-    return _violation(root, 0.0, message, cause, role="loss")
+    return Loss.violation(root, message, value=0.0, role="loss", cause=cause, independent=True)
 
 
 def _negated(observation: Observation) -> Iterator[Violation]:
@@ -407,13 +421,14 @@ def _targets_leave_range(call: LossCall) -> bool:
 
 
 def _negative(root: LayerRecord, observation: Observation) -> Violation:
-    return _violation(
+    return Loss.violation(
         root,
-        observation.loss or 0.0,
         f"the loss is {observation.loss:.3g} and can never be positive: it is negated",
-        "a minus sign too many or too few: minimising it makes the model worse",
-        limit=0.0,
+        value=observation.loss or 0.0,
+        limit=ALWAYS,
         role="loss",
+        cause="a minus sign too many or too few: minimising it makes the model worse",
+        independent=True,
     )
 
 
@@ -442,7 +457,7 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
             " where about 1 is usual"
         )
         ratio = call.value / guess
-        yield _violation(culprit, ratio, message, cause, limit.value, limit.origin)
+        yield Loss.violation(culprit, message, value=ratio, limit=limit, cause=cause)
 
 
 def _magnifies(head: LayerRecord) -> bool:
@@ -477,25 +492,3 @@ def _samples(observation: Observation) -> int:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-
-
-def _violation(
-    record: LayerRecord,
-    value: float,
-    message: str,
-    cause: str,
-    limit: float | None = None,
-    origin: str = "always",
-    role: str = "activations",
-) -> Violation:
-    return Violation(
-        check=Loss.name,
-        layer=record.name,
-        role=role,
-        value=value,
-        limit=limit,
-        origin=origin,
-        message=message,
-        cause=cause,
-        independent=origin == "always",  # how the loss is written follows from no other fault
-    )

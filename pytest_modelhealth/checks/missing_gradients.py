@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.data_flow import DataFlow, Port
 from pytest_modelhealth.checks.evidence import (
     called,
@@ -38,6 +38,7 @@ class MissingGradients(Check):
     name = "missing_gradients"
     summary = "No trainable layer that feeds the output is cut off from the loss."
     gravity = 30
+    role = "parameter_gradients"
     definition = (
         "Every trainable layer whose output is used gets a gradient, and not one that is exactly "
         "zero without a closed gate or a silent activation after it. The culprit is the last layer "
@@ -161,16 +162,13 @@ def _last_before_each_cut(culprits: list[LayerRecord], flow: DataFlow) -> list[L
 
 def _missing(record: LayerRecord, observation: Observation, others: list[str]) -> Violation:
     names = _lacking(record)
-    return Violation(
-        check=MissingGradients.name,
-        layer=record.name,
-        role="parameter_gradients",
+    return MissingGradients.violation(
+        record,
+        f"no gradient reaches its trainable parameters ({', '.join(names)})",
         value=float(len(names)),
-        limit=0.0,
-        origin="always",
-        message=f"no gradient reaches its trainable parameters ({', '.join(names)})",
+        limit=ALWAYS,
         cause=_missing_cause(record, observation),
-        affected=tuple(others),
+        affected=others,
         independent=True,
     )
 
@@ -204,16 +202,14 @@ def _zero(observation: Observation, flow: DataFlow) -> Iterator[Violation]:
     for culprit in innermost(culprits)[-1:]:
         record = _last_with_zero_gradient(culprit, observation, flow)
         what = "that reaches it" if record is not culprit else "of its trainable parameters"
-        yield Violation(
-            check=MissingGradients.name,
-            layer=record.name,
-            role="gradients" if record is not culprit else "parameter_gradients",
+        yield MissingGradients.violation(
+            record,
+            f"the gradient {what} is exactly zero",
             value=0.0,
-            limit=0.0,
-            origin="always",
-            message=f"the gradient {what} is exactly zero",
+            limit=ALWAYS,
+            role=None if record is culprit else "gradients",
             cause=_zero_cause(record, observation),
-            affected=tuple(other.name for other in zero if other is not record),
+            affected=[other.name for other in zero if other is not record],
         )
 
 

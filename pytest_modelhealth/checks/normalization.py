@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called
 from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
-from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings import Setting, Settings
 
-_ALWAYS = Limit(0.0, "always")
 _FORGOTTEN = 0.05
 _MOMENTUM = 0.1
 
@@ -92,7 +91,9 @@ def _left_in_training(record: LayerRecord) -> Iterator[Violation]:
         "it was made, replaced or switched with .train() after model.eval(), or hidden from it "
         "outside the registered modules"
     )
-    yield _violation(record, "activations", 1.0, _ALWAYS, message, cause)
+    yield Normalization.violation(
+        record, message, value=1.0, limit=ALWAYS, cause=cause, independent=True
+    )
 
 
 def _drops(record: LayerRecord) -> bool:
@@ -115,7 +116,16 @@ def _running_variance(record: LayerRecord) -> Iterator[Violation]:
         cause = "its inputs were constant in training, or the buffer was never filled"
     else:
         return
-    yield _violation(record, "buffers", variance.min, _ALWAYS, message, cause, "running_var")
+    yield Normalization.violation(
+        record,
+        message,
+        value=variance.min,
+        limit=ALWAYS,
+        role="buffers",
+        tensor="running_var",
+        cause=cause,
+        independent=True,
+    )
 
 
 def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iterator[Finding]:
@@ -152,7 +162,7 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
             f"its running statistics ({center}variance {variance.mean:.3g}) are far from the "
             f"batch{came}: inputs scaled otherwise than in training, or stale or wrong buffers"
         )
-    yield _violation(record, "activations", factor, limit, message, cause, independent=False)
+    yield Normalization.violation(record, message, value=factor, limit=limit, cause=cause)
 
 
 def _expected_rms(record: LayerRecord) -> float:
@@ -198,7 +208,9 @@ def _large_eps(record: LayerRecord, settings: Settings) -> Iterator[Violation]:
     if factor < 0.9:
         message = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
         cause = "eps is added to the variance, to divide by no zero: 1e-5 is usual"
-        yield _violation(record, "activations", eps, limit, message, cause)
+        yield Normalization.violation(
+            record, message, value=eps, limit=limit, cause=cause, independent=True
+        )
 
 
 def _zero_scale(observation: Observation, record: LayerRecord) -> Iterator[Violation]:
@@ -213,7 +225,16 @@ def _zero_scale(observation: Observation, record: LayerRecord) -> Iterator[Viola
             f"its scale starts or ended at zero, yet {path[-1].label!r} takes its output; zero "
             "suits the last normalisation of a residual branch only"
         )
-        yield _violation(record, "parameters", 0.0, _ALWAYS, message, cause, "weight")
+        yield Normalization.violation(
+            record,
+            message,
+            value=0.0,
+            limit=ALWAYS,
+            role="parameters",
+            tensor="weight",
+            cause=cause,
+            independent=True,
+        )
 
 
 def _single_value(record: LayerRecord) -> Iterator[Violation]:
@@ -225,29 +246,6 @@ def _single_value(record: LayerRecord) -> Iterator[Violation]:
     if scale is not None and scale.count == 1 and given.std > 0.0 and out.std == 0.0:
         message = "it normalises over a single value: what it gives out is constant"
         cause = "normalized_shape is 1: each value is its own mean, so that all become its shift"
-        yield _violation(record, "activations", 0.0, _ALWAYS, message, cause)
-
-
-def _violation(
-    record: LayerRecord,
-    role: str,
-    value: float,
-    limit: Limit,
-    message: str,
-    cause: str,
-    tensor: str = "",
-    *,
-    independent: bool = True,
-) -> Violation:
-    return Violation(
-        check=Normalization.name,
-        layer=record.name,
-        role=role,
-        value=value,
-        limit=limit.value,
-        origin=limit.origin,
-        message=message,
-        cause=cause,
-        tensor=tensor,
-        independent=independent,
-    )
+        yield Normalization.violation(
+            record, message, value=0.0, limit=ALWAYS, cause=cause, independent=True
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.data_flow import DataFlow, Port
 from pytest_modelhealth.checks.evidence import called, producer, trainable
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
@@ -115,11 +115,13 @@ class Saturation(Check):
         if fraction <= limit.value:
             return None
         needed, samples = settings.limit("min_samples", record.name), _samples(record)
-        part = f"{fraction:.0%} of its inputs lie where {record.activation} is flat"
+        what = f"{fraction:.0%} of its inputs lie where {record.activation} is flat"
         if samples < needed.value:
-            return self._too_few(record, f"{part}, but {samples} samples say little", needed)
+            return self._too_few(record, f"{what}, but {samples} samples say little", needed)
         cause = _bounded_cause(record, producer(observation, record))
-        return self._violation(record, fraction, limit, part, cause)
+        return self.violation(
+            record, f"saturated: {what}", value=fraction, limit=limit, cause=cause
+        )
 
     def _softmax(
         self, record: LayerRecord, observation: Observation, settings: Settings
@@ -134,11 +136,11 @@ class Saturation(Check):
         if choices < _FEWEST_CHOICES or one_hot <= limit.value or _spread(given) < _FINAL_SCORE:
             return None
         needed = settings.limit("min_samples", record.name)
-        message = f"its rows are one-hot: their mean sum of squares is {one_hot:.3g}"
+        what = f"its rows are one-hot: their mean sum of squares is {one_hot:.3g}"
         if rows < needed.value:
-            return self._too_few(record, f"{message}, but {rows} rows say little", needed)
+            return self._too_few(record, f"{what}, but {rows} rows say little", needed)
         cause = _softmax_cause(record, producer(observation, record))
-        return self._violation(record, one_hot, limit, message, cause)
+        return self.violation(record, f"saturated: {what}", value=one_hot, limit=limit, cause=cause)
 
     def _fused_attention(self, record: LayerRecord, settings: Settings) -> Finding | None:
         """Judge by queries and keys: the weights themselves never leave the fused kernel.
@@ -156,27 +158,15 @@ class Saturation(Check):
         kept = out.std / values if values else 0.0
         if score < 2.0 * _FINAL_SCORE or kept <= limit.value:
             return None
-        message = f"its scores are about {score:.3g}, so that each output is a single value"
+        message = (
+            f"saturated: its scores are about {score:.3g}, so that each output is a single value"
+        )
         cause = "queries and keys are too large, or the scale 1/sqrt(d) is missing"
-        return self._violation(record, min(kept, 1.0), limit, message, cause)
+        return self.violation(record, message, value=min(kept, 1.0), limit=limit, cause=cause)
 
     def _too_few(self, record: LayerRecord, what: str, needed: Limit) -> Inconclusive:
         reason = f"{what}; give at least {needed.value} (min_samples, {needed.origin})"
         return Inconclusive(self.name, record.name, reason)
-
-    def _violation(
-        self, record: LayerRecord, value: float, limit: Limit, message: str, cause: str
-    ) -> Violation:
-        return Violation(
-            check=self.name,
-            layer=record.name,
-            role="activations",
-            value=value,
-            limit=limit.value,
-            origin=limit.origin,
-            message=f"saturated: {message}",
-            cause=cause,
-        )
 
 
 def _feeds_a_trainable_layer(layer: str, observation: Observation, flow: DataFlow) -> bool:

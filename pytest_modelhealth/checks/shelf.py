@@ -99,7 +99,7 @@ def _why_unsound(kind: Any, checks: tuple[Check, ...], settings: Settings) -> st
         return f"gravity must be a number, not {gravity!r}"
     if kind.severity not in SEVERITIES:
         return f"severity must be 'warn' or 'fail', not {kind.severity!r}"
-    texts = ("summary", "definition", "source", "minimum_evidence")
+    texts = ("summary", "definition", "source", "minimum_evidence", "role")
     for text in (text for text in texts if not isinstance(getattr(kind, text), str)):
         return f"{text} must be a string, not {getattr(kind, text)!r}"
     return _why_settings_unsound(kind, settings)

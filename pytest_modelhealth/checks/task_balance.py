@@ -8,7 +8,7 @@ from itertools import combinations
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import completed
-from pytest_modelhealth.report import Inconclusive, Observation, TaskGradients, Violation
+from pytest_modelhealth.report import Inconclusive, Observation, TaskGradients
 from pytest_modelhealth.settings import Setting, Settings
 
 
@@ -21,6 +21,7 @@ class TaskBalance(Check):
     name = "task_balance"
     summary = "No task's gradient drowns that of another on a layer that they share."
     gravity = 38
+    role = "parameter_gradients"
     definition = (
         "With several named losses, the L2 norms of the gradients of each two of them are compared "
         "at the last layer that both reach; the larger is at most max_task_ratio times the smaller."
@@ -58,23 +59,16 @@ class TaskBalance(Check):
                 yield Inconclusive(self.name, layer, reason)
                 continue
             ratio = high / low if low else math.inf
-            yield Violation(
-                check=self.name,
-                layer=layer,
-                role="parameter_gradients",
+            yield self.violation(
+                observation.layers[layer],
+                f"task {strong.name!r} has {ratio:.3g} times the gradient of task "
+                f"{weak.name!r} here, where the two meet (norms {high:.3g} and {low:.3g})",
                 value=ratio,
+                limit=limit,
+                cause=f"their losses differ in scale ({strong.loss:.3g} and {weak.loss:.3g}): "
+                f"weight them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or normalise "
+                "the targets",
                 independent=True,
-                limit=limit.value,
-                origin=limit.origin,
-                message=(
-                    f"task {strong.name!r} has {ratio:.3g} times the gradient of task "
-                    f"{weak.name!r} here, where the two meet (norms {high:.3g} and {low:.3g})"
-                ),
-                cause=(
-                    f"their losses differ in scale ({strong.loss:.3g} and {weak.loss:.3g}): weight "
-                    f"them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or normalise the "
-                    "targets"
-                ),
             )
 
 

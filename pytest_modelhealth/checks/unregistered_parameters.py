@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.report import Observation, UnregisteredParameter, Violation
 from pytest_modelhealth.settings import Settings
 
@@ -23,6 +23,7 @@ class UnregisteredParameters(Check):
     name = "unregistered_parameters"
     summary = "Every leaf of the model that gets a gradient is one of its parameters."
     gravity = 17
+    role = "parameters"
     definition = (
         "No leaf that the backward pass gives a gradient to sits in the model, in a plain list, "
         "dictionary or attribute, or was made by its forward, without being in "
@@ -40,18 +41,13 @@ class UnregisteredParameters(Check):
             leaves = list(group)
             paths = [one.path or "one that only the graph holds" for one in leaves]
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-            yield Violation(
-                check=self.name,
-                layer=layer if layer in observation.layers else "",
-                role="parameters",
+            yield self.violation(
+                observation.layers.get(layer, observation.layers[""]),
+                f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
+                "gradient but are no parameters of the model: "
+                f"{', '.join(paths[:_SHOWN])}{more}",
                 value=float(len(leaves)),
-                limit=0.0,
-                origin="always",
-                message=(
-                    f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
-                    "gradient but are no parameters of the model: "
-                    f"{', '.join(paths[:_SHOWN])}{more}"
-                ),
+                limit=ALWAYS,
                 cause=_cause(leaves),
             )
 
