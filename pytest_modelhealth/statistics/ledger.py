@@ -12,6 +12,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from threading import get_ident
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,15 @@ from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import fused, queued
 from pytest_modelhealth.statistics.kernels.queued import Queued
-from pytest_modelhealth.statistics.native import Found, Layout, PackedJob, Results
+from pytest_modelhealth.statistics.native import (
+    EQUAL_SAMPLES,
+    NOT_ALL_FINITE,
+    OUT_OF_RANGE,
+    Found,
+    Layout,
+    PackedJob,
+    Results,
+)
 from pytest_modelhealth.statistics.nonfinite import first_nonfinite
 from pytest_modelhealth.statistics.reduction import Subject, is_plain, reduce, unseen
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
@@ -43,6 +52,9 @@ class Entry(ABC):
     """What was found in one tensor."""
 
     __slots__ = ()
+
+    samples_equal: bool | None
+    """Whether all samples of the tensor hold equal values; ``None`` where nobody looked."""
 
     @property
     @abstractmethod
@@ -78,32 +90,35 @@ class Ledger:
     """
 
     def __init__(self, *, queue_all: bool = False) -> None:
-        self._kinds: dict[tuple[object, ...], _Kind | None] = {}
-        self._results: Results | None = None
+        self._by_thread: dict[int, Results] = {}  # the kernel lets other threads run
         self._looks_again = MOST_LOOKS_AGAIN
-        self._lock = threading.Lock()  # a call of the kernel lets other threads run
+        self._lock = threading.Lock()  # of the queue
         self._queue = _Queue()
         self._queue_all = queue_all
 
-    def add(self, tensor: Tensor, unit_dim: int | None = None) -> Entry:
+    def add(self, tensor: Tensor, unit_dim: int | None = None, samples: int = 0) -> Entry:
         """Read `tensor`, as `reduce` does, and return where its statistics are to be had.
+
+        Args:
+            tensor, unit_dim: as of `reduce`.
+            samples: compare the samples of a tensor that has as many in dimension 0; 0 for none.
 
         Raises:
             UnsupportedTensorError: as `reduce`.
         """
         if not tensor.is_cpu or self._queue_all:
             return self._add_queued(tensor, unit_dim)
-        kind = self._kind(tensor, unit_dim) if is_plain(tensor) else None
+        kind = _kind(tensor, unit_dim, samples) if is_plain(tensor) else None
         if kind is not None:
             # unlike data_ptr, this does not make a lazy copy real
             storage = torch._C._data_address(tensor)  # type: ignore[attr-defined]
             address = storage + tensor.storage_offset() * kind.itemsize
-            with self._lock:
-                results = self._results or self._begin()
-                place = results.reduce_packed(kind.job, address)
-            if not (kind.may_be_out_of_range and results[place].out_of_range):
-                entry = _Compiled(kind, results, place)
-                if results.finite_count(place) != kind.count and self._looks_again > 0:
+            results = self._by_thread.get(get_ident()) or self._begin()
+            place, remarks = results.reduce_packed(kind.job, address)
+            if not remarks & OUT_OF_RANGE:
+                equal = remarks >= EQUAL_SAMPLES if kind.compares_samples else None
+                entry = _Compiled(kind, results, place, equal)
+                if remarks & NOT_ALL_FINITE and self._looks_again > 0:
                     self._looks_again -= 1
                     with unseen():
                         entry.first_nonfinite = first_nonfinite(tensor)
@@ -115,19 +130,8 @@ class Ledger:
         return not tensor.is_cpu or self._queue_all
 
     def _begin(self) -> Results:
-        self._results = Results()
-        return self._results
-
-    def _kind(self, tensor: Tensor, unit_dim: int | None) -> _Kind | None:
-        """Return how the compiled kernel reads a CPU tensor, or ``None`` where it does not."""
-        key: tuple[object, ...] = (tensor.shape, tensor.dtype, unit_dim)
-        if not tensor.is_contiguous():
-            key = (*key, tensor.stride())
-        if key not in self._kinds:
-            dim = None if unit_dim is None else range(tensor.ndim)[unit_dim]
-            job = fused.job(tensor, dim)
-            self._kinds[key] = None if job is None else _Kind(tensor, dim, job.layout)
-        return self._kinds[key]
+        results = self._by_thread[get_ident()] = Results()
+        return results
 
     def _add_queued(self, tensor: Tensor, unit_dim: int | None) -> Entry:
         with unseen():
@@ -143,6 +147,7 @@ class Ledger:
 
 
 class _Known(Entry):
+    samples_equal = None
     __slots__ = ("_statistics",)
 
     def __init__(self, statistics: TensorStatistics) -> None:
@@ -158,6 +163,7 @@ class _Known(Entry):
 
 
 class _Renamed(Entry):
+    samples_equal = None
     __slots__ = ("_dtype", "_entry")
 
     def __init__(self, entry: Entry, dtype: str) -> None:
@@ -174,6 +180,7 @@ class _Renamed(Entry):
 
 
 class _Reshaped(Entry):
+    samples_equal = None
     __slots__ = ("_entry", "_shape")
 
     def __init__(self, entry: Entry, shape: tuple[int, ...]) -> None:
@@ -201,12 +208,12 @@ class _Kind:
     """What CPU tensors of one shape, dtype and layout have in common."""
 
     __slots__ = (
+        "compares_samples",
         "count",
         "dtype",
         "has_units",
         "itemsize",
         "job",
-        "may_be_out_of_range",
         "observations",
         "shape",
     )
@@ -219,17 +226,40 @@ class _Kind:
         self.itemsize = tensor.itemsize
         self.has_units = dim is not None
         self.observations = math.prod(self.shape[:dim])
-        self.may_be_out_of_range = tensor.dtype is torch.float64
+        self.compares_samples = layout.samples > 1
+
+
+_kinds: dict[tuple[object, ...], _Kind | None] = {}
+_MOST_KINDS = 4096
+
+
+def _kind(tensor: Tensor, unit_dim: int | None, samples: int) -> _Kind | None:
+    """Return how the compiled kernel reads a CPU tensor, or ``None`` where it does not."""
+    key: tuple[object, ...] = (tensor.shape, tensor.dtype, unit_dim, samples)
+    if not tensor.is_contiguous():
+        key = (*key, tensor.stride())
+    try:
+        return _kinds[key]
+    except KeyError:
+        pass
+    dim = None if unit_dim is None else range(tensor.ndim)[unit_dim]
+    compared = samples if tensor.ndim and tensor.shape[0] == samples > 1 else 0
+    job = fused.job(tensor, dim, compared)
+    if len(_kinds) >= _MOST_KINDS:
+        _kinds.clear()
+    kind = _kinds[key] = None if job is None else _Kind(tensor, dim, job.layout)
+    return kind
 
 
 class _Compiled(Entry):
-    __slots__ = ("_kind", "_known", "_place", "_results", "first_nonfinite")
+    __slots__ = ("_kind", "_known", "_place", "_results", "first_nonfinite", "samples_equal")
 
-    def __init__(self, kind: _Kind, results: Results, place: int) -> None:
+    def __init__(self, kind: _Kind, results: Results, place: int, equal: bool | None) -> None:
         self._kind = kind
         self._results = results
         self._place = place
         self._known: TensorStatistics | None = None
+        self.samples_equal = equal
         self.first_nonfinite: tuple[int, ...] | None = None
 
     @property
@@ -310,6 +340,7 @@ class _Queue:
 
 
 class _Waiting(Entry):
+    samples_equal = None
     __slots__ = ("_index", "_known", "_queue", "_subject")
 
     def __init__(self, subject: Subject, queue: _Queue, index: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pytest_modelhealth.statistics import Ledger, UnsupportedTensorError, native, reduce
+from pytest_modelhealth.statistics import Ledger, UnsupportedTensorError, ledger, native, reduce
 from tests.statistics import oracle
 from tests.statistics.tensors import tensors
 
@@ -104,7 +104,7 @@ def test_what_has_no_values_is_refused() -> None:
 
 def test_without_the_library_a_ledger_works() -> None:
     """Where nothing is compiled, each tensor goes to `reduce`."""
-    with patch.object(native, "library", lambda: None):
+    with patch.object(native, "library", lambda: None), patch.dict(ledger._kinds, clear=True):
         found = Ledger().add(noise(30, 30), 1).statistics
         assert oracle.bits(found) == oracle.bits(reduce(noise(30, 30), 1))
 

@@ -81,12 +81,14 @@ def summarize_compiled(
     return decoded
 
 
-def job(values: Tensor, dim: int | None) -> Job | None:
+def job(values: Tensor, dim: int | None, samples: int = 0) -> Job | None:
     """Return how the compiled kernel reads a tensor, or ``None`` where only `plain` can.
 
     Args:
         values: real and strided, or anything else that is then not for the kernel.
         dim: the dimension of the units; ``None`` for no units.
+        samples: the length of dimension 0 if its slices are compared with each other, else 0; they
+            are not where they are scattered in memory, as ``layout.samples`` says then.
     """
     code = _DTYPES.get(values.dtype)
     if code is None or not values.is_cpu or not values.numel() or native.library() is None:
@@ -95,7 +97,7 @@ def job(values: Tensor, dim: int | None) -> Job | None:
     storage = torch._C._data_address(values)  # type: ignore[attr-defined]
     address = storage + values.storage_offset() * values.itemsize
     strides = None if values.is_contiguous() else values.stride()
-    return Job(address, _layout(code, values.shape, strides, dim))
+    return Job(address, _layout(code, values.shape, strides, dim, samples))
 
 
 def decode(found: Found) -> tuple[KernelResult, Extremes | None]:
@@ -131,20 +133,27 @@ _own = _Own()
 
 @lru_cache(maxsize=4096)
 def _layout(
-    code: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dim: int | None
+    code: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    dim: int | None,
+    samples: int,
 ) -> Layout:
     """Return the layout of a tensor; no strides are those of a contiguous one."""
     count = math.prod(shape)
     one_in = min(max(count // EXACT_HISTOGRAM, 1), MOST_SKIPPED)
     if strides is None:
         run = 1 if dim is None else math.prod(shape[dim + 1 :])
-        return Layout(code, count, (), (), *_cells(shape, dim, run), one_in, PART)
+        return Layout(code, count, (), (), *_cells(shape, dim, run), one_in, PART, samples)
     order = sorted(range(len(shape)), key=strides.__getitem__, reverse=True)
     run = 1 if dim is None else math.prod(shape[d] for d in order[order.index(dim) + 1 :])
     sizes, steps = _joined([(shape[d], strides[d]) for d in order])
     if len(sizes) == 1 and steps[0] == 1:
         sizes, steps = [], []
-    return Layout(code, count, sizes, steps, *_cells(shape, dim, run), one_in, PART)
+    outermost = next((d for d in order if shape[d] > 1), None)
+    if sizes or outermost != 0:
+        samples = 0
+    return Layout(code, count, sizes, steps, *_cells(shape, dim, run), one_in, PART, samples)
 
 
 def _cells(shape: tuple[int, ...], dim: int | None, run: int) -> tuple[int, int, int]:

@@ -30,17 +30,22 @@ import torch
 from pytest_modelhealth.statistics.exponents import HIGHEST_EXPONENT, LOWEST_EXPONENT
 from pytest_modelhealth.statistics.native import forks
 
-_SOURCES = ("fused.c", "block.h", "avx512.h")  # as in hatch_build.py
+_SOURCES = ("fused.c", "block.h", "avx512.h", "samples.h")  # as in hatch_build.py
 _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 
-_JOB = struct.Struct("=10q")
-_ADDRESS = struct.Struct("=q")
+_JOB = struct.Struct("=11q")
 _RESULT = struct.Struct("=7q4d4q")
 _RESULT_WORDS = 16
-_FINITE = struct.Struct("=48xq")  # a field of the result
 _ROWS = 2 * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1)
 _PAGE_WORDS = 1 << 16
 _PLACE_BITS = 40  # of a place, for the word in its page; the rest is the number of the page
+
+# What the kernel remarks on a tensor, from bit 48 of what it returns.
+_REMARKS_FROM_BIT = 48
+_WORDS = (1 << _REMARKS_FROM_BIT) - 1
+OUT_OF_RANGE = 1
+NOT_ALL_FINITE = 2
+EQUAL_SAMPLES = 4
 
 
 class Layout:
@@ -56,9 +61,10 @@ class Layout:
         one_in: how many values there are for each that enters the histogram; 1 for all.
         part: about how many elements are summarized by themselves. Threads share parts; another
             length may give other last bits.
+        samples: how many slices of dense memory are compared with each other; 0 for none.
     """
 
-    __slots__ = ("_dimensions", "is_shared", "room", "words")
+    __slots__ = ("_dimensions", "is_shared", "room", "samples", "words")
 
     def __init__(
         self,
@@ -71,10 +77,13 @@ class Layout:
         run: int,
         one_in: int,
         part: int,
+        samples: int = 0,
     ) -> None:
         self._dimensions = np.array([*sizes, *strides], dtype=np.int64) if sizes else None
         address = 0 if self._dimensions is None else self._dimensions.ctypes.data
-        self.words = (dtype, elements, len(sizes), address, units, run, cells, one_in, part)
+        counts = (units, run, cells, one_in, part, samples)
+        self.words = (dtype, elements, len(sizes), address, *counts)
+        self.samples = samples
         self.is_shared = elements >= 2 * part  # by threads, as count_threads of fused.c
         self.room = _RESULT_WORDS + _whole(units, 8) * 2 + _whole(units, 64) // 8 + _ROWS
 
@@ -96,14 +105,16 @@ class Job(NamedTuple):
 
 
 class PackedJob:
-    """A job for many tensors of one layout, one after the other; not for two threads at once."""
+    """A job for many tensors of one layout; threads may share it."""
 
-    __slots__ = ("address", "layout", "memory")
+    __slots__ = ("_memory", "address", "is_shared", "layout", "room")
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.memory = ctypes.create_string_buffer(_JOB.pack(0, *layout.words), _JOB.size)
-        self.address = ctypes.addressof(self.memory)
+        self.room = layout.room
+        self.is_shared = layout.is_shared
+        self._memory = ctypes.create_string_buffer(_JOB.pack(0, *layout.words), _JOB.size)
+        self.address = ctypes.addressof(self._memory)
 
 
 class Found(NamedTuple):
@@ -141,7 +152,7 @@ class Found(NamedTuple):
 class _Page:
     """Memory that results are written to, one after the other."""
 
-    def __init__(self, words: int) -> None:
+    def __init__(self, words: int, first_place: int) -> None:
         memory = np.empty(words + 8, dtype=np.int64)  # pages that nobody writes to cost nothing
         start = -memory.ctypes.data % 64 // 8
         self.integers = memory[start : start + words]
@@ -151,6 +162,7 @@ class _Page:
         self.memory = self.bytes.data
         self.address = int(self.integers.ctypes.data)
         self.words = words
+        self.first_place = first_place
         self.used = 0
 
 
@@ -171,31 +183,39 @@ class Results:
     def __init__(self, words: int = _PAGE_WORDS, threads: int | None = None) -> None:
         if library() is None:
             raise RuntimeError("the kernel is not compiled for this machine: use the plain one")
-        self._pages = [_Page(words)]
+        self._page = _Page(words, 0)
+        self._pages = [self._page]
         self._reduce = library().modelhealth_reduce
+        self._reduce_one = library().modelhealth_reduce_one
         self._threads = threads
 
     def reduce(self, job: Job) -> int:
         """Reduce one tensor at once and return the place of its result."""
-        return self.reduce_packed(PackedJob(job.layout), job.address)
+        return self.reduce_packed(PackedJob(job.layout), job.address)[0]
 
-    def reduce_packed(self, job: PackedJob, address: int) -> int:
-        """Do so with the tensor whose first element is at `address`."""
-        page = self._pages[-1]
-        if page.used + job.layout.room > page.words:
-            page = self._new_page(job.layout.room)
-        place = (len(self._pages) - 1 << _PLACE_BITS) + page.used
-        _ADDRESS.pack_into(job.memory, 0, address)
-        threads = self._thread_count() if job.layout.is_shared else 1
-        page.used += self._reduce(job.address, 1, page.address + 8 * page.used, None, threads)
-        return place
+    def reduce_packed(self, job: PackedJob, address: int) -> tuple[int, int]:
+        """Reduce the tensor whose first element is at `address`.
+
+        Returns:
+            The place of the result, and what is to be known at once: `OUT_OF_RANGE`,
+            `NOT_ALL_FINITE` and `EQUAL_SAMPLES`, those that are true added up.
+        """
+        page = self._page
+        used = page.used
+        if used + job.room > page.words:
+            page = self._new_page(job.room)
+            used = 0
+        threads = self._thread_count() if job.is_shared else 1
+        done = self._reduce_one(job.address, address, page.address + 8 * used, threads)
+        page.used = used + (done & _WORDS)
+        return page.first_place + used, done >> _REMARKS_FROM_BIT
 
     def reduce_many(self, jobs: Sequence[Job]) -> list[int]:
         """Reduce tensors in one call and return the places of their results."""
         if not jobs:
             return []
         room = sum(job.layout.room for job in jobs)
-        page = self._pages[-1]
+        page = self._page
         if page.used + room > page.words:
             page = self._new_page(room)
         packed = b"".join([_JOB.pack(address, *layout.words) for address, layout in jobs])
@@ -203,7 +223,7 @@ class Results:
         where = page.address + 8 * page.used
         threads = self._thread_count()
         words = self._reduce(packed, len(jobs), where, places.ctypes.data, threads)
-        places += (len(self._pages) - 1 << _PLACE_BITS) + page.used
+        places += page.first_place + page.used
         page.used += words
         found: list[int] = places.tolist()
         return found
@@ -214,9 +234,9 @@ class Results:
         return self._threads or torch.get_num_threads()
 
     def _new_page(self, room: int) -> _Page:
-        page = _Page(max(room, _PAGE_WORDS))
-        self._pages.append(page)
-        return page
+        self._page = _Page(max(room, _PAGE_WORDS), len(self._pages) << _PLACE_BITS)
+        self._pages.append(self._page)
+        return self._page
 
     def __getitem__(self, place: int) -> Found:
         page = self._pages[place >> _PLACE_BITS]
@@ -234,16 +254,11 @@ class Results:
         rows = page.pairs[at // 2 : at // 2 + row_count]
         return Found._make((*fields[1:-2], rows, extremes, alive))
 
-    def finite_count(self, place: int) -> int:
-        """Return how many values were finite, without reading out the rest."""
-        start = place & (1 << _PLACE_BITS) - 1
-        count: int = _FINITE.unpack_from(self._pages[place >> _PLACE_BITS].memory, 8 * start)[0]
-        return count
-
     def clear(self) -> None:
         """Forget all results; their memory is written to again."""
         del self._pages[1:]
-        self._pages[0].used = 0
+        self._page = self._pages[0]
+        self._page.used = 0
 
 
 @cache
@@ -272,9 +287,11 @@ def load(path: Path) -> Any:
     loaded.modelhealth_source.restype = ctypes.c_char_p
     if loaded.modelhealth_source().decode() != _checksum():
         return None
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    loaded.modelhealth_reduce.restype = number
-    loaded.modelhealth_reduce.argtypes = [pointer, number, pointer, pointer, number]
+    # numbers are given as pointers, which ctypes makes of an int at a third of the time
+    word = ctypes.c_void_p
+    for function, arguments in ((loaded.modelhealth_reduce, 5), (loaded.modelhealth_reduce_one, 4)):
+        function.restype = ctypes.c_int64
+        function.argtypes = [word] * arguments
     return loaded
 
 

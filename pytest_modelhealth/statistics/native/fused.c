@@ -29,6 +29,8 @@ enum {
 
 enum Dtype { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 
+#include "samples.h"
+
 typedef struct {
     const char *data;
     int dtype;
@@ -240,7 +242,8 @@ typedef struct {
         sizes,                           /* address of the sizes, then the strides */
         units, run, cells,               /* units: 0 where their extremes are not wanted */
         one_in,                          /* how many values there are for each in the histogram */
-        part;                            /* about as many elements are summarized by themselves */
+        part,                            /* about as many elements are summarized by themselves */
+        samples;                         /* slices of dense memory to compare; 0 for none */
 } Job;
 
 /* A result, in words of 8 bytes; as `native.Found` unpacks it. After it come the units' least values,
@@ -248,10 +251,13 @@ typedef struct {
 typedef struct {
     int64_t words, out_of_range, nans, positive_infs, negative_infs, zeros, finite;
     double mean, std, min, max;
-    int64_t is_sampled, lowest, rows, units, unused;
+    int64_t is_sampled, lowest, rows, units, remarks;
 } Result;
 
 enum { RESULT_WORDS = sizeof(Result) / 8 };
+
+/* What to act on as soon as a tensor is read: bits of `remarks`, as in `native`. */
+enum { OUT_OF_RANGE = 1, NOT_ALL_FINITE = 2, EQUAL_SAMPLES = 4, REMARKS_FROM_BIT = 48 };
 
 #ifdef __linux__
 /* The OpenMP runtime that torch brought into the process: its threads are there, and spin for a while
@@ -426,6 +432,11 @@ static void reduce_job(const Job *job, int64_t threads, Result *result) {
     find_alive(low, high, job->units, abs_max, alive);
     keep_rows(rows, result, kept);
     result->words = whole(kept + 2 * result->rows - (int64_t *)result, 8);
+    if (result->out_of_range) result->remarks |= OUT_OF_RANGE;
+    if (result->finite != job->count) result->remarks |= NOT_ALL_FINITE;
+    const void *data = (const void *)(intptr_t)job->address;
+    if (job->samples && samples_are_equal(data, (int)job->dtype, job->samples, job->count))
+        result->remarks |= EQUAL_SAMPLES;
 }
 
 #ifdef _WIN32
@@ -453,4 +464,16 @@ EXPORT int64_t modelhealth_reduce(const Job *jobs, int64_t count, int64_t *resul
         words += result->words;
     }
     return words;
+}
+
+/* Reduce the tensor at `data`, which `kind` describes but for its address.
+ *
+ * Returns the words written, and from REMARKS_FROM_BIT on the remarks.
+ */
+EXPORT int64_t modelhealth_reduce_one(const Job *kind, const void *data, Result *result,
+                                      int64_t threads) {
+    Job job = *kind;
+    job.address = (int64_t)(intptr_t)data;
+    reduce_job(&job, threads, result);
+    return result->words | result->remarks << REMARKS_FROM_BIT;
 }
