@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from threading import get_ident
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,9 @@ class Entry(ABC):
 
     samples_equal: bool | None
     """Whether all samples of the tensor hold equal values; ``None`` where nobody looked."""
+
+    waits: ClassVar[bool] = False
+    """Whether what was found is still on another device."""
 
     @property
     @abstractmethod
@@ -341,6 +345,7 @@ class _Queue:
 
 class _Waiting(Entry):
     samples_equal = None
+    waits = True
     __slots__ = ("_index", "_known", "_queue", "_subject")
 
     def __init__(self, subject: Subject, queue: _Queue, index: int) -> None:

@@ -73,7 +73,7 @@ def run(model: Any, batch: Any = None, **options: Any) -> Observation:
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(Ledger, "add"), (hooks, "find_tensors"), (hooks, "version")]
+    ("place", "name"), [(Ledger, "add"), (hooks, "holds_numbers"), (hooks, "version")]
 )
 def test_our_own_errors_never_reach_the_user(
     monkeypatch: pytest.MonkeyPatch, place: Any, name: str

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing.samples import equal_samples
 from pytest_modelhealth.report import LayerRecord
+from pytest_modelhealth.statistics import Ledger, native
 
 
 def by_brute_force(tensor: Tensor) -> bool:
     """Whether every sample equals the first, element by element."""
     samples = [sample.flatten().tolist() for sample in tensor]
-    return all(sample == samples[0] for sample in samples)
+    return all(a == b for one in samples[1:] for a, b in zip(one, samples[0], strict=True))
 
 
 def zeros_but(*place: int) -> Tensor:
@@ -43,6 +44,13 @@ TENSORS: dict[str, Callable[[], Tensor]] = {
     "transposed": lambda: torch.randn(7, 4).t(),
     "slice": lambda: torch.randn(6, 7)[1:5],
     "bfloat16": lambda: torch.ones(4, 40, dtype=torch.bfloat16),
+    "float16, zeros of both signs": lambda: torch.tensor([[0.0, 1.0], [-0.0, 1.0]] * 2).half(),
+    "bfloat16, other last bit": lambda: torch.tensor([[1.0], [1.0078125]] * 2).bfloat16(),
+    "float64, other last bit": lambda: torch.tensor([[1.0], [1.0 + 2**-52]] * 2).double(),
+    "NaN": lambda: torch.full((4, 3), torch.nan),
+    "NaN in float16": lambda: torch.full((4, 3), torch.nan).half(),
+    "NaN in bfloat16": lambda: torch.full((4, 3), torch.nan).bfloat16(),
+    "infinity in float16": lambda: torch.full((4, 3), torch.inf).half(),
     "ids": lambda: torch.tensor([[128, 0], [0, 128]] * 2),
     "complex": lambda: torch.ones(4, 2, dtype=torch.complex64),
 }
@@ -54,6 +62,19 @@ def test_equality_is_that_of_every_element(name: str) -> None:
     torch.manual_seed(0)
     tensor = TENSORS[name]()
     assert equal_samples([tensor], 4) is by_brute_force(tensor)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_the_kernel_tells_it_as_it_reads(name: str) -> None:
+    """Where samples lie one after the other, the ledger's entry says the same."""
+    torch.manual_seed(0)
+    tensor = TENSORS[name]()
+    is_read = native.library() is not None and tensor.is_floating_point()
+    is_dense = tensor.is_contiguous() or name.startswith("channels last")
+    entry = Ledger().add(tensor, None, 4)
+    assert entry.samples_equal is (by_brute_force(tensor) if is_read and is_dense else None)
+    assert equal_samples([tensor], 4, [entry]) is by_brute_force(tensor)
+    assert Ledger().add(tensor, None, 3).samples_equal is None
 
 
 @pytest.mark.parametrize(

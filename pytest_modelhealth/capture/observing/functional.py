@@ -88,6 +88,17 @@ class FunctionalLayers(TorchFunctionMode):
         turn_on: Callable[[], None] = self.turn_on
         return turn_on
 
+    def step_aside_alone(self) -> Callable[[], None] | None:
+        """Do so where no mode of the user's is on; return ``None`` where one is."""
+        depth = torch._C._len_torch_function_stack()
+        if not depth:
+            return _do_nothing
+        if depth > 1 or torch._C._get_function_stack_at(0) is not self:
+            return None
+        torch._C._pop_torch_function_stack()
+        turn_on: Callable[[], None] = self.turn_on
+        return turn_on
+
     @property
     def is_on(self) -> bool:
         """Whether calls are seen now."""
@@ -112,6 +123,10 @@ class FunctionalLayers(TorchFunctionMode):
             _push_all(restored)
 
         return resume
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _push_all(modes: list[Any]) -> None:

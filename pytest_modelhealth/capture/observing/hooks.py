@@ -54,16 +54,33 @@ class Frame:
         inputs: the tensors it was called with, each with its version then.
         functions: how many calls of each function it has made so far.
         resume: puts the functional mode back on, where the call turned it off.
+        is_recomputation: whether activation checkpointing makes the call again.
+        is_simple: whether `Hooks.enter_simply` saw it begin.
     """
 
-    __slots__ = ("functions", "handling", "inputs", "layer", "resume")
+    __slots__ = (
+        "functions",
+        "handling",
+        "inputs",
+        "is_recomputation",
+        "is_simple",
+        "layer",
+        "resume",
+    )
 
-    def __init__(self, layer: Layer, handling: BaseException | None = None) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        handling: BaseException | None = None,
+        resume: Callable[[], None] | None = None,
+    ) -> None:
         self.layer = layer
         self.handling = handling
         self.inputs: list[tuple[Tensor, int | None]] = []
         self.functions: dict[str, int] | None = None
-        self.resume: Callable[[], None] | None = None
+        self.resume = resume
+        self.is_recomputation = _is_recomputation()
+        self.is_simple = False
 
     def number(self, function: str) -> int:
         """Return the number of the next call of `function`, from 0 on."""
@@ -99,7 +116,8 @@ class Hooks:
         self._stack: list[Frame] = []
         self._id: int = RemovableHandle(OrderedDict()).id
         self._modules: list[nn.Module] = []
-        self._tensor_hooks: list[tuple[Any, dict[Any, Any]]] = []
+        self._tensor_hooks: list[Any] = []
+        self._hook_dictionaries: list[dict[Any, Any]] = []
         self._differentiating = False
 
     def register(self) -> None:
@@ -112,10 +130,9 @@ class Hooks:
             if layer.opaque:
                 continue
             self._modules.append(module)
-            before, after = _ModuleHook(self._enter, layer), _ModuleHook(self._complete, layer)
-            module._forward_pre_hooks[self._id] = before
+            module._forward_pre_hooks[self._id] = _EnterHook(self, layer)
             module._forward_pre_hooks_with_kwargs[self._id] = True
-            module._forward_hooks[self._id] = after
+            module._forward_hooks[self._id] = _CompleteHook(self, layer)
             # called after an exception too, so that the stack of calls stays right where the
             # user's forward catches it
             module._forward_hooks_always_called[self._id] = True
@@ -123,12 +140,12 @@ class Hooks:
     def enter_layer(self, layer: Layer, arguments: tuple[Any, ...]) -> None:
         """Begin a call of a layer that no module hook reaches."""
         if not _is_traced():
-            self._enter(layer, arguments, {})
+            self.enter(layer, arguments, {})
 
     def complete_layer(self, layer: Layer, output: Any) -> None:
         """End a call of a layer that no module hook reaches."""
         if not _is_traced():
-            self._complete(layer, (), output)
+            self.complete(layer, output)
 
     def end_calls(self) -> None:
         """End the calls that an exception left open."""
@@ -142,7 +159,7 @@ class Hooks:
             module._forward_pre_hooks_with_kwargs.pop(self._id, None)
             module._forward_hooks.pop(self._id, None)
             module._forward_hooks_always_called.pop(self._id, None)
-        for hook, hooks in self._tensor_hooks:
+        for hook, hooks in zip(self._tensor_hooks, self._hook_dictionaries, strict=True):
             hooks.pop(hook, None)
 
     @contextmanager
@@ -158,8 +175,51 @@ class Hooks:
         finally:
             self._differentiating = False
 
+    def enter_simply(self, layer: Layer, module: nn.Module, tensor: Tensor) -> bool:
+        """Begin a call of one of torch's own layers with one plain tensor, at less cost.
+
+        Returns:
+            Whether that was possible: it is not where the user's code may run inside the call, in
+            another hook or in a function mode.
+        """
+        if len(module._forward_hooks) != 1:
+            return False
+        resume = self.functional.step_aside_alone()
+        if resume is None:
+            return False
+        frame = Frame(layer, sys.exception(), resume)
+        self._stack.append(frame)
+        try:
+            if not frame.is_recomputation:
+                self.recorder.enter(layer)
+            frame.inputs = [(tensor, version(tensor))]
+            if not frame.is_recomputation:
+                self.recorder.add_inputs(layer, [tensor])
+            frame.is_simple = True
+        except Exception as error:  # noqa: BLE001 - as in _guarded
+            self.recorder.fail(layer, error)
+        return True
+
+    def complete_simply(self, layer: Layer, output: Any) -> bool:
+        """End such a call; return whether it was one and returned one plain tensor."""
+        if not self._stack or type(output) is not Tensor:
+            return False
+        frame = self._stack[-1]
+        if not frame.is_simple or frame.layer is not layer:
+            return False
+        self._stack.pop()
+        try:
+            self._see_tensors(frame, [output] if holds_numbers(output) else [])
+        except Exception as error:  # noqa: BLE001 - as in _guarded
+            self.recorder.fail(layer, error)
+        finally:
+            if frame.resume is not None:
+                frame.resume()
+        return True
+
     @_guarded
-    def _enter(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a call of any layer."""
         frame = Frame(layer, sys.exception())
         self._stack.append(frame)
         self._see_inputs(frame, (args, kwargs) if kwargs else args)
@@ -171,16 +231,16 @@ class Hooks:
                 self.recorder.note_blind_spot(layer)
 
     def _see_inputs(self, frame: Frame, arguments: Any) -> None:
-        recomputation = _is_recomputation()
-        if not recomputation:
+        if not frame.is_recomputation:
             self.recorder.enter(frame.layer)
         tensors = find_tensors(arguments)
         frame.inputs = [(tensor, version(tensor)) for tensor in tensors]
-        if not recomputation:
+        if not frame.is_recomputation:
             self.recorder.add_inputs(frame.layer, tensors)
 
     @_guarded
-    def _complete(self, layer: Layer, args: tuple[Any, ...], output: Any) -> None:
+    def complete(self, layer: Layer, output: Any) -> None:
+        """End the latest call of a layer, which returned `output` or raised."""
         frame = self._innermost(layer)
         if frame is None:
             return
@@ -239,12 +299,15 @@ class Hooks:
         self._see_output(frame, output)
 
     def _see_output(self, frame: Frame, output: Any) -> None:
+        self._see_tensors(frame, [t for t in find_tensors(output) if holds_numbers(t)])
+
+    def _see_tensors(self, frame: Frame, tensors: list[Tensor]) -> None:
+        """Take the tensors with numbers that a call returned."""
         layer, recorder = frame.layer, self.recorder
-        tensors = [t for t in find_tensors(output) if holds_numbers(t)]
         dimensions = [recorder.unit_dimension(layer, tensor) for tensor in tensors]
-        if not _is_recomputation():
-            recorder.complete(layer, tensors, dimensions)
-            recorder.compare_samples(layer, frame.inputs, tensors)
+        if not frame.is_recomputation:
+            entries = recorder.complete(layer, tensors, dimensions)
+            recorder.compare_samples(layer, frame.inputs, tensors, entries)
         for tensor, dimension in zip(tensors, dimensions, strict=True):
             if _is_among(tensor, frame.inputs):
                 layer.returned_input = True
@@ -262,11 +325,24 @@ class Hooks:
         that is written to later never fires; the hook on its base does.
         """
         _ = tensor.grad_fn
+        base = tensor._base
+        if base is None and self._share_hook(layer, tensor, unit_dimension):
+            return
         hook = _GradientHook(self, layer, unit_dimension)
         self._register(tensor, hook)
-        base = tensor._base
         if base is not None and base.requires_grad and base.grad_fn is not None:
             self._register(base, _BaseGradientHook(hook, tensor, base))
+
+    def _share_hook(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> bool:
+        """Let the hook of a layer inside, which returned the same tensor, serve both.
+
+        It does unless the user's code hooked the tensor in between: then there are two gradients.
+        """
+        hooks: dict[Any, Any] | None = tensor._backward_hooks
+        latest = next(reversed(hooks), None) if hooks else None
+        if type(latest) is not _GradientHook:
+            return False
+        return latest.add(self, layer, unit_dimension)
 
     def _register(self, tensor: Tensor, hook: Callable[[Tensor | None], None]) -> None:
         """Do what `Tensor.register_hook` does, without a handle."""
@@ -276,21 +352,31 @@ class Hooks:
                 tensor.grad_fn._register_hook_dict(tensor)
         hooks: dict[Any, Any] = tensor._backward_hooks
         hooks[hook] = hook
-        self._tensor_hooks.append((hook, hooks))
+        self._tensor_hooks.append(hook)
+        self._hook_dictionaries.append(hooks)
 
     def takes_gradients(self, layer: Layer) -> bool:
         """Whether what flows back now is the gradient of the loss.
 
         A pass that builds a graph, for a gradient penalty say, is a part of computing the loss.
         """
-        if self._differentiating and torch.is_grad_enabled():
+        if not self._differentiating:
+            return False
+        if torch.is_grad_enabled():
             layer.passed_with_graph = True
-        return self._differentiating and not torch.is_grad_enabled()
+            return False
+        return True
 
-    @_guarded
-    def see_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
-        """Take the gradient of the loss with respect to an output of `layer`."""
-        self.recorder.add_gradient(layer, gradient, unit_dimension)
+    def see_gradient(
+        self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
+    ) -> None:
+        """Take the gradient of the loss with respect to a tensor that all of `layers` returned."""
+        try:
+            with torch._C.DisableTorchFunction():
+                self.recorder.add_gradient(layers, gradient, unit_dimension)
+        except Exception as error:  # noqa: BLE001 - as in _guarded
+            for layer in layers:
+                self.recorder.fail(layer, error)
 
 
 def _is_among(tensor: Tensor, given: list[tuple[Tensor, int | None]]) -> bool:
@@ -341,35 +427,71 @@ def _make_inert() -> Callable[..., None]:
 class _ModuleHook:
     """A forward hook that knows its layer; it pickles and copies to one that does nothing."""
 
-    __slots__ = ("_layer", "_method")
+    __slots__ = ("_hooks", "_layer")
 
-    def __init__(self, method: Callable[..., None], layer: Layer) -> None:
-        self._method = method
+    def __init__(self, hooks: Hooks, layer: Layer) -> None:
+        self._hooks = hooks
         self._layer = layer
-
-    def __call__(self, module: nn.Module, *arguments: Any) -> None:
-        if not _is_traced():
-            self._method(self._layer, *arguments)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return _make_inert, ()
 
 
-class _GradientHook:
-    """A tensor hook that knows its layer and whether it ever fired."""
+class _EnterHook(_ModuleHook):
+    """Begins a call; most are of torch's own layers with one plain tensor."""
 
-    __slots__ = ("_hooks", "_layer", "_unit_dimension", "fired")
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _is_traced():
+            return
+        hooks, layer = self._hooks, self._layer
+        is_simple = (
+            layer.calls_no_functional_layer
+            and len(args) == 1
+            and not kwargs
+            and type(args[0]) is Tensor
+            and hooks.enter_simply(layer, module, args[0])
+        )
+        if not is_simple:
+            hooks.enter(layer, args, kwargs)
+
+
+class _CompleteHook(_ModuleHook):
+    """Ends a call, also one that raised."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._hooks.complete_simply(self._layer, output) and not _is_traced():
+            self._hooks.complete(self._layer, output)
+
+
+class _GradientHook:
+    """A tensor hook that knows the layers that returned the tensor and whether it ever fired."""
+
+    __slots__ = ("_hooks", "_layers", "_unit_dimension", "fired")
 
     def __init__(self, hooks: Hooks, layer: Layer, unit_dimension: int | None) -> None:
         self._hooks = hooks
-        self._layer = layer
+        self._layers = [layer]
         self._unit_dimension = unit_dimension
         self.fired = False
 
+    def add(self, hooks: Hooks, layer: Layer, unit_dimension: int | None) -> bool:
+        """Take the gradient for a further layer; return whether that is possible."""
+        if hooks is not self._hooks or unit_dimension != self._unit_dimension:
+            return False
+        self._layers.append(layer)
+        return True
+
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is not None and self._hooks.takes_gradients(self._layer):
+        if gradient is None:
+            return
+        layers = [layer for layer in self._layers if self._hooks.takes_gradients(layer)]
+        if layers:
             self.fired = True
-            self._hooks.see_gradient(self._layer, gradient, self._unit_dimension)
+            self._hooks.see_gradient(layers, gradient, self._unit_dimension)
 
 
 class _BaseGradientHook:

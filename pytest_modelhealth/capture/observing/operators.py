@@ -54,7 +54,7 @@ class Listener:
         layer = self._layers[index]
         if "gradients" in layer.roles and self._hooks.takes_gradients(layer):
             dimension = self._hooks.recorder.unit_dimension(layer, gradient)
-            self._hooks.recorder.add_gradient(layer, gradient, dimension)
+            self._hooks.recorder.add_gradient([layer], gradient, dimension)
 
     def close(self) -> None:
         """Say of each layer that was called, and whose output never showed, why it did not."""

@@ -73,6 +73,15 @@ class Layer:
         return self.name or self.type_name
 
 
+class _Seen(weakref.ref[Tensor]):
+    """A tensor that was read, its version then and what was found."""
+
+    __slots__ = ("entry", "version")
+
+    entry: Entry
+    version: int
+
+
 class Recorder:
     """The layers of one run. Tensors come in, are read at once, and are not kept."""
 
@@ -96,7 +105,7 @@ class Recorder:
         self._unit_dimensions = UnitDimensions()
         self._ledger = Ledger() if ledger is None else ledger
         self._loss: Entry | float | None = None
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Entry]] = {}
+        self._seen: dict[int, _Seen] = {}
         self._events = 0
         for named in modules:
             module = named.module
@@ -164,18 +173,31 @@ class Recorder:
 
     def complete(
         self, layer: Layer, tensors: list[Tensor], unit_dimensions: list[int | None]
-    ) -> None:
-        """Take what a call of `layer` returned, and where the units of each tensor lie."""
+    ) -> list[Entry | None]:
+        """Take what a call of `layer` returned, and where the units of each tensor lie.
+
+        Returns:
+            What was found in the tensors, ``None`` for one that cannot be read; nothing where they
+            were not looked at.
+        """
         self._events += 1
         layer.completed = self._events
-        if "activations" in layer.roles:
-            for tensor, unit_dimension in zip(tensors, unit_dimensions, strict=True):
-                entry = self._read(layer, tensor, unit_dimension)
-                if entry is not None:
-                    _add(layer.activations, entry)
+        if "activations" not in layer.roles:
+            return []
+        entries = []
+        for tensor, unit_dimension in zip(tensors, unit_dimensions, strict=True):
+            entry = self._read(layer, tensor, unit_dimension)
+            entries.append(entry)
+            if entry is not None:
+                _add(layer.activations, entry)
+        return entries
 
     def compare_samples(
-        self, layer: Layer, given: Iterable[tuple[Tensor, int | None]], returned: list[Tensor]
+        self,
+        layer: Layer,
+        given: Iterable[tuple[Tensor, int | None]],
+        returned: list[Tensor],
+        entries: list[Entry | None],
     ) -> None:
         """Note whether a call of `layer` returned the same for every sample, and was given it.
 
@@ -183,15 +205,20 @@ class Recorder:
             layer: the layer.
             given: the tensors it was called with, each with its version then.
             returned: the tensors it returned.
+            entries: what was found in these, as `complete` returns it.
         """
         if layer.equal_samples is False or "activations" not in layer.roles:
             return
-        equal = equal_samples(returned, self._samples)
+        if len(entries) == 1 and entries[0] is not None and entries[0].samples_equal is False:
+            layer.equal_samples = False  # it nearly always is
+            if layer.name:
+                return
+        equal = equal_samples(returned, self._samples, entries)
         if equal is not None:
             layer.equal_samples = equal
         if (equal or not layer.name) and layer.equal_input_samples is not False:
             unchanged = [tensor for tensor, seen in given if version(tensor) == seen]
-            equal = equal_samples(unchanged, self._samples)
+            equal = equal_samples(unchanged, self._samples, map(self._seen_before, unchanged))
             if equal is not None:
                 layer.equal_input_samples = equal
 
@@ -253,9 +280,13 @@ class Recorder:
                 if id(parameter) not in reached:
                     layer.unreached |= {name}
 
-    def add_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
-        """Read the gradient of the loss with respect to one output tensor of a layer."""
-        _add(layer.gradients, self._read_gradient(gradient, unit_dimension))
+    def add_gradient(
+        self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
+    ) -> None:
+        """Read the gradient of the loss with respect to a tensor that all of `layers` returned."""
+        entry = self._read_gradient(gradient, unit_dimension)
+        for layer in layers:
+            _add(layer.gradients, entry)
 
     def add_loss(self, loss: Tensor) -> None:
         """Take the loss; from another device its value is fetched with everything else."""
@@ -303,24 +334,25 @@ class Recorder:
         """
         seen_version, key = version(tensor), id(tensor)
         seen = self._seen.get(key)
-        if seen is not None and seen[0]() is tensor and seen[1] == seen_version:
-            entry = seen[2]
+        if seen is not None and seen() is tensor and seen.version == seen_version:
+            entry = seen.entry
             if unit_dimension is None or entry.has_units:
                 return entry
         try:
-            entry = self._ledger.add(tensor, unit_dimension)
+            entry = self._ledger.add(tensor, unit_dimension, self._samples)
         except UnsupportedTensorError as error:
             layer.unsupported = str(error)
             return None
         if seen_version is not None:
-            self._seen[key] = (weakref.ref(tensor), seen_version, entry)
+            seen = self._seen[key] = _Seen(tensor)
+            seen.version, seen.entry = seen_version, entry
         return entry
 
     def _seen_before(self, tensor: Tensor) -> Entry | None:
         """Return the entry of an earlier look at the same unchanged tensor, if there was one."""
         seen = self._seen.get(id(tensor))
-        if seen is not None and seen[0]() is tensor and seen[1] == version(tensor):
-            return seen[2]
+        if seen is not None and seen() is tensor and seen.version == version(tensor):
+            return seen.entry
         return None
 
     def _known(self, value: Any) -> Entry | None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
 from pytest_modelhealth.capture.observing.tensors import holds_numbers
+from pytest_modelhealth.statistics import Entry
 
 
 class Visitor(Protocol):
@@ -50,16 +51,20 @@ class VisitedRecorder(Recorder):
 
     def complete(
         self, layer: Layer, tensors: list[Tensor], unit_dimensions: list[int | None]
-    ) -> None:
+    ) -> list[Entry | None]:
         """Take and show what a call of `layer` returned."""
-        super().complete(layer, tensors, unit_dimensions)
+        entries = super().complete(layer, tensors, unit_dimensions)
         for tensor in tensors:
             self.visitor.see(layer.name, "activations", "", tensor)
+        return entries
 
-    def add_gradient(self, layer: Layer, gradient: Tensor, unit_dimension: int | None) -> None:
-        """Take and show a gradient of the loss with respect to an output of `layer`."""
-        super().add_gradient(layer, gradient, unit_dimension)
-        self.visitor.see(layer.name, "gradients", "", gradient)
+    def add_gradient(
+        self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
+    ) -> None:
+        """Take and show a gradient of the loss with respect to an output of all of `layers`."""
+        super().add_gradient(layers, gradient, unit_dimension)
+        for layer in layers:
+            self.visitor.see(layer.name, "gradients", "", gradient)
 
     def add_state(self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]) -> None:
         """Take parameters, their gradients or buffers; show all but the parameters."""

@@ -1,0 +1,115 @@
+"""Hooks that know a simple call see in it what any call shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import Inspector
+from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.report import LayerRecord
+from pytest_modelhealth.statistics import Ledger, TensorStatistics
+from tests.statistics import oracle
+
+BATCH = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Calls(nn.Module):
+    """Calls torch's own layers in each of the ways there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.named, self.hooked = (nn.Linear(6, 6) for _ in range(3))
+        self.hooked.register_forward_hook(lambda module, args, output: F.relu(output))
+        self.twice = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True))
+        self.lstm, self.drop, self.raises = nn.LSTM(6, 6), nn.Dropout(0.5), nn.Linear(5, 5)
+        self.same, self.ids = nn.Identity(), nn.Embedding(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.plain(x)) + self.named(input=x) + self.hooked(x)
+        x = self.twice(self.twice(x)) + self.ids(torch.arange(4))
+        try:
+            self.raises(x)
+        except RuntimeError:
+            x = self.same(x)
+        return self.drop(self.lstm(x)[0])
+
+
+def records() -> dict[str, LayerRecord]:
+    """Return what one inspection says of the same model with the same random numbers."""
+    torch.manual_seed(0)
+    observation = Inspector(Calls()).run_inspection(BATCH).observation
+    assert observation.errors == ()
+    return dict(observation.layers)
+
+
+def plain(record: LayerRecord) -> dict[str, Any]:
+    """Return all fields of a record, statistics as their bits."""
+    fields = {name: getattr(record, name) for name in record.__dataclass_fields__}
+    for name, value in fields.items():
+        if isinstance(value, TensorStatistics):
+            fields[name] = oracle.bits(value)
+        elif isinstance(value, dict):
+            bits = oracle.bits
+            fields[name] = {
+                key: bits(one) if isinstance(one, TensorStatistics) else one
+                for key, one in value.items()
+            }
+    return fields
+
+
+def test_a_simple_call_is_seen_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every field of every record is the same where no call is taken for a simple one."""
+    simple = records()
+    monkeypatch.setattr(Hooks, "enter_simply", lambda *args: False)
+    general = records()
+    assert list(simple) == list(general)
+    for name in general:
+        assert plain(simple[name]) == plain(general[name]), name
+    assert simple["hooked.relu"].calls == 1
+    assert "raised RuntimeError" in simple["raises"].reason
+
+
+def gradients(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, float], int]:
+    """Return the largest gradient of each layer, and how many tensors were read for them."""
+    read = 0
+    add = Ledger.add
+
+    def counted(ledger: Ledger, tensor: Tensor, *args: Any) -> Any:
+        nonlocal read
+        read += tensor.grad_fn is None and tensor.shape == (4, 6) and not args[1:]
+        return add(ledger, tensor, *args)
+
+    monkeypatch.setattr(Ledger, "add", counted)
+    layers = Inspector(model).run_inspection(BATCH, loss=torch.sum).observation.layers
+    return {n: r.gradients.max for n, r in layers.items() if r.gradients is not None}, read
+
+
+def test_a_gradient_that_two_layers_share_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container returns what its last layer did, so that one gradient is both layers'."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6)))
+    found, read = gradients(model, monkeypatch)
+    assert found == {"": 1.0, "0": 1.0, "0.0": 1.0}
+    assert read == 1
+
+
+def test_a_gradient_changed_between_two_layers_is_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook of the user's, put on inside the container, changes what reaches the layer inside."""
+
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.lin(x)
+            x.register_hook(lambda gradient: 3 * gradient)
+            return x
+
+    found, read = gradients(Scales(), monkeypatch)
+    assert read == 2
+    assert found == {"lin": 1.0, "": 3.0}
