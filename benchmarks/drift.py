@@ -22,13 +22,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from benchmarks.cases import changes, held_out_pairs, refactors
+from benchmarks.cases import changes, held_out_pairs, modern_changes, modern_refactors, refactors
 from benchmarks.cases.pair import Pair, Said
 from benchmarks.comparers import COMPARERS, OURS, Comparer
 from benchmarks.timing import header, machine, row
 
 SHELVES = {
     "open": [*refactors.PAIRS.pairs, *changes.PAIRS.pairs],
+    "modern": [*modern_refactors.PAIRS.pairs, *modern_changes.PAIRS.pairs],
     "held out": held_out_pairs.PAIRS.pairs,
 }
 
