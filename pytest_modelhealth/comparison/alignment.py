@@ -242,6 +242,7 @@ def _last(name: str) -> str:
 
 
 def _match_leaves(a: _Side, b: _Side, matching: _Matching) -> None:
+    _match_merged(a, b, matching)
     anchors = _anchors(a, b)
     matching.add_all(anchors)
     backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
@@ -249,6 +250,23 @@ def _match_leaves(a: _Side, b: _Side, matching: _Matching) -> None:
     for left, right in _gaps(a, b, matching, backbone):
         matching.add_all(_aligned_sequences(a, b, left, right))
     _match_moved(a, b, matching)
+
+
+def _match_merged(a: _Side, b: _Side, matching: _Matching) -> None:
+    """Match a layer with the container of its name that holds several, where none is this layer.
+
+    So are adapters that were merged into the weights they stood beside.
+    """
+    for one, other in ((a, b), (b, a)):
+        inside, known = _held(one), one.by_fingerprint(one.leaves)
+        for name in one.containers:
+            layer = other.records.get(name)
+            if name not in other.place or layer is None or not layer.parameters:
+                continue
+            held = [leaf for leaf in inside[name] if one.records[leaf].parameters]
+            same_output = _output_shape(one.records[name]) == _output_shape(layer)
+            if len(held) > 1 and same_output and fingerprint(layer) not in known:
+                matching.add(name, name)
 
 
 def _anchors(a: _Side, b: _Side) -> list[tuple[str, str]]:

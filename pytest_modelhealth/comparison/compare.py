@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from pytest_modelhealth.comparison.judging import (
     Further,
     TensorResult,
     judge,
-    laid_out_otherwise,
+    without_effect,
 )
 from pytest_modelhealth.comparison.links import link, missing_gradients
 from pytest_modelhealth.comparison.measures import coarser
@@ -107,9 +108,10 @@ def compare(
         results = judge(links, a, b, store, further, epsilons, lower, factor)
         results += _problems(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
-        set_aside = laid_out_otherwise(results)
-        notes += _layouts(set_aside, a)
-        results = [result for result in results if result not in set_aside]
+        set_aside = without_effect(results)
+        notes += _without_effect(set_aside, a)
+        aside = set(map(id, set_aside))
+        results = [result for result in results if id(result) not in aside]
         return _comparison(
             ours, theirs, a, b, alignment, results, changed, notes, store, strict_names
         )
@@ -133,17 +135,29 @@ def _changed(
     }
 
 
-def _layouts(set_aside: list[TensorResult], a: Trace) -> list[str]:
-    """Return what to say of tensors in another shape that were not compared."""
+def _without_effect(set_aside: list[TensorResult], a: Trace) -> list[str]:
+    """Return what to say of tensors that differ to no effect."""
     first: dict[str, TensorResult] = {}
     for result in set_aside:
         first.setdefault(result.key.layer, result)
     return [
-        f"{layer or a.observation.model_type}: its {result.key.role} are {result.shape}, were "
-        f"{'x'.join(map(str, a.entries[result.key].shape))}: not compared; what is computed from "
-        "them agrees"
+        f"{layer or a.observation.model_type}: {_difference_of(result, a)}; what is computed from "
+        f"{'it' if result.unseen else 'them'} agrees"
         for layer, result in first.items()
     ]
+
+
+def _difference_of(result: TensorResult, a: Trace) -> str:
+    if result.unseen:
+        return f"its gradient was not seen in the candidate ({result.problem.rpartition(': ')[2]})"
+    role = result.key.role
+    if result.shape:
+        before = "x".join(map(str, a.entries[result.key].shape))
+        return f"its {role} are {result.shape}, were {before}: not compared"
+    difference = result.difference
+    if difference is None:
+        return f"its {role} differ"
+    return f"its {role} are others, {difference.found:.6g} for {difference.expected:.6g}"
 
 
 def _comparison(
@@ -164,6 +178,8 @@ def _comparison(
     if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
         divergence = _other_structure(a, b, results) or divergence
     notes += _remarks(alignment, a, b, results, changed, divergence)
+    if divergence is None:
+        notes = [*_settings(story), *notes]
     return Comparison(
         reference=a.observation.model_type,
         candidate=b.observation.model_type,
@@ -177,6 +193,12 @@ def _comparison(
         notes=tuple(dict.fromkeys(notes)),
         spilled=store.on_disk,
     )
+
+
+def _settings(story: Story) -> Iterator[str]:
+    """Yield how layers that give the same are set up differently: another batch may show it."""
+    for phrase, layers in story.other_settings().items():
+        yield f"{_listed(layers)}: {phrase}; no number of this batch shows it"
 
 
 def _layers(
@@ -216,6 +238,7 @@ def _problems(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[T
             noise=0.0,
             limit=factor,
             problem=f"there is no gradient in the candidate: {why}",
+            unseen=key.role == "gradients" and not a.observation.layers[key.layer].parameters,
         )
         for key, why in missing_gradients(alignment, a, b)
     ]

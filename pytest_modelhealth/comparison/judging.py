@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.comparison.links import Link
+from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
@@ -44,6 +44,9 @@ TRUSTED = 30.0
 """A float64 run that is further off than this multiple of the perturbation noise is no truth: the
 model keeps numbers in float32 whatever it is converted to, or draws others in float64."""
 
+SETTLED = 5.0
+"""The noise of three perturbed runs is less than this multiple of that of the first one."""
+
 
 @dataclass(frozen=True)
 class TensorResult:
@@ -61,6 +64,7 @@ class TensorResult:
         problem: what is wrong, where it is no number that is off: a shape, a missing gradient.
         shape: the candidate's shape, where the tensor flows through the layer in another one; else
             ``""``.
+        unseen: whether it is the gradient of a layer without parameters, and was not seen.
     """
 
     key: Key
@@ -72,6 +76,7 @@ class TensorResult:
     limit: float
     problem: str = ""
     shape: str = ""
+    unseen: bool = False
 
     @property
     def diverged(self) -> bool:
@@ -100,6 +105,15 @@ class _Case:
             own = own if own[0] <= limit[0] else (0.0, 0.0)
         norm, largest = (max(x) for x in zip(self.floor, own, self.noise, strict=True))
         return norm, largest
+
+    def is_trusted(self, times: float = TRUSTED) -> bool:
+        """Whether the reference's own error is no more than so many times what rounding does."""
+        return self.own[0] <= times * max(self.noise[0], self.floor[0])
+
+    def is_settled(self, factor: float) -> bool:
+        """Whether further perturbed runs, which move the noise a little, leave the verdict."""
+        hopeless = not self.is_trusted(SETTLED * TRUSTED)
+        return self.ratio() > SETTLED * factor and (hopeless or self.is_trusted())
 
     def ratio(self) -> float:
         """Return the error by the noise, of the norm or of the worst element."""
@@ -177,7 +191,8 @@ def judge(
         _measure_truth(open_, a, b, store, further)
     rest = [case for case in open_ if _is_open(case, factor)]
     if rest or any(_is_implausible(case, epsilons[0]) for case in open_):
-        _measure_noise(open_, a, store, further, max(epsilons))
+        doubtful = [case for case in open_ if _is_open(case, factor / 3) or not case.is_trusted()]
+        _measure_noise(doubtful, a, store, further, max(epsilons), factor)
     return [_result(case, a, b, factor) for case in cases]
 
 
@@ -187,6 +202,8 @@ def _result(case: _Case, a: Trace, b: Trace, factor: float) -> TensorResult:
     difference = case.difference
     equal = difference is not None and not difference.unequal
     norm = difference.norm if difference is not None else 0.0
+    is_flowing = case.link.reference.role in FLOWING
+    unfit = case.link.is_laid_out_otherwise(a, b) or (is_flowing and difference is None)
     return TensorResult(
         key=case.link.reference,
         candidate=layers,
@@ -196,33 +213,64 @@ def _result(case: _Case, a: Trace, b: Trace, factor: float) -> TensorResult:
         noise=case.scale()[0] / norm if norm else 0.0,
         limit=factor,
         problem=case.problem,
-        shape=_shape(other) if case.link.is_laid_out_otherwise(a, b) else "",
+        shape=_shape(other) if unfit else "",
     )
 
 
-def laid_out_otherwise(results: Iterable[TensorResult]) -> list[TensorResult]:
-    """Return the tensors in another shape that make no difference to what can be compared next.
+def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
+    """Return the tensors that differ and make no difference to what is computed from them.
 
-    Another order of axes, or one step of a sequence at a time: element by element such tensors tell
-    nothing. What is computed from them tells whether they hold the same numbers: the next tensor
-    of the same shape, forward and backward each in its own order.
+    - A tensor in another shape: another order of axes, or one step of a sequence at a time. Element
+      by element such tensors tell nothing; the next tensor of the same shape tells.
+    - What a layer takes, where all it gives agrees, and the gradients that it passes on: a mask of
+      -1e9 for one of -inf, or scores that are shifted before a softmax.
+    - A gradient that was not seen at a layer without parameters, where the next one agrees.
 
     Args:
         results: what became of each tensor, in order of appearance.
     """
-    found: list[TensorResult] = []
+    results = list(results)
+    found = _inputs_without_effect(results)
+    known = set(map(id, found))
     for backward in (False, True):
         waiting: list[TensorResult] = []
         for result in results:
-            if (result.key.role in BACKWARD) is not backward or result.key.role == "buffers":
+            of_this_pass = (result.key.role in BACKWARD) is backward
+            if not of_this_pass or result.key.role == "buffers" or id(result) in known:
                 continue
-            if result.shape and result.diverged:
+            if result.diverged and (result.shape or result.unseen):
                 waiting.append(result)
                 continue
             if not result.diverged:
                 found += waiting
             waiting = []
     return found
+
+
+def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
+    """Return the inputs that differ, of layers that give and pass on what they should."""
+    given: dict[str, list[TensorResult]] = defaultdict(list)
+    passed_on: dict[str, TensorResult] = {}
+    last = None
+    for result in results:
+        layer, role = result.key.layer, result.key.role
+        if role != "inputs":
+            given[layer].append(result)
+        if role in BACKWARD:
+            if last is not None and last != layer:
+                passed_on.setdefault(last, result)
+            last = layer
+
+    def is_without_effect(layer: str) -> bool:
+        made = given[layer] + ([passed_on[layer]] if layer in passed_on else [])
+        is_seen = any(result.key.role == "activations" for result in made)
+        return is_seen and not any(result.diverged for result in made)
+
+    return [
+        result
+        for result in results
+        if result.key.role == "inputs" and result.diverged and is_without_effect(result.key.layer)
+    ]
 
 
 def _is_open(case: _Case, factor: float) -> bool:
@@ -386,8 +434,15 @@ def _measure_lower(
 
 
 def _measure_noise(
-    cases: list[_Case], a: Trace, store: TensorStore, further: Further, epsilon: float
+    cases: list[_Case],
+    a: Trace,
+    store: TensorStore,
+    further: Further,
+    epsilon: float,
+    factor: float,
 ) -> None:
+    """Measure the noise by perturbed runs, until the first case beyond its limit is far beyond."""
+
     def see(case: _Case, value: Tensor) -> None:
         expected = store[a.entries[case.link.reference].slot]
         if value.shape == expected.shape:
@@ -406,4 +461,7 @@ def _measure_noise(
         failure = further.run(build, _Beside(cases, see))
         if failure:
             further.notes.append(f"the noise could not be measured: {failure}")
+            return
+        first = next((case for case in cases if case.ratio() > factor), None)
+        if first is None or first.is_settled(factor):
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -50,13 +50,12 @@ class Link:
 
     def fit(self, tensors: list[Tensor], shape: torch.Size) -> Tensor:
         """Return the candidate's tensors as one of the reference's shape, if they can be."""
+        tensors = [tensor.T for tensor in tensors] if self.transposed else tensors
         found = tensors[0]
         if len(tensors) > 1:
             found = _joined(tensors, shape)
         elif self.part is not None:
             found = _narrowed(found, shape, *self.part)
-        if self.transposed:
-            found = found.T
         if found.shape != shape and found.numel() == shape.numel():
             found = found.reshape(shape)
         return found
@@ -180,21 +179,39 @@ def _of_split(split: Split, a: Trace, b: Trace) -> Iterator[Link]:
     for one in a.of_role[split.whole, "parameter_gradients"]:
         others = tuple(one._replace(layer=part) for part in split.parts)
         if all(other in b.entries for other in others):
-            yield Link(one, others)
+            transposed = _is_other_way(
+                a.entries[one].shape, [b.entries[other].shape for other in others]
+            )
+            yield Link(one, others, transposed=transposed)
 
 
 def _of_fusion(split: Split, a: Trace, b: Trace) -> Iterator[Link]:
     """Yield the tensors of each part beside its rows of the candidate's one layer."""
     start = 0
+    layers = a.observation.layers
     for part in split.parts:
-        parameters = a.observation.layers[part].parameters
+        parameters = layers[part].parameters
         rows = next(iter(parameters.values())).shape[0]
         for role in (*FLOWING, "parameter_gradients"):
             for one in a.of_role[part, role]:
                 other = one._replace(layer=split.whole)
-                if other in b.entries:
-                    yield Link(one, (other,), None if role == "inputs" else (start, start + rows))
+                if other not in b.entries:
+                    continue
+                transposed = role == "parameter_gradients" and _is_other_way(
+                    b.entries[other].shape,
+                    [layers[name].parameters[one.tensor].shape for name in split.parts],
+                )
+                part_of = None if role == "inputs" else (start, start + rows)
+                yield Link(one, (other,), part_of, transposed)
         start += rows
+
+
+def _is_other_way(whole: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> bool:
+    """Whether parts that stand one below the other stand side by side in the whole, transposed."""
+    if len(whole) != 2 or any(len(part) != 2 for part in parts):
+        return False
+    stacked = sum(part[0] for part in parts), parts[0][1]
+    return stacked != whole and whole == stacked[::-1]
 
 
 def missing_gradients(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[Key, str]]:

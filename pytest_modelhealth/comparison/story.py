@@ -107,7 +107,7 @@ class Story:
             together = ", ".join(first.candidate)
             story = f"same input, and {together} together give another output"
             return self._made(_unpaired(name), "computation", first, diverged, story, "")
-        if self._runs_others(pair.reference):
+        if self._runs_others(pair.reference) and not self._is_merged(pair):
             return self._between(first, diverged, pair.reference, "its output")
         return self._own(pair, first, diverged)
 
@@ -148,7 +148,7 @@ class Story:
         if changed:
             story = f"{given}, other weights, other output"
             return self._made(pair, "parameters", first, diverged, story, "; ".join(changed))
-        owns = bool(self.a.observation.layers[name].parameters)
+        owns = all(record.parameters for record in self._records(name, pair.candidate or ""))
         same = f"{given}, same weights" if owns else given
         cause = "; ".join(self._settings(pair)) or _NO_SETTING
         return self._made(pair, "computation", first, diverged, f"{same}, other output", cause)
@@ -249,6 +249,11 @@ class Story:
     def _of(self, pair: Pair) -> str:
         return pair.name or self.a.observation.model_type
 
+    def _is_merged(self, pair: Pair) -> bool:
+        """Whether a container has become one layer with parameters."""
+        x, y = self._records(pair.reference or "", pair.candidate or "")
+        return bool(y.parameters) and not x.parameters
+
     def _runs_others(self, name: str) -> bool:
         """Whether other layers ran inside this one."""
         prefix = f"{name}." if name else ""
@@ -311,20 +316,37 @@ class Story:
         wrong = {r.key.layer for r in self.results if r.diverged and r.key.role == "gradients"}
         return found[0] if len(found) == 1 and found[0] not in wrong else None
 
+    def other_settings(self) -> dict[str, list[str]]:
+        """Return in what settings aligned layers differ, and which layers by their names."""
+        found: dict[str, list[str]] = {}
+        for pair in self.alignment.pairs:
+            for phrase in self._set_up(pair):
+                found.setdefault(phrase, []).append(self._of(pair))
+        return found
+
     def _settings(self, pair: Pair) -> Iterator[str]:
-        """Yield how the two modules of a pair are set up differently."""
+        """Yield in what the two layers of a pair differ: their type, mode and settings."""
         if pair.reference is None or pair.candidate is None:
             return
-        layers = self.a.observation.layers, self.b.observation.layers
-        x, y = layers[0][pair.reference], layers[1][pair.candidate]
-        ours, theirs = (side.get(n) for side, n in zip(self.modules, (x.name, y.name), strict=True))
+        x, y = self._records(pair.reference, pair.candidate)
         if kind(x) != kind(y) or (x.type_name != y.type_name and x.functional == y.functional):
             yield f"it is a {y.type_name}, was a {x.type_name}"
+        yield from self._set_up(pair)
+
+    def _set_up(self, pair: Pair) -> Iterator[str]:
+        """Yield in what the modes and settings of the two layers of a pair differ."""
+        if pair.reference is None or pair.candidate is None:
+            return
+        x, y = self._records(pair.reference, pair.candidate)
+        ours, theirs = (side.get(n) for side, n in zip(self.modules, (x.name, y.name), strict=True))
         if ours is not None and theirs is not None:
             if ours.training != theirs.training:
                 yield f"it {_mode(theirs)}, the reference {_mode(ours)}"
             yield from settings_difference(ours, theirs)
         yield from _options_difference(x, y)
+
+    def _records(self, ours: str, theirs: str) -> tuple[LayerRecord, LayerRecord]:
+        return self.a.observation.layers[ours], self.b.observation.layers[theirs]
 
 
 _NO_SETTING = (

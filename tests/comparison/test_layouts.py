@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth import compare
-from pytest_modelhealth.comparison.judging import TensorResult, laid_out_otherwise
+from pytest_modelhealth.comparison.judging import TensorResult, without_effect
 from pytest_modelhealth.comparison.trace import Key
 from tests.comparison.models import seeded
 
@@ -122,8 +122,8 @@ def test_another_shape_is_judged_by_the_next_tensor_of_its_own_direction(role):
     """It is set aside where that agrees; not where it differs, comes before, or is of the other."""
     moved, right, wrong = result(role, 99.0, "2x3"), result(role, 1.0), result(role, 11.0)
     other = result("gradients" if role == "activations" else "activations", 1.0)
-    assert laid_out_otherwise([moved, right, wrong]) == [moved]
-    assert laid_out_otherwise([moved, moved, other, right]) == [moved, moved]
-    assert laid_out_otherwise([moved, wrong, right]) == []
-    assert laid_out_otherwise([right, moved, other]) == []
-    assert laid_out_otherwise([moved, result("buffers", 1.0)]) == []
+    assert without_effect([moved, right, wrong]) == [moved]
+    assert without_effect([moved, moved, other, right]) == [moved, moved]
+    assert without_effect([moved, wrong, right]) == []
+    assert without_effect([right, moved, other]) == []
+    assert without_effect([moved, result("buffers", 1.0)]) == []
