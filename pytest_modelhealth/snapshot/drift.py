@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_modelhealth.snapshot.file_format import (
     FRACTIONS,
@@ -47,6 +47,8 @@ class Drift:
         now: its value in the report.
         distance: how far it moved; infinite where the two have no distance.
         allowance: how far it may.
+        formal: whether only the form of the tensor changed, or what a layer takes and makes the
+            same of, so that it is harmless where every number agrees that can be compared.
     """
 
     role: str
@@ -57,6 +59,7 @@ class Drift:
     now: str
     distance: float
     allowance: Allowance
+    formal: bool = False
 
     @property
     def excess(self) -> float:
@@ -141,7 +144,11 @@ def compare(before: Snapshot, now: Snapshot, *, strict_names: bool = False) -> D
     drifts += _loss_drift(tolerances, before, now.loss)
     place = matching.new.place
     drifts.sort(key=lambda drift: _stage(drift, place))
-    changes = tuple(matching.changes(whole=not drifts))
+    drifts = _with_inputs_judged(drifts)
+    changes = tuple(matching.changes())
+    if _is_form_only(drifts, changes, matching):
+        changes = (*(replace(c, harmless=True) for c in changes), *map(_as_change, drifts))
+        drifts = []
     return DriftReport(
         drifts=tuple(drifts),
         changes=changes,
@@ -158,6 +165,38 @@ def compare(before: Snapshot, now: Snapshot, *, strict_names: bool = False) -> D
             if drift is None and _is_as_precise(pair)
         },
     )
+
+
+def _with_inputs_judged(drifts: list[Drift]) -> list[Drift]:
+    """Return the drifts, those of inputs as formal where the layer gives what it gave."""
+    others = {drift.layer for drift in drifts if drift.role != "inputs" and not drift.formal}
+    return [
+        replace(drift, formal=True)
+        if drift.role == "inputs" and drift.layer and drift.layer not in others
+        else drift
+        for drift in drifts
+    ]
+
+
+def _is_form_only(
+    drifts: Sequence[Drift], changes: Sequence[LayerChange], matching: Matching
+) -> bool:
+    """Whether what is recorded of some layers is another thing, and every number agrees.
+
+    Among these numbers has to be the model's own output.
+    """
+    output = ("activations", "")
+    return (
+        all(output in side.tensors.get("", {}) for side in (matching.old, matching.new))
+        and all(drift.formal for drift in drifts)
+        and all(change.harmless or change.formal for change in changes)
+    )
+
+
+def _as_change(drift: Drift) -> LayerChange:
+    seen = f"{drift.statistic} {drift.before}, now {drift.now}"
+    rest = f": its {drift.role} are another thing ({seen}), all others agree"
+    return LayerChange("changed", drift.label, rest, harmless=True, layer=drift.layer)
 
 
 def _name(pair: MatchedTensor) -> str:
@@ -201,7 +240,26 @@ def _tensor_drift(matching: Matching, tolerances: Tolerances, pair: MatchedTenso
             )
     largest = max((drift.excess for drift in found), default=0.0)
     # Most often all of them moved alike, and then the first says most.
-    return next((drift for drift in found if drift.excess >= largest / 2), None)
+    first = next((drift for drift in found if drift.excess >= largest / 2), None)
+    if first is None or not _is_formal(pair, {drift.statistic for drift in found}):
+        return first
+    return replace(first, formal=True)
+
+
+def _is_formal(pair: MatchedTensor, statistics: set[str]) -> bool:
+    """Whether a tensor within the model has another shape, or is recorded in another number.
+
+    In another shape it has the same numbers. In another number, as of a layer that is called twice
+    or returns a tensor more, no statistic of it can be compared. Gradients of the model's own
+    outputs come in any order, and the last has the shape.
+    """
+    inner = bool(pair.layer and pair.origin)
+    if not statistics & {"shape", "count"} or not (inner or pair.role == "gradients"):
+        return False
+    free = {"shape", "dead"}
+    if inner and "count" in statistics and pair.role in ("activations", "gradients"):
+        free |= {"count", *REAL, *FRACTIONS}
+    return statistics <= free
 
 
 def _judged(matching: Matching, pair: MatchedTensor) -> tuple[str, ...]:

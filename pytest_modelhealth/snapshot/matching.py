@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair, align
 from pytest_modelhealth.report import LayerRecord, Status
@@ -115,6 +116,8 @@ class LayerChange:
         rest: the rest of the phrase.
         harmless: whether no number changed by it.
         layer: name of the layer.
+        formal: whether only what is recorded of the layer changed, so that it is harmless where
+            every number agrees that can be compared.
     """
 
     what: str
@@ -122,6 +125,7 @@ class LayerChange:
     rest: str = ""
     harmless: bool = False
     layer: str = ""
+    formal: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,40 +187,33 @@ class Matching:
         types = self.old.snapshot.layers, self.new.snapshot.layers
         return types[0][tensor.origin].type != types[1][tensor.layer].type
 
-    def changes(self, *, whole: bool) -> Iterator[LayerChange]:
-        """Yield what became of each layer that is not what it was.
-
-        Args:
-            whole: whether every number agrees. Layers without parameters may then come and go,
-                where the model's own output is among these numbers.
-        """
-        output = ("activations", "")
-        whole &= all(output in side.tensors.get("", {}) for side in (self.old, self.new))
+    def changes(self) -> Iterator[LayerChange]:
+        """Yield what became of each layer that is not what it was."""
         parts = {name for split in self.alignment.splits for name in (split.whole, *split.parts)}
         for pair in self.alignment.pairs:
             if pair.reference is None:
-                yield self._added(pair, parts, whole)
+                yield self._added(pair, parts)
             elif pair.candidate is None:
-                yield self._removed(pair, parts, whole)
+                yield self._removed(pair, parts)
             else:
                 yield from self._changed(pair, pair.reference, pair.candidate)
 
-    def _added(self, pair: Pair, parts: set[str], whole: bool) -> LayerChange:
+    def _added(self, pair: Pair, parts: set[str]) -> LayerChange:
         name = pair.candidate or ""
-        is_free = whole and not self.new.owns_parameters(name)
-        harmless = is_free or name in parts or not self.new.computes(name)
+        harmless = name in parts or not self.new.computes(name)
+        formal = not self.new.owns_parameters(name) or self.has_lost_parameters
         note = f", {pair.note}" if pair.note else ""
         rest = f" ({self.new.snapshot.layers[name].type}{note})"
-        return LayerChange("added", self.new.label(name), rest, harmless, name)
+        return LayerChange("added", self.new.label(name), rest, harmless, name, formal)
 
-    def _removed(self, pair: Pair, parts: set[str], whole: bool) -> LayerChange:
+    def _removed(self, pair: Pair, parts: set[str]) -> LayerChange:
         name = pair.reference or ""
         folded = pair.note.startswith("is folded")
-        is_free = whole and not self.old.owns_parameters(name)
-        harmless = is_free or folded or name in parts or not self.old.computes(name)
+        harmless = folded or name in parts or not self.old.computes(name)
+        formal = not self.old.owns_parameters(name) or self.has_gained_parameters
         note = f", {pair.note}" if pair.note else ""
         rest = f" ({self.old.snapshot.layers[name].type}{note})"
-        return LayerChange("removed", self.old.label(name), rest, harmless, name)
+        return LayerChange("removed", self.old.label(name), rest, harmless, name, formal)
 
     def _changed(self, pair: Pair, reference: str, candidate: str) -> Iterator[LayerChange]:
         before, now = self.old.snapshot.layers[reference], self.new.snapshot.layers[candidate]
@@ -234,26 +231,72 @@ class Matching:
             if getattr(before, field) != getattr(now, field)
         ]
         is_folded = pair.output_of is not None or _is_norm_folded(pair)
-        if altered and not is_folded:
+        if is_folded:
+            yield from self._noted(pair, candidate)
+            return
+        lost = list(self._tensors_come_and_gone(reference, candidate))
+        if altered:
             sides = ((self.old, reference), (self.new, candidate))
             mere = all(side.is_mere_container(name) for side, name in sides)
-            rest = f": {', '.join(altered)}"
-            yield LayerChange("changed", self.new.label(candidate), rest, mere, candidate)
-        elif pair.note:
+            label = self.new.label(candidate)
+            formal = bool(candidate) and all(change.formal for change in lost)
+            yield LayerChange("changed", label, f": {', '.join(altered)}", mere, candidate, formal)
+        else:
+            yield from self._noted(pair, candidate)
+            yield from lost
+
+    def _noted(self, pair: Pair, candidate: str) -> Iterator[LayerChange]:
+        if pair.note:
             yield LayerChange("changed", self.new.label(candidate), f": {pair.note}", harmless=True)
-        if not altered and not is_folded:
-            yield from self._tensors_come_and_gone(reference, candidate)
 
     def _tensors_come_and_gone(self, reference: str, candidate: str) -> Iterator[LayerChange]:
         before, now = self.old.tensors[reference], self.new.tensors[candidate]
         for role, own_name in before:
             if (role, own_name) not in now and _is_counted(role, reference):
-                what = f"no {role} any more of"
-                yield LayerChange(what, self.old.label(reference, own_name), layer=candidate)
+                formal = bool(reference) and self._may_go(role, own_name, reference, candidate)
+                label = self.old.label(reference, own_name)
+                yield LayerChange(f"no {role} any more of", label, "", False, candidate, formal)
         for role, own_name in now:
             if (role, own_name) not in before and _is_counted(role, candidate):
                 label = self.new.label(candidate, own_name)
-                yield LayerChange(f"new {role} of", label, layer=candidate)
+                formal = "parameter" not in role or self.has_lost_parameters
+                yield LayerChange(f"new {role} of", label, "", False, candidate, formal)
+
+    def _may_go(self, role: str, own_name: str, reference: str, candidate: str) -> bool:
+        """Whether a tensor may be gone and every number be as it was.
+
+        Not so: a parameter that nothing takes the place of, the gradient of a parameter that is
+        still there, and running statistics.
+        """
+        before, now = self.old.tensors[reference], self.new.tensors[candidate]
+        if role == "parameters":
+            return self.has_gained_parameters
+        if role == "parameter_gradients":
+            return ("parameters", own_name) not in now
+        if role == "buffers":
+            return not own_name.startswith(("running_", "num_batches"))
+        trained = [name for role, name in before if role == "parameter_gradients"]
+        return all(("parameter_gradients", name) in now for name in trained)
+
+    @cached_property
+    def has_lost_parameters(self) -> bool:
+        """Whether parameters are gone: others may have taken their place."""
+        return self._has_more(self.old, self.new, self.alignment.to_candidate)
+
+    @cached_property
+    def has_gained_parameters(self) -> bool:
+        """Whether there are parameters that were not."""
+        back = {theirs: ours for ours, theirs in self.alignment.to_candidate.items()}
+        return self._has_more(self.new, self.old, back)
+
+    @staticmethod
+    def _has_more(one: Side, other: Side, counterparts: Mapping[str, str]) -> bool:
+        for layer, tensors in one.tensors.items():
+            counterpart = counterparts.get(layer)
+            known = {} if counterpart is None else other.tensors[counterpart]
+            if any(key[0] == "parameters" and key not in known for key in tensors):
+                return True
+        return False
 
 
 def _is_norm_folded(pair: Pair) -> bool:

@@ -1,0 +1,186 @@
+"""What is recorded of a layer may be another thing while all numbers agree: a note, no drift."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from pytest_modelhealth import Inspector
+from pytest_modelhealth.snapshot import check, record
+from pytest_modelhealth.snapshot.drift import DriftReport
+from pytest_modelhealth.snapshot.explanation import explain, note
+
+
+def read(
+    reference: nn.Module, candidate: nn.Module, batch: Tensor, *, strict_names: bool = False
+) -> DriftReport:
+    """Record a snapshot of one model and read it with another."""
+    text = record(Inspector(reference, calibrate=True).run_inspection(batch))
+    return check(text, Inspector(candidate).run_inspection(batch), strict_names=strict_names)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, twice the same activation, a norm of weights, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8, batch_first=True)
+        self.relu, self.relu_again = nn.ReLU(), None
+        self.fc = parametrizations.weight_norm(nn.Linear(8, 8))
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.lowest = -math.inf
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.lstm.batch_first else x.transpose(0, 1)
+        states = self.lstm(x)[0]
+        states = states if self.lstm.batch_first else states.transpose(0, 1)
+        future = torch.ones(states.shape[1], states.shape[1], dtype=torch.bool).triu(1)
+        scores = (states @ states.mT).masked_fill(future, self.lowest)
+        x = self.fc(self.relu((torch.softmax(scores, -1) @ states)[:, -1]))
+        return self.head(self.norm((self.relu_again or self.relu)(x)))
+
+
+def recurrent() -> Recurrent:
+    """Return one with its weights seeded."""
+    torch.manual_seed(0)
+    return Recurrent()
+
+
+def batch() -> Tensor:
+    """Return sequences of five steps."""
+    return torch.randn(32, 5, 6, generator=torch.Generator().manual_seed(1))
+
+
+def time_first(model: Recurrent) -> None:
+    """Let the recurrent layer take steps before samples."""
+    model.lstm.batch_first = False
+
+
+def two_activations(model: Recurrent) -> None:
+    """Let a second module compute the second activation."""
+    model.relu_again = nn.ReLU()
+
+
+def without_weight_norm(model: Recurrent) -> None:
+    """Keep the weight itself."""
+    parametrize.remove_parametrizations(model.fc, "weight")
+
+
+def finite_mask(model: Recurrent) -> None:
+    """Mask by a large number."""
+    model.lowest = -1e9
+
+
+FORMS = [
+    (time_first, "lstm"),
+    (two_activations, "relu"),
+    (without_weight_norm, "fc"),
+    (finite_mask, "softmax"),
+]
+
+
+@pytest.mark.parametrize(("change", "layer"), FORMS)
+def test_another_form_passes_with_a_note_unless_names_are_strict(
+    change: Callable[[Recurrent], None], layer: str
+) -> None:
+    """Order of axes, number of calls, parametrisation, mask: all other numbers agree."""
+    reference, candidate = recurrent(), recurrent()
+    change(candidate)
+    found = read(reference, candidate, batch())
+    assert not found.drifted, str(found)
+    assert found.drifts == ()
+    assert layer in note(found)
+    strict = read(reference, candidate, batch(), strict_names=True)
+    assert explain(strict)[0].startswith("not the names of the snapshot (strict_names; every")
+
+
+@pytest.mark.parametrize("change", [change for change, _ in FORMS])
+@pytest.mark.parametrize("weight", ["head.weight", "lstm.weight_hh_l0"])
+def test_another_form_hides_no_other_weight(
+    change: Callable[[Recurrent], None], weight: str
+) -> None:
+    """A weight off by a thousandth, before it or behind, fails."""
+    candidate = recurrent()
+    change(candidate)
+    candidate.get_parameter(weight).data[0] *= 1.001
+    assert read(recurrent(), candidate, batch()).drifted
+
+
+def test_a_parametrisation_that_is_removed_wrongly_drifts() -> None:
+    """The weight that takes its place is compared by what the layer gives."""
+    candidate = recurrent()
+    without_weight_norm(candidate)
+    candidate.fc.weight.data[0] *= 1.001
+    found = read(recurrent(), candidate, batch())
+    assert found.drifts[0].layer == "fc"
+
+
+def zero_bias() -> nn.Sequential:
+    """Return a net whose head starts without an offset."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 3))
+    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+    return model
+
+
+class Branch(nn.Module):
+    """A net with a branch that adds nothing yet."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        super().__init__()
+        self.stem, self.norm, self.branch, self.head = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x))
+        return self.head(x if self.branch is None else x + self.branch(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: setattr(m, "branch", None), "removed branch (Linear)"),
+        (lambda m: setattr(m.branch, "bias", None), "no parameters any more of branch.bias"),
+        (lambda m: m.branch.requires_grad_(False), "no parameter_gradients any more of branch"),
+        (
+            lambda m: setattr(m, "norm", without_statistics(m.norm)),
+            "no buffers any more of norm.running_mean",
+        ),
+    ],
+    ids=["a branch of zeros removed", "a bias of zeros removed", "frozen", "no running statistics"],
+)
+def test_what_only_training_or_another_batch_would_show_still_fails(
+    change: Callable[[Branch], None], message: str
+) -> None:
+    """Parameters and running statistics that nothing takes the place of are no matter of form."""
+    reference = Branch(zero_bias())
+    candidate = copy.deepcopy(reference)
+    change(candidate)
+    found = read(reference, candidate, batch()[:, 0])
+    assert found.drifted
+    assert message in str(found)
+
+
+def without_statistics(norm: nn.BatchNorm1d) -> nn.BatchNorm1d:
+    """Return the norm without running statistics, which training does not show."""
+    made = nn.BatchNorm1d(8, track_running_stats=False)
+    made.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+    return made
+
+
+def test_another_shape_of_the_model_s_own_output_is_no_matter_of_form() -> None:
+    """What the model returns has to be what it was."""
+
+    class Unsqueezed(Recurrent):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[:, None]
+
+    torch.manual_seed(0)
+    found = read(recurrent(), Unsqueezed(), batch())
+    assert found.drifted
