@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_modelhealth.snapshot.unfinished import kept
+
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from pytest_modelhealth.snapshot import HealthSnapshot
 
@@ -48,6 +50,42 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
     ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
     ours.strict_names = request.config.getini(_STRICT_NAMES)
     return ours
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Follow which tests pass while snapshots are updated."""
+    if getattr(config.option, "update_snapshots", False):
+        config.pluginmanager.register(_Unfinished(), "modelhealth.unfinished_tests")
+
+
+class _Unfinished:
+    """Keeps the snapshots of tests that failed or never ran from being deleted as unused."""
+
+    def __init__(self) -> None:
+        self._tests: set[str] = set()
+        self._kept: list[str] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._tests.update(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._tests.update(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self._tests.discard(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self) -> Generator[None, Any, Any]:
+        with kept(self._tests) as self._kept:
+            return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for test in self._kept:
+            terminalreporter.write_line(
+                f"modelhealth: the snapshot of {test} is kept, not deleted: the test did not pass"
+            )
 
 
 @pytest.hookimpl(wrapper=True)

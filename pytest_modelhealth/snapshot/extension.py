@@ -6,7 +6,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from syrupy.assertion import AssertionResult, SnapshotAssertion
@@ -28,6 +28,7 @@ from pytest_modelhealth.snapshot.recording import (
     missing_profile,
     record,
 )
+from pytest_modelhealth.snapshot.unfinished import UNFINISHED, own_id
 
 
 class HealthSnapshotExtension(SingleFileSnapshotExtension):
@@ -147,6 +148,18 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         finally:
             draft.unlink(missing_ok=True)
 
+    def delete_snapshots(self, *, snapshot_location: str, snapshot_names: set[str]) -> None:
+        """Delete a file that no test used, unless it is that of a test that did not pass."""
+        path = Path(snapshot_location)
+        try:
+            test = load(_read(path)).test
+        except SnapshotFormatError:  # its name is all there is to go by
+            test = f"{path.parent.name}.py::{path.stem}"
+        if not UNFINISHED.get().keeps(test):
+            super().delete_snapshots(
+                snapshot_location=snapshot_location, snapshot_names=snapshot_names
+            )
+
     @classmethod
     def matches_test_location(
         cls, *, test_location: PyTestLocation, snapshot_location: str
@@ -248,8 +261,7 @@ class HealthSnapshot(SnapshotAssertion):
 
         The folder is left out: it depends on where pytest was started, and the file lies in it.
         """
-        path, _, name = self.test_location.nodeid.partition("::")
-        test = f"{PurePosixPath(path).name}::{name}"
+        test = own_id(self.test_location.nodeid)
         if isinstance(self.index, str):
             return f"{test} name={self.index!r}"
         return f"{test} number {self.index + 1}" if self.index else test

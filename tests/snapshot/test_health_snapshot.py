@@ -70,15 +70,15 @@ class Project:
         """Multiply the weights of the last layer by `factor`."""
         self._monkeypatch.setenv("SCALE", str(factor))
 
-    def run(self, *arguments: str) -> pytest.RunResult:
+    def run(self, *arguments: str, **options: bool) -> pytest.RunResult:
         """Run pytest with the plugin."""
         installed = "modelhealth" in entry_points(group="pytest11").names
         plugin = () if installed else ("-p", "pytest_modelhealth.plugin")
-        return self._pytester.runpytest(*plugin, "-q", *arguments)
+        return self._pytester.runpytest(*plugin, "-q", *arguments, **options)
 
-    def update(self, *arguments: str) -> pytest.RunResult:
+    def update(self, *arguments: str, **options: bool) -> pytest.RunResult:
         """Run pytest with --snapshot-update."""
-        return self.run("--snapshot-update", *arguments)
+        return self.run("--snapshot-update", *arguments, **options)
 
     def files(self) -> dict[str, str]:
         """The text of each snapshot file by its name."""
@@ -253,8 +253,14 @@ def test_unused_snapshots_are_syrupy_s_business(
     [
         (lambda text: "", "line 1: 'modelhealth snapshot, format 2' should be here, not ''"),
         (lambda text: text[: len(text) // 2], "the file is truncated"),
+        (lambda text: '{"a": 1}', "line 1: 'modelhealth snapshot, format 2' should be here, not"),
+        (
+            lambda text: text.replace("2.weight", "<<<<<<< HEAD\n2.weight", 1),
+            "a merge was not resolved: '<<<<<<< HEAD'",
+        ),
+        (lambda text: text.replace("Linear", "Linear x", 1), "should be here, not"),
     ],
-    ids=["empty", "truncated"],
+    ids=["empty", "truncated", "foreign", "merge conflict", "edited"],
 )
 def test_a_damaged_file_is_explained_and_replaced(
     project: Project, damage: Callable[[str], str], message: str
@@ -443,6 +449,43 @@ def full_disk(monkeypatch):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E *No space left on device*test_drift.health*"])
     assert project.files() == recorded
+    assert not list(project.path.rglob("*.tmp"))
+
+
+STOPPED = """
+from model import *
+
+def test_drift(health_snapshot):
+    report = inspect()
+    if "STOP" in os.environ:
+        raise {error}
+    assert report == health_snapshot
+
+def test_later(health_snapshot):
+    assert inspect() == health_snapshot
+    assert inspect(2.0) == health_snapshot(name="after")
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [("ValueError", ()), ("ValueError", ("-x",)), ("KeyboardInterrupt", ())],
+    ids=["fails", "fails with -x", "Ctrl-C"],
+)
+def test_an_update_that_is_cut_short_loses_no_baseline(
+    project: Project, monkeypatch: pytest.MonkeyPatch, error: str, arguments: tuple[str, ...]
+) -> None:
+    """A test that fails before it compares, or never runs, keeps its snapshots."""
+    project.write(STOPPED.format(error=error))
+    project.update().assert_outcomes(passed=2)
+    recorded = project.files()
+    assert len(recorded) == 3
+    monkeypatch.setenv("STOP", "1")
+    stopped = project.update(*arguments, no_reraise_ctrlc=True)
+    assert project.files() == recorded
+    stopped.stdout.fnmatch_lines(
+        ["modelhealth: the snapshot of test_net.py::test_drift is kept, not deleted: the test *"]
+    )
     assert not list(project.path.rglob("*.tmp"))
 
 
