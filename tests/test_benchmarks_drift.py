@@ -5,7 +5,13 @@ import torch
 from torch import nn
 
 from benchmarks import drift, drift_cost, environments
-from benchmarks.cases import changes, held_out_pairs, refactors
+from benchmarks.cases import (
+    changes,
+    held_out_pairs,
+    modern_changes,
+    modern_refactors,
+    refactors,
+)
 from benchmarks.cases.pair import Pair, Pairs, Said, Sides, as_module
 from benchmarks.cases.subject import Subject
 from benchmarks.comparers import COMPARERS, Comparer
@@ -14,7 +20,8 @@ from benchmarks.drift import grade
 OPEN = [*refactors.PAIRS.pairs, *changes.PAIRS.pairs]
 HELD_OUT = held_out_pairs.PAIRS.pairs
 ALL = [*OPEN, *HELD_OUT]
-BY_NAME = {pair.name: pair for pair in ALL}
+MODERN = [*modern_refactors.PAIRS.pairs, *modern_changes.PAIRS.pairs]
+BY_NAME = {pair.name: pair for pair in (*ALL, *MODERN)}
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +114,9 @@ def test_there_are_pairs_enough():
     assert len(benign) >= 44
     assert len(ALL) - len(benign) >= 44
     assert len({pair.architecture for pair in ALL}) >= 12
-    assert len(BY_NAME) == len(ALL), "two pairs share a name"
+    assert len(BY_NAME) == len(ALL) + len(MODERN), "two pairs share a name"
+    assert len(modern_refactors.PAIRS.pairs) >= 25
+    assert len(modern_changes.PAIRS.pairs) >= 25
     assert 0.3 < len(HELD_OUT) / len(ALL) < 0.4
 
 
@@ -163,6 +172,8 @@ SAMPLE = [
     "causal mask shifted by one",
     "residual dropped",
     "embedding and head untied",
+    "mask as finite numbers that are added",
+    "adapters merged without their scale",
 ]
 
 
@@ -173,7 +184,9 @@ def test_pair_is_judged_rightly_side_by_side(name):
     assert graded.is_right, graded
 
 
-@pytest.mark.parametrize("name", ["layer norm written out", *SAMPLE[-3:]])
+@pytest.mark.parametrize(
+    "name", ["layer norm written out", "batch first into time first", *SAMPLE[-5:]]
+)
 def test_pair_is_judged_rightly_by_a_snapshot(name):
     """So it is by a snapshot of the reference."""
     (graded,) = grade(COMPARERS["snapshot"], [BY_NAME[name]]).graded
