@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,19 @@ def test_links_lead_somewhere(page):
 def test_links_are_found():
     """The links that the test above follows are those of the pages: it does not look at none."""
     assert {"docs/index.md", "CONTRIBUTING.md"} <= set(relative_links(ROOT / "README.md"))
+
+
+def test_package_indexes_get_no_relative_link():
+    """What PyPI shows has the words and the code of the README, and no link that leads nowhere."""
+    rewrite = runpy.run_path(str(ROOT / "hatch_metadata.py"))["without_relative_links"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = rewrite(text)
+    code = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    assert not re.search(r"\]\((?!https?:)", code.sub("", shown))
+    assert code.findall(shown) == code.findall(text)
+    assert rewrite("[docs/](docs/index.md), [Guide](docs/guide.md), [torch](https://a.b/c)") == (
+        "`docs/`, Guide (`docs/guide.md`), [torch](https://a.b/c)"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -68,6 +68,15 @@ def overview(comparison: Comparison, *, max_rows: int | None = None, width: int 
     return "\n".join([*head, "", *_table(comparison, shown, width), *more])
 
 
+def further(comparison: Comparison, *, max_rows: int) -> str:
+    """Return the rows that `failure` left out, with those it has among them; ``""`` for none."""
+    layers = [layer for layer in comparison.layers.values() if _is_shown(layer)]
+    if len(layers) <= MOST_ROWS:
+        return ""
+    shown = _window(comparison, layers, max_rows)
+    return "\n".join([*_table(comparison, shown, 100), *_more(len(layers) - len(shown), "layer")])
+
+
 def _is_shown(layer: AlignedLayer) -> bool:
     return bool(layer.tensors) or layer.pair.change is not Change.MATCHED
 
@@ -86,7 +95,6 @@ def failure(comparison: Comparison) -> str:
                 "accept it:    leave out strict_names=True",
             ]
         )
-    cause = [f"likely cause: {printable(found.cause)}"] if found.cause else []
     return "\n".join(
         [
             line(comparison),
@@ -95,8 +103,6 @@ def failure(comparison: Comparison) -> str:
             *(f"  {row}" for row in _around(comparison)),
             *_folded(comparison),
             "",
-            f"what differs: {printable(found.story)}",
-            *cause,
             f"verdict by:   {comparison.basis}, times {_limit(comparison):g}",
             *_alignment(comparison),
             *_notes(comparison),

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pytest_modelhealth.rendering.summary import STATISTICS
 from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord
+from pytest_modelhealth.statistics import TensorStatistics
 
 FORMAT_VERSION = 1
 """Raised when a column changes its name or meaning."""
 
-LAYER_COLUMNS = ("format_version", "layer", "type", "status", "reason", "role", "tensor")
-TENSOR_COLUMNS = ("shape", "dtype", "device", *STATISTICS)
+LAYER_COLUMNS = (
+    "format_version", "layer", "type", "status", "reason", "activation", "calls", "role", "tensor"
+)  # fmt: skip
+TENSOR_COLUMNS = (
+    "shape", "dtype", "device", *STATISTICS, "histogram_sampled", "first_nonfinite", "units",
+    "unit_observations", "frozen",
+)  # fmt: skip
 
 
 def render(report: HealthReport) -> str:
     """Return a header and the rows, in execution order; a layer without tensors has one row.
 
     Floats are written so that ``float(cell)`` is the exact number, also ``nan`` and ``inf``; what
-    was not observed is an empty cell. ``shape`` is written ``64x10``.
+    was not observed is an empty cell. The shape and the index of the first NaN or infinity are
+    written ``64x10``.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -32,10 +39,32 @@ def render(report: HealthReport) -> str:
 
 def _rows(record: LayerRecord) -> Iterator[list[object]]:
     layer = [FORMAT_VERSION, record.name, record.type_name, record.status.value, record.reason]
+    layer += [record.activation, record.calls]
     rows = [
-        [*layer, role, tensor, "x".join(map(str, seen.shape)), seen.dtype, seen.device]
-        + [getattr(seen, name) for name in STATISTICS]
+        [*layer, role, tensor, *_cells(seen), _frozen(record, role, tensor)]
         for role in ROLES
         for tensor, seen in record.tensors(role).items()
     ]
     yield from rows or [[*layer, "", "", *[""] * len(TENSOR_COLUMNS)]]
+
+
+def _cells(seen: TensorStatistics) -> list[object]:
+    first, units = seen.first_nonfinite, seen.units
+    return [
+        _joined(seen.shape),
+        seen.dtype,
+        seen.device,
+        *(getattr(seen, name) for name in STATISTICS),
+        seen.histogram_sampled,
+        None if first is None else _joined(first),
+        None if units is None else len(units.alive),
+        None if units is None else units.observations,
+    ]
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return "x".join(map(str, numbers))
+
+
+def _frozen(record: LayerRecord, role: str, tensor: str) -> bool | None:
+    return tensor in record.frozen if role == "parameters" else None

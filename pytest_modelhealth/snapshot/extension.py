@@ -68,7 +68,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
                 "inspector(model).watch(...)"
             )
         if data.verdict is Verdict.UNHEALTHY:
-            raise ModelHealthError(f"{data.render('failure')}\n{_REFUSAL}")
+            raise ModelHealthError(f"{data.render('failure')}\n{_REFUSAL}", data)
         text = record(data, test=self.test)
         if self.updated is not None and self.updated.exists():
             # Before anything is written, as syrupy deletes what a failed write leaves unused.

@@ -34,8 +34,8 @@ def test_a_refactor_that_changes_nothing_passes(nets: pytest.Pytester) -> None:
     nets.runpytest("-W", "error").assert_outcomes(passed=2)
 
 
-def test_a_failure_shows_the_story_and_the_table(nets: pytest.Pytester) -> None:
-    """The culprit is in the summary line, and a section below has the layers."""
+def test_a_failure_tells_its_story_once(nets: pytest.Pytester) -> None:
+    """The culprit is in the summary line too; a section below would only repeat the table."""
     nets.makepyfile(
         BROKEN
         + """
@@ -49,10 +49,32 @@ def test_it(inspector):
         [
             "E * not equivalent: 2: same input, other weights, other output: bias differs in 1 of*",
             "E * activations of 2: * elements differ, by * times the natural noise (limit 10)",
-            "*- modelhealth: 2 through depth -*",
             "*FAILED *::test_it - not equivalent: 2: *",
         ]
     )
+    result.stdout.no_fnmatch_line("*- modelhealth: *")
+    told = [line for line in result.outlines if line.startswith("E") and "other weights" in line]
+    assert len(told) == 1
+
+
+def test_a_deep_model_has_more_layers_in_a_section(nets: pytest.Pytester) -> None:
+    """The failure holds the layers around the culprit, the section below it those further off."""
+    nets.makepyfile(
+        """
+        import copy, torch
+        from torch import nn
+
+        def test_it(inspector):
+            torch.manual_seed(0)
+            reference = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
+            candidate = copy.deepcopy(reference)
+            candidate[2].bias.data[0] += 1
+            inspector.compare(reference, candidate, torch.randn(4, 8)).assert_equivalent()
+        """
+    )
+    result = nets.runpytest("-W", "error")
+    result.stdout.fnmatch_lines(["*- modelhealth: 2 through depth -*", "*~  19 *"])
+    result.stdout.no_fnmatch_line("E *19 *")
 
 
 def test_a_comparison_that_nobody_looked_at_is_checked(nets: pytest.Pytester) -> None:

@@ -3,7 +3,10 @@ import io
 import math
 
 import pytest
+import torch
+from torch import nn
 
+from pytest_modelhealth import Inspector
 from pytest_modelhealth.report import ROLES
 from tests.rendering import reports
 
@@ -42,6 +45,23 @@ def test_what_has_no_units_has_an_empty_cell() -> None:
     """An unknown dead fraction is not written as zero."""
     weight = next(row for row in rows(reports.dead()) if row["role"] == "parameters")
     assert weight["dead_fraction"] == ""
+
+
+def test_a_row_says_what_else_was_seen() -> None:
+    """Calls, activation, units with their observations, the first NaN and frozen parameters."""
+    frozen = nn.Linear(3, 2)
+    frozen.bias.requires_grad_(False)
+    batch = torch.ones(5, 3)
+    batch[4, 1] = torch.nan
+    found = rows(Inspector(nn.Sequential(frozen, nn.ReLU())).run_inspection(batch))
+    by_tensor = {(row["layer"], row["role"], row["tensor"]): row for row in found}
+    relu = by_tensor["1", "activations", ""]
+    assert (relu["activation"], relu["calls"]) == ("relu", "1")
+    assert (relu["units"], relu["unit_observations"]) == ("2", "5")
+    assert (relu["first_nonfinite"], relu["histogram_sampled"]) == ("4x0", "False")
+    assert by_tensor["0", "parameters", "bias"]["frozen"] == "True"
+    assert by_tensor["0", "parameters", "weight"]["frozen"] == "False"
+    assert (relu["frozen"], by_tensor["0", "parameters", "bias"]["activation"]) == ("", "")
 
 
 def test_the_file_is_the_text(tmp_path) -> None:

@@ -75,10 +75,10 @@ class ComparisonEvidence(Evidence):
 
     @cached_property
     def text(self) -> str:
-        """The table of the layers around that one."""
-        from pytest_modelhealth.rendering.comparison import overview
+        """The table of more layers around that one than the failure has; empty where it has all."""
+        from pytest_modelhealth.rendering.comparison import further
 
-        return overview(self.report, max_rows=40)
+        return further(self.report, max_rows=40)
 
     @cached_property
     def figures(self) -> dict[str, bytes]:

@@ -13,4 +13,5 @@ if TYPE_CHECKING:
 def pytest_modelhealth_attach(report: pytest.TestReport, evidence: Evidence) -> None:
     """Append the section; where the test failed for another reason, it begins with the verdict."""
     verdict = "" if evidence.explains_failure else f"{evidence.report!r}\n"
-    report.sections.append((f"modelhealth: {evidence.title}", verdict + evidence.text))
+    if evidence.text:
+        report.sections.append((f"modelhealth: {evidence.title}", verdict + evidence.text))
