@@ -34,7 +34,12 @@ HOMES = {
     "pytest": ("plugin",),
     "_pytest": ("plugin",),
     "syrupy": ("plugin", "snapshot"),
-    "matplotlib": ("rendering.histogram", "rendering.error_depth"),
+    "matplotlib": (
+        "rendering.figure",
+        "rendering.histogram",
+        "rendering.gradient_flow",
+        "rendering.error_depth",
+    ),
 }
 HEAVY = ("torch", "numpy", "matplotlib")
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.judging import TensorResult
-from pytest_modelhealth.rendering.histogram import (
+from pytest_modelhealth.rendering.figure import (
     ACTIVATIONS,
     ALARM,
     FAINT,

@@ -1,66 +1,52 @@
-"""Pictures of a report: histograms and gradient flow, and what all figures look like.
-
-Figures are made without pyplot: no global state, no window, nothing to close. One report always
-gives the same bytes.
-"""
+"""Histograms of a report's layers, and the figures that explain its verdict."""
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 
-from pytest_modelhealth.checks.evidence import leaves
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.rendering.evidence import (
     bulk_start,
     culprit_and_predecessor,
     normal_exponents,
 )
+from pytest_modelhealth.rendering.figure import (
+    ALARM,
+    FAINT,
+    INK,
+    drawable,
+    layer_name,
+    model_name,
+    name_rows,
+    new_figure,
+    set_subtitle,
+    set_title,
+)
+from pytest_modelhealth.rendering.gradient_flow import FLOWING, plot_gradient_flow
 from pytest_modelhealth.rendering.notation import (
-    abbreviate,
     number,
     percent,
     plural,
     power_of_two,
-    printable,
     shape,
     shorten,
 )
 from pytest_modelhealth.rendering.summary import norm, violations_by_layer
-from pytest_modelhealth.report import HealthReport, LayerRecord, Violation
+from pytest_modelhealth.report import HealthReport, LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
 
-NEGATIVE, ZERO, POSITIVE = "#4c78a8", "#8a8f98", "#e08214"
-ACTIVATIONS, PARAMETERS = "#4c78a8", "#e08214"
-INK, FAINT, ALARM = "#24292f", "#dfe3e8", "#c62828"
-
-NAME_WIDTH = 36
-"""Characters of a layer's name in a figure."""
-
-MOST_NAMES = 200
-"""Rows of a figure that are named; of more, one of every two, three, ...: a violated one first."""
-
-
-class HealthFigure(Figure):
-    """A figure that notebooks show without pyplot being imported."""
-
-    def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png")
-        return buffer.getvalue()
+_COLORS = ("#4c78a8", "#8a8f98", "#e08214")
+"""Of negative values, zeros and positive ones."""
 
 
 def figures(report: HealthReport) -> dict[str, Figure]:
@@ -76,7 +62,7 @@ def figures(report: HealthReport) -> dict[str, Figure]:
         seen = record and found and found.statistics(record)
         if found and seen:
             made[name] = _histogram(report, record, seen, found.role)
-    if any(record.tensors(role) for record in report for role in _FLOWING):
+    if any(record.tensors(role) for record in report for role in FLOWING):
         made["gradient_flow"] = plot_gradient_flow(report)
     return made
 
@@ -115,9 +101,9 @@ def _histogram(
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.set_ylim(0, 1.2 * max(1, seen.histogram.counts.max()))
-    set_title(figure, f"{_name(record)}: {what.replace('_', ' ')}")
+    set_title(figure, f"{layer_name(record)}: {what.replace('_', ' ')}")
     kind = shorten(drawable(record.type_name), 30)
-    _subtitle(axes, f"{kind}, {seen.dtype}, {shape(seen.shape)}, {plural(seen.count, 'value')}")
+    set_subtitle(axes, f"{kind}, {seen.dtype}, {shape(seen.shape)}, {plural(seen.count, 'value')}")
     _alarm(axes, [*_nonfinite(seen), *_violations(report, record, what)])
     if seen.count and not seen.finite_count:
         axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", color=INK)
@@ -200,10 +186,10 @@ def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activ
             edges = np.append(positions - 0.5, positions[-1:] + 0.5)
             axes.stairs(tops, edges, baseline=row + 0.4, fill=True, color=_COLORS[sign], zorder=2)
     axis.draw(axes)
-    _name_rows(axes, report, records, [_moments(seen) for _, seen in shown])
+    name_rows(axes, report, records, [_moments(seen) for _, seen in shown])
     axes.grid(axis="y", color=FAINT, linewidth=0.4)
     axes.set_xlabel("value, a bin for each sign and power of two", color=INK, fontsize=9)
-    set_title(figure, f"{what.replace('_', ' ')} of {_model(report)}")
+    set_title(figure, f"{what.replace('_', ' ')} of {model_name(report)}")
     left_out = len(matched) - len(shown)
     if left_out:
         figure.supxlabel(
@@ -216,115 +202,6 @@ def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activ
 def _moments(seen: TensorStatistics) -> str:
     text = f"{number(seen.mean)} ± {number(seen.std)}"
     return text if not seen.nonfinite_count else f"{text}, {seen.nonfinite_count:,} not finite"
-
-
-_FLOWING = {
-    "gradients": ("activations", ACTIVATIONS, "o"),
-    "parameter_gradients": ("parameters", PARAMETERS, "D"),
-}
-"""The roles of the gradient flow, and how each is called and drawn."""
-
-
-def plot_gradient_flow(report: HealthReport) -> Figure:
-    """Return a figure of gradient norms through the model, the first layer at the top.
-
-    A row is a layer with gradients that contains no other; a container is one only where it has
-    parameters of its own or a violation, since its output is that of a layer in it. Norms are L2
-    norms of the finite values on a log scale; a norm of zero is drawn hollow at the left edge, a
-    layer with NaN or infinity as a cross at the right.
-
-    Raises:
-        InspectionError: no gradient was observed.
-    """
-    found = violations_by_layer(report)
-    shown = {record.name for record in leaves(report.observation)} | set(found)
-    records = [
-        record
-        for record in report
-        if (record.gradients is not None and record.name in shown) or record.parameter_gradients
-    ]
-    if not records:
-        why = (
-            "no layer of those watched has a gradient"
-            if report.observation.backward
-            else "no backward pass ran"
-        )
-        raise InspectionError(f"no gradients were seen of {_model(report)}: {why}.")
-    figure, axes = new_figure(9, 1.6 + 0.24 * len(records))
-    flows = [_Flow.through(records, role) for role in _FLOWING]
-    low, high = _decades([norm for flow in flows for norm in flow.norms])
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    for flow in flows:
-        flow.draw(axes, low, high)
-    _name_rows(axes, report, records, [_checks(found.get(record.name, ())) for record in records])
-    axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    axes.set_xlabel("L2 norm of the gradient of the loss", color=INK, fontsize=9)
-    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8.5, labelcolor=INK)
-    set_title(figure, f"gradient flow of {_model(report)}")
-    return figure
-
-
-@dataclass(frozen=True)
-class _Flow:
-    """One role's gradient norms by row of the figure."""
-
-    role: str
-    rows: npt.NDArray[np.int64]
-    norms: npt.NDArray[np.float64]
-    nonfinite: npt.NDArray[np.bool_]
-
-    @classmethod
-    def through(cls, records: Sequence[LayerRecord], role: str) -> _Flow:
-        found = [
-            (row, norm(seen), seen.nonfinite_count > 0)
-            for row, record in enumerate(records)
-            if (seen := record.statistics(role)) is not None
-        ]
-        rows, norms, nonfinite = zip(*found, strict=True) if found else ((), (), ())
-        return cls(
-            role,
-            np.array(rows, dtype=np.int64),
-            np.array(norms, dtype=np.float64),
-            np.array(nonfinite, dtype=np.bool_),
-        )
-
-    def draw(self, axes: Axes, low: float, high: float) -> None:
-        """Draw the norms; `low` and `high` are where zeros and what is not finite go."""
-        name, color, marker = _FLOWING[self.role]
-        drawable = np.where(self.norms > 0, self.norms, math.nan)
-        zero, bad = self.rows[self.norms == 0], self.rows[self.nonfinite]
-        edge: dict[str, Any] = {"linestyle": "none", "clip_on": False, "zorder": 4, "markersize": 6}
-        if len(self.rows):
-            axes.plot(
-                drawable, self.rows, color=color, marker=marker, markersize=4, linewidth=1,
-                alpha=0.9, label=name, zorder=3,
-            )  # fmt: skip
-        if len(zero):
-            hollow: dict[str, Any] = {
-                "markerfacecolor": "white",
-                "color": color,
-                "label": f"{name}: zero",
-            }
-            axes.plot(np.full(len(zero), low), zero, marker=marker, **hollow, **edge)
-        if len(bad):
-            label = f"{name}: NaN or inf"
-            # a cross of each kind, so that two in one row are both seen
-            cross = "x" if self.role == "gradients" else "+"
-            axes.plot(np.full(len(bad), high), bad, cross, color=ALARM, label=label, **edge)
-
-
-def _checks(violations: Iterable[Violation]) -> str:
-    return ", ".join(dict.fromkeys(violation.check for violation in violations))
-
-
-def _decades(norms: Sequence[float]) -> tuple[float, float]:
-    """Return limits that leave half a decade beside the smallest and the greatest norm."""
-    powers = [math.log10(value) for value in norms if value > 0 and math.isfinite(value)] or [0.0]
-    return 10 ** (min(powers) - 0.5), 10 ** (max(powers) + 0.5)
-
-
-_COLORS = (NEGATIVE, ZERO, POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -404,77 +281,3 @@ class _ExponentAxis:
             axes.fill_between([], [], color=ALARM, alpha=0.09, linewidth=0, label=name)
         if spans:
             axes.legend(loc="upper left", frameon=False, fontsize=8.5, labelcolor=INK)
-
-
-def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a white figure whose colours do not depend on the user's style."""
-    height = min(height, 1.6 + 0.24 * MOST_NAMES)
-    figure = HealthFigure(figsize=(width, height), layout="constrained", facecolor="white")
-    axes = figure.add_subplot(facecolor="white")
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, labelsize=8.5, length=3)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(INK)
-    return figure, axes
-
-
-def set_title(figure: Figure, text: str) -> None:
-    """Put a title at the top left, taken literally."""
-    figure.suptitle(
-        text, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK, parse_math=False
-    )
-
-
-def _subtitle(axes: Axes, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=9, color=INK, parse_math=False)
-
-
-def _name_rows(
-    axes: Axes,
-    report: HealthReport,
-    records: Sequence[LayerRecord],
-    margin: Sequence[str],
-) -> None:
-    """Name the rows on the left, say something on the right, and mark the violated ones."""
-    found = violations_by_layer(report)
-    step = math.ceil(len(records) / MOST_NAMES)
-    groups = [range(len(records))[start : start + step] for start in range(0, len(records), step)]
-    named = [max(group, key=lambda row: records[row].name in found) for group in groups]
-    right = axes.twinx()
-    for side, texts in ((axes, [_name(record) for record in records]), (right, margin)):
-        side.set_ylim(len(records) - 0.4, -0.6)
-        side.set_yticks(named, labels=[texts[i] for i in named], parse_math=False, fontsize=8)
-        for index, label in zip(named, side.get_yticklabels(), strict=True):
-            label.set_color(ALARM if records[index].name in found else INK)
-    right.tick_params(length=0, pad=8)
-    right.spines[:].set_visible(False)
-    for row, record in enumerate(records):
-        if record.name in found:
-            axes.axhspan(row - 0.5, row + 0.5, color=ALARM, alpha=0.08, linewidth=0, zorder=0)
-
-
-def _name(record: LayerRecord) -> str:
-    return abbreviate(drawable(record.label), NAME_WIDTH)
-
-
-def _model(report: HealthReport) -> str:
-    return shorten(drawable(report.observation.model_type), NAME_WIDTH)
-
-
-def drawable(text: str) -> str:
-    """Return `text` with an escape for each character that the figure's font lacks.
-
-    matplotlib would warn, and a warning fails the test of a user who turns warnings into errors.
-    """
-    return "".join(
-        letter if _has_glyph(letter) else letter.encode("unicode_escape").decode()
-        for letter in printable(text)
-    )
-
-
-@cache
-def _has_glyph(letter: str) -> bool:
-    return letter.isascii() or bool(
-        get_font(findfont(FontProperties())).get_char_index(ord(letter))
-    )

@@ -24,8 +24,6 @@ KEPT_FRACTION = 1e-4
 
 _FRACTIONS = {"zeros": "zero_fraction", "dead": "dead_fraction"}
 _BACKWARD = ("gradients", "parameter_gradients")
-_GIVEN = ("inputs", "parameters")
-"""Numbers that are given rather than computed, where the layer is the model or owns them."""
 
 
 def from_observation(observation: Observation, noise: Noises | None = None) -> Snapshot:
