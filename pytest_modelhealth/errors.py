@@ -61,7 +61,7 @@ for _exception in (
     _exception.__module__ = "pytest_modelhealth"
 
 
-def suggest(wrong: str, known: Iterable[str]) -> str:
+def suggest(wrong: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known name nearest to `wrong`, or ``"."``."""
-    nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(wrong), list(known), n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]!r}?" if nearest else "."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
@@ -61,6 +62,11 @@ class Inspector:
         self._engine = find_engine(model, compiled=compiled)
         self._model = model
         base = default_settings() if settings is None else settings
+        if not isinstance(base, Settings):
+            raise SettingsError(
+                f"settings must be a Settings object, not {settings!r}; thresholds are arguments "
+                "of their own: Inspector(model, max_grad_norm=10.0)"
+            )
         base = with_own_checks(base, own_checks, "own_checks")
         self._settings = base.override(overrides, "argument of inspector")
         self._on_report = on_report
@@ -87,19 +93,15 @@ class Inspector:
 
         Raises:
             LayerNotFoundError: no layer matches; the message names the nearest.
-            InspectionError: `what` names no role.
+            InspectionError: `what` names no role, or `pattern` or `types` is of a wrong type.
         """
-        roles = frozenset([what] if isinstance(what, str) else what)
-        for role in roles - set(ROLES):
+        if not isinstance(pattern, str | re.Pattern):
             raise InspectionError(
-                f"unknown role {role!r} in what={what!r}{suggest(role, ROLES)} "
-                f"Roles: {', '.join(ROLES)}."
+                "the pattern of layers must be a shell wildcard such as 'encoder.*' or a compiled "
+                f"regular expression, not {pattern!r}; for several call watch() once for each"
             )
-        if types is not None:
-            types = (types,) if isinstance(types, type) else tuple(types)
-        self._selection = self._selection.add(
-            Rule(pattern, roles, types), self._engine.module(self._model)
-        )
+        rule = Rule(pattern, _roles(what), None if types is None else _module_types(types))
+        self._selection = self._selection.add(rule, self._engine.module(self._model))
         return self
 
     def waive(self, *layers: str, check: str | None = None, reason: str) -> Self:
@@ -176,8 +178,16 @@ class Inspector:
             progress: show on a terminal how far it is.
 
         Raises:
-            InspectionError: there was no batch, or a batch is no pair although there is a loss.
+            InspectionError: there was no batch, a batch is no pair although there is a loss, or
+                `batches` or `max_batches` is of a wrong type.
         """
+        if not isinstance(batches, Iterable):
+            raise InspectionError(
+                f"batches must be batches to iterate over, such as a DataLoader, not {batches!r}; "
+                "one batch goes into run_inspection"
+            )
+        if not _is_count(max_batches):
+            raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
         self._calibration = Calibration()
         merged: Observation | None = None
         for index, batch in enumerate(_taken(batches, max_batches, progress)):
@@ -242,6 +252,28 @@ class Inspector:
         return self._report
 
 
+def _roles(what: object) -> frozenset[str]:
+    """Return the roles that `what` names, one or several."""
+    names = list(what) if isinstance(what, Iterable) and not isinstance(what, str) else [what]
+    for name in names:
+        if name not in ROLES:
+            raise InspectionError(
+                f"unknown role {name!r} in what={what!r}{suggest(name, ROLES)} "
+                f"Roles: {', '.join(ROLES)}."
+            )
+    if not names:
+        raise InspectionError(f"what={what!r} names no role. Roles: {', '.join(ROLES)}.")
+    return frozenset(role for role in ROLES if role in names)
+
+
+def _module_types(types: object) -> tuple[type[nn.Module], ...]:
+    listed = tuple(types) if isinstance(types, list | tuple | set | frozenset) else (types,)
+    for kind in listed:
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+            raise InspectionError(f"types must be classes of modules, such as nn.Linear: {kind!r}")
+    return listed
+
+
 def _taken(batches: Iterable[Any], most: int | None, progress: bool) -> Iterable[Any]:
     taken = islice(batches, most)
     if not progress:
@@ -258,6 +290,10 @@ def _taken(batches: Iterable[Any], most: int | None, progress: bool) -> Iterable
         console=console,
         disable=not console.is_terminal,
     )
+
+
+def _is_count(most: object) -> bool:
+    return most is None or (isinstance(most, int) and most >= 0)
 
 
 def _length(batches: Iterable[Any]) -> int | None:

@@ -113,7 +113,8 @@ class InspectorFixture:
         return self._settings
 
     def __repr__(self) -> str:
-        return f"<inspector with {len(self._inspections)} reports>"
+        made = len(self._inspections)
+        return f"<inspector with {made} report{'' if made == 1 else 's'}>"
 
     def _keep(self, report: HealthReport | Comparison) -> None:
         self._inspections.append(Inspection(report, *_calling_line()))

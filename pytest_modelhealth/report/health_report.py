@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import (
+    InspectionError,
     LayerNotFoundError,
     ModelHealthError,
     ModelHealthWarning,
@@ -177,8 +179,11 @@ class HealthReport:
 
         The formats lie above this module in the order of imports and are looked up by name, so that
         a new one is one new file.
+
+        Raises:
+            InspectionError: there is no such format; the message names the nearest.
         """
-        text: str = _rendering(form).render(self, **options)
+        text: str = _format(form).render(self, **options)
         return text
 
     def __repr__(self) -> str:
@@ -218,8 +223,19 @@ class HealthReport:
 
     def plot_gradient_flow(self) -> Figure:
         """Return a figure of gradient norms through the depth of the model."""
-        figure: Figure = _rendering("histogram").plot_gradient_flow(self)
+        figure: Figure = _rendering("gradient_flow").plot_gradient_flow(self)
         return figure
+
+
+def _format(name: str) -> Any:
+    folder = Path(__file__).parents[1] / "rendering"
+    names = [module.name for module in pkgutil.iter_modules([str(folder)])]
+    if name in names and hasattr(_rendering(name), "render"):
+        return _rendering(name)
+    formats = [known for known in names if hasattr(_rendering(known), "render")]
+    raise InspectionError(
+        f"unknown format {name!r}{suggest(name, formats)} Formats: {', '.join(formats)}."
+    )
 
 
 def _rendering(name: str) -> Any:

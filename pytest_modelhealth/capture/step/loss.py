@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.errors import InspectionError
@@ -29,6 +29,7 @@ def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> T
                 "loss=torch.nn.functional.cross_entropy"
             )
         return _own_loss(output)
+    _refuse_class(loss)
     if not callable(loss):
         raise InspectionError(
             f"loss is {loss!r} and cannot be called: give a function loss(output, target), for "
@@ -37,6 +38,13 @@ def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> T
     value = loss(output) if target is None else loss(output, target)
     validate_loss(value, output)
     return value.reshape(()) if value.ndim else value  # type: ignore[no-any-return]
+
+
+def _refuse_class(loss: object) -> None:
+    """Do nothing unless `loss` is a class, which makes a module where a number is asked for."""
+    if isinstance(loss, type) and issubclass(loss, nn.Module):
+        name = loss.__name__
+        raise InspectionError(f"loss is the class {name}: give an instance, {name}()")
 
 
 def validate_loss(value: object, output: Any, what: str = "the loss") -> None:

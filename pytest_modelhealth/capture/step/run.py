@@ -196,8 +196,13 @@ def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -
     """Return whether gradients are asked for and can be asked for.
 
     Raises:
-        InspectionError: they were demanded, and there is no path for them.
+        InspectionError: they were demanded, and there is no path for them, or `backward` is
+            nothing of the kind.
     """
+    if not (backward is None or isinstance(backward, bool) or callable(backward)):
+        raise InspectionError(
+            f"backward must be True, False, None or a function backward(loss), not {backward!r}"
+        )
     if backward is False:
         return False
     reason = ""

@@ -1,0 +1,238 @@
+"""Wrong arguments to what users call: a clear error before anything runs, never a puzzle."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import (
+    Check,
+    HealthReport,
+    InspectionError,
+    Inspector,
+    LayerNotFoundError,
+    SettingsError,
+    compare,
+)
+
+BATCH = torch.linspace(-1, 1, 256).reshape(64, 4)
+
+
+def model() -> nn.Sequential:
+    """A small healthy model."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def inspector(**settings: Any) -> Inspector:
+    """An inspector of it."""
+    return Inspector(model(), **settings)
+
+
+def run(**arguments: Any) -> HealthReport:
+    """One inspection of it."""
+    return inspector().run_inspection(BATCH, **arguments)
+
+
+@pytest.fixture(scope="module")
+def report() -> HealthReport:
+    """The report of one inspection."""
+    return run()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Inspector(nn.Linear), "Pass an instance"),
+        (lambda: Inspector(None), "cannot inspect an object of type NoneType"),
+        (lambda: Inspector(model().state_dict()), "must be a torch.nn.Module"),
+        (lambda: inspector(compiled="yes"), "neither 'eager' nor 'observe'"),
+    ],
+)
+def test_what_is_no_model_is_refused(make: Callable[[], object], message: str) -> None:
+    """The message says what a model is."""
+    with pytest.raises(InspectionError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_grad_nrom": 3}, "did you mean 'max_grad_norm'"),
+        ({"max_grad_norm": -3}, "at least 0"),
+        ({"max_grad_norm": "3"}, r"must be a number.*not '3' \(str\)"),
+        ({"max_grad_norm": float("nan")}, "not nan"),
+        ({"checks": "dead_unit"}, "did you mean 'dead_units'"),
+        ({"skip_checks": 3}, "must be names of checks"),
+        ({"thresholds": {"0": {"max_grad_nrm": 1}}}, "did you mean 'max_grad_norm'"),
+        ({"thresholds": ["0"]}, "must be a mapping from layers"),
+        ({"severity": "error"}, "must be 'warn' or 'fail'"),
+        ({"severity": {"dead_unit": "warn"}}, "did you mean 'dead_units'"),
+        ({"layers": 3}, "must be a string"),
+        ({"own_checks": Check}, "list of subclasses of Check"),
+        ({"own_checks": [3]}, "no subclass of pytest_modelhealth.Check"),
+        ({"settings": {"max_grad_norm": 3}}, "arguments of their own"),
+    ],
+)
+def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], message: str) -> None:
+    """An unknown name gets the nearest one, a wrong value what was expected."""
+    with pytest.raises(SettingsError, match=message):
+        inspector(**settings)
+
+
+@pytest.mark.parametrize(
+    ("layers", "arguments", "message"),
+    [
+        (("0",), {"reason": " "}, "reason='...' is missing"),
+        ((), {"reason": "known"}, "name the layers first"),
+        ((3,), {"reason": "known"}, "layers as strings"),
+        (("0",), {"reason": "known", "check": "dead_unit"}, "did you mean 'dead_units'"),
+        (("0",), {"reason": "known", "check": 3}, "the name of one check"),
+    ],
+)
+def test_a_wrong_waiver_is_refused(layers: Any, arguments: Any, message: str) -> None:
+    """A waiver says where, what and why."""
+    with pytest.raises(SettingsError, match=message):
+        inspector().waive(*layers, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"what": "gradient"}, "did you mean 'gradients'"),
+        ({"what": 3}, "unknown role 3"),
+        ({"what": ["inputs", 3]}, "unknown role 3"),
+        ({"what": []}, "names no role"),
+        ({"what": None}, "unknown role None"),
+        ({"pattern": 3}, "a shell wildcard"),
+        ({"pattern": ["0", "2"]}, r"call watch\(\) once for each"),
+        ({"pattern": "encoder.*"}, "matches no layer of Sequential"),
+        ({"types": "Linear"}, "classes of modules"),
+        ({"types": [nn.Linear, 3]}, "classes of modules, such as nn.Linear: 3"),
+        ({"types": nn.Conv2d}, "matches no layer of Sequential"),
+    ],
+)
+def test_a_wrong_watch_is_refused(arguments: dict[str, Any], message: str) -> None:
+    """Watching nothing by mistake would make every check pass."""
+    with pytest.raises(InspectionError, match=message):
+        inspector().watch(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss": 3}, "cannot be called"),
+        ({"loss": "mse"}, "cannot be called"),
+        ({"loss": nn.MSELoss, "target": BATCH}, r"give an instance, MSELoss\(\)"),
+        ({"loss": {}}, "names no loss"),
+        ({"loss": {"a": 3}}, "the loss of task 'a' is of type int"),
+        ({"loss": lambda output: None}, "returned NoneType"),
+        ({"loss": lambda output: output}, r"has shape \(64, 2\), not a scalar"),
+        ({"loss": lambda output: output.sum().item()}, "without .item"),
+        ({"loss": lambda output: output.sum().detach()}, "has no graph"),
+        ({"target": BATCH}, "a target was given without a loss"),
+        ({"backward": "yes"}, "backward must be True, False, None or a function"),
+        ({"scaler": 3}, "pass the torch.amp.GradScaler itself"),
+    ],
+)
+def test_a_wrong_loss_is_refused(arguments: dict[str, Any], message: str) -> None:
+    """The message says what a loss is, and what to write instead."""
+    with pytest.raises(InspectionError, match=message):
+        run(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("batches", "arguments", "message"),
+    [
+        (3, {}, "batches to iterate over"),
+        ([], {}, "there was no batch"),
+        ([BATCH], {"max_batches": 0}, "there was no batch"),
+        ([BATCH], {"max_batches": -1}, "a whole number"),
+        ([BATCH], {"max_batches": "2"}, "a whole number"),
+        ([BATCH], {"loss": F.mse_loss}, "not a pair"),
+    ],
+)
+def test_wrong_batches_are_refused(batches: Any, arguments: Any, message: str) -> None:
+    """No batch, no pair, no number: each is said."""
+    with pytest.raises(InspectionError, match=message):
+        inspector().run_batches(batches, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda r: r["00"], LayerNotFoundError, "has no layer '00'"),
+        (lambda r: r[3], LayerNotFoundError, "has no layer 3"),
+        (lambda r: r[None], LayerNotFoundError, "has no layer None"),
+        (lambda r: r["0"].statistics("grads"), LayerNotFoundError, "did you mean 'gradients'"),
+        (lambda r: r["0"].tensors(3), LayerNotFoundError, "unknown role 3"),
+        (lambda r: r.render("jsn"), InspectionError, "did you mean 'json'"),
+        (lambda r: r.render("figure"), InspectionError, "unknown format 'figure'"),
+        (lambda r: r.render(3), InspectionError, "unknown format 3"),
+        (lambda r: r.plot_histogram("5"), LayerNotFoundError, "has no layer '5'"),
+        (lambda r: r.plot_histogram("0", "buffers"), InspectionError, "no buffers were seen"),
+        (lambda r: r.plot_histograms("encoder*"), LayerNotFoundError, "no layer matches"),
+        (lambda r: r.assert_healthy(max_dead=0.1), SettingsError, "did you mean"),
+        (lambda r: r.to_csv("/no/such/folder/x.csv"), FileNotFoundError, "x.csv"),
+    ],
+)
+def test_a_wrong_question_to_a_report_is_refused(
+    report: HealthReport, ask: Callable[[HealthReport], object], error: Any, message: str
+) -> None:
+    """A name that is not there gets the nearest one that is."""
+    with pytest.raises(error, match=message):
+        ask(report)
+
+
+def test_asking_before_an_inspection_says_what_to_do() -> None:
+    """There are no statistics yet."""
+    with pytest.raises(InspectionError, match=r"call run_inspection\(batch\) first"):
+        inspector().get_statistics("0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"factor": -1}, SettingsError, "factor"),
+        ({"noise_runs": 1.5}, SettingsError, "noise_runs"),
+        ({"memory_budget": "1 GiB"}, SettingsError, "memory_budget"),
+        ({"loss": 3}, InspectionError, "cannot be called"),
+        ({"backward": "yes"}, InspectionError, "backward must be"),
+    ],
+)
+def test_a_wrong_comparison_is_refused(arguments: Any, error: Any, message: str) -> None:
+    """Tolerances are numbers, and a loss is a function."""
+    reference = model()
+    with pytest.raises(error, match=message):
+        compare(reference, copy.deepcopy(reference), BATCH, **arguments)
+
+
+def test_a_refused_run_leaves_the_model_as_it_was() -> None:
+    """No gradient, no hook and no mode stays behind."""
+    net = model().train()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(InspectionError):
+        Inspector(net).run_inspection(BATCH, loss=lambda output: output)
+    assert net.training
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert not any(module._forward_hooks for module in net.modules())
+    assert all(torch.equal(before[name], now) for name, now in net.state_dict().items())
+
+
+def test_an_exception_of_the_users_passes_untouched() -> None:
+    """What forward raises is not ours to wrap."""
+    error = KeyError("the user's own")
+
+    class Raises(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error
+
+    with pytest.raises(KeyError) as caught:
+        Inspector(Raises()).run_inspection(BATCH)
+    assert caught.value is error
