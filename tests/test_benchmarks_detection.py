@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from benchmarks import detection
-from benchmarks.cases import controls, designs, faults, held_out, uncommon
+from benchmarks.cases import controls, designs, faults, held_out, libraries, uncommon
 from benchmarks.cases.models import mlp
 from benchmarks.cases.subject import Control, Fault, Shelf, Subject, loss_of, run, trained
 from benchmarks.detection import Score, alarm, grade
@@ -14,7 +14,7 @@ from benchmarks.finding import Finding
 
 FAULTS = faults.SHELF.faults + uncommon.SHELF.faults + held_out.SHELF.faults
 CONTROLS = [*controls.SHELF.controls, *designs.SHELF.controls, *uncommon.SHELF.controls]
-CONTROLS += held_out.SHELF.controls
+CONTROLS += libraries.SHELF.controls + held_out.SHELF.controls
 BY_NAME = {case.name: case for case in (*FAULTS, *CONTROLS)}
 
 
@@ -230,6 +230,7 @@ LEFT_ALONE = [
     "padding masked with -inf",
     "hinge that every sample satisfies",
     "SimSiam",
+    "compressed attention, shorter than a window",
     "clipped policy gradient, first step",
     "noise prediction, last convolution zero",
 ]

@@ -90,7 +90,8 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     if record.unreached.issuperset(lacking) and _is_leaf(record, observation):
         if _is_detached_around(record, observation):
             return True
-        return not _is_in_an_optional_part(record, observation)
+        is_spared = _is_in_an_optional_part, _is_in_an_empty_part
+        return not any(spared(record, observation) for spared in is_spared)
     if any(_got_gradient(taker) for taker in consumers(observation, record)):
         return True
     names = {layer.name for layer in cut}
@@ -111,6 +112,19 @@ def _is_in_an_optional_part(record: LayerRecord, observation: Observation) -> bo
     """
     around = [r for r in called(observation) if r.name and is_inside(record.name, r.name)]
     return any(_got_gradient(r) and _returned_several(r) for r in around)
+
+
+def _is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a module around it returned nothing in this batch.
+
+    What summarises windows of tokens returns an empty tensor where a sequence is shorter than a
+    window.
+    """
+    return any(
+        r.activations is not None and r.activations.count == 0
+        for r in called(observation)
+        if r.name and is_inside(record.name, r.name)
+    )
 
 
 def _is_a_slow_copy(record: LayerRecord, observation: Observation) -> bool:
@@ -249,6 +263,8 @@ def _has_zero_gradient(record: LayerRecord) -> bool:
 def _is_explained(record: LayerRecord, observation: Observation, flow: DataFlow) -> bool:
     """Whether a zero gate or a silent activation after it, or a choice, explains the zero."""
     if _is_left_out(record, observation, flow) or _has_a_closed_partner(record, observation):
+        return True
+    if _is_in_an_empty_part(record, observation):
         return True
     reached = {port.layer for port in flow.reached(Port(record.name, output=True))}
     after = [observation.layers[n] for n in reached if n != record.name]

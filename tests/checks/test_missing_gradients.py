@@ -215,6 +215,35 @@ def test_part_of_an_output_that_nobody_reads_is_no_fault(batch, inspect):
     assert inspect(Reader(), batch).healthy
 
 
+@pytest.mark.parametrize(
+    ("steps", "gate", "culprits"),
+    [(0, nn.Linear(16, 8), []), (2, nn.Linear(16, 8), ["summary.gate"]), (0, None, [])],
+    ids=["nothing", "something", "no gate"],
+)
+def test_part_that_returns_nothing_is_not_used(steps, gate, culprits, inspect):
+    """Where a part returns an empty tensor, no layer in it is missed, or a gradient of zero odd."""
+
+    class Summary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.values, self.gate = nn.Linear(16, 8), gate or nn.Identity()
+
+        def forward(self, x):
+            values, _ = self.values(x), self.gate(x)
+            return values[:, :steps]
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.summary, self.head = nn.Linear(16, 8), Summary(), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(torch.cat([self.embed(x), self.summary(x)], 1).mean(1))
+
+    report = inspect(Reader(), torch.randn(8, 5, 16))
+    assert [violation.layer for violation in report.violations] == culprits
+
+
 def test_two_cuts_are_two_violations(batch, inspect):
     """Branches that are cut each by itself are both named, and each with its own cause."""
 

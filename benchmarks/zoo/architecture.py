@@ -1,0 +1,28 @@
+"""What the zoo holds: a model as its library ships it, with a batch made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.cases.subject import Subject
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model of somebody else's.
+
+    Args:
+        family: the library and the kind, a row of the table.
+        name: what its library calls it.
+        build: makes the model, untrained and in training mode, and a batch for it, under the
+            current random seed; raises whatever the library does where that is impossible.
+    """
+
+    family: str
+    name: str
+    build: Callable[[], Subject]
+
+
+class NotBuiltError(Exception):
+    """The library's defaults, shrunk, make no model, or none that takes the batch."""
