@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 NATIVE = Path(__file__).parent / "pytest_modelhealth" / "statistics" / "native"
-SOURCES = ("fused.c", "block.h", "avx512.h", "samples.h")
+SOURCES = ("fused.c", "block.h", "vectors.h", "samples.h")
 
 FLAGS = ["-std=c11", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # Let comparisons become vector minima. Sums keep the order they are written in, without fused

@@ -71,6 +71,8 @@ SHAPES = [
     pytest.param((7, 5000), 1, id="more-features-than-a-block"),
     pytest.param((70, 1536), 1, id="four-rows-a-block"),
     pytest.param((9000, 3), 1, id="few-features"),
+    pytest.param((500, 12), 1, id="features-fewer-than-lanes"),
+    pytest.param((7, 5), 1, id="rows-fewer-than-lanes"),
     pytest.param((200_000,), 0, id="every-element-a-unit"),
     pytest.param((3, 9, 2, 2), 1, id="tiny-channels"),
     pytest.param((8, 96, 5, 5), 1, id="small-channels"),
@@ -144,6 +146,15 @@ def test_strided_tensors_agree(arrange: Callable[[Tensor], Tensor], dtype: torch
         assert_same(values, dim)
     values.select(2, 1).fill_(math.nan)
     assert_same(values, 1)
+
+
+@needs_library
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_half_is_widened_exactly(dtype: torch.dtype) -> None:
+    """Each of the values that 16 bits can hold, subnormal ones included, is found as it is."""
+    values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    assert_same(values[values.isfinite()], 0)
 
 
 @needs_library
@@ -224,7 +235,7 @@ def test_a_large_histogram_is_a_sample_and_says_so(dtype: torch.dtype) -> None:
     assert statistics.histogram_sampled
     assert statistics.histogram.counts.sum() == statistics.finite_count
     kept = oracle.kept_bins(statistics)
-    share = 1 / fused._layout(0, values.shape, None, None).words[7]
+    share = 1 / fused._layout(0, values.shape, None, None, 0).words[7]
     for (row, sign), count in np.ndenumerate(expected.counts):
         guess = kept[sign == 0, expected.lowest + row] * share
         assert abs(guess - count * share) <= 6 * math.sqrt(count * share) + 1

@@ -22,8 +22,11 @@ from pytest_modelhealth.statistics.moments import Moments
 from pytest_modelhealth.statistics.native import Found, Job, Layout, Results
 
 EXACT_HISTOGRAM = 1 << 14
-"""A tensor of up to this many elements has all of them in its histogram, a larger one at least as
-many. Counting bins takes four times as long as all the rest."""
+"""A tensor of up to this many elements has all of them in its histogram. Counting bins takes three
+times as long as all the rest."""
+
+LEAST_SAMPLED = 1 << 13
+"""A larger tensor has at least this many."""
 
 MOST_SKIPPED = 64
 """At least one value in this many is in the histogram of a large tensor."""
@@ -32,7 +35,7 @@ PART = 1 << 15
 """About as many elements are summarized by themselves, so that threads can share a tensor of two
 such parts or more: as torch, which gives each thread at least 32768 elements."""
 
-_SHORT_RUN = 32
+_SHORT_RUN = 16
 _MANY_CELLS = 1 << 16  # their extremes stay in the second-level cache
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -141,7 +144,7 @@ def _layout(
 ) -> Layout:
     """Return the layout of a tensor; no strides are those of a contiguous one."""
     count = math.prod(shape)
-    one_in = min(max(count // EXACT_HISTOGRAM, 1), MOST_SKIPPED)
+    one_in = 1 if count <= EXACT_HISTOGRAM else min(count // LEAST_SAMPLED, MOST_SKIPPED)
     if strides is None:
         run = 1 if dim is None else math.prod(shape[dim + 1 :])
         return Layout(code, count, (), (), *_cells(shape, dim, run), one_in, PART, samples)

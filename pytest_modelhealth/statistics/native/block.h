@@ -25,40 +25,107 @@ typedef struct {
 static inline REAL NAME(lesser)(REAL a, REAL b) { return a < b ? a : b; }
 static inline REAL NAME(greater)(REAL a, REAL b) { return a > b ? a : b; }
 
-static inline void NAME(add_value)(REAL value, int lane, double pivot, NAME(Lanes) *lanes) {
+static inline void NAME(add_moments)(REAL value, int lane, double pivot, NAME(Lanes) *lanes) {
     double deviation = value - pivot;
     lanes->sums[lane] += deviation;
     lanes->squares[lane] += deviation * deviation;
     lanes->zeros[lane] += value == 0;
-    lanes->low[lane] = NAME(lesser)(value, lanes->low[lane]);
-    lanes->high[lane] = NAME(greater)(value, lanes->high[lane]);
+}
+
+static inline void NAME(add_extremes)(REAL value, REAL *low, REAL *high) {
+    *low = NAME(lesser)(value, *low);
+    *high = NAME(greater)(value, *high);
 }
 
 #ifdef VECTORS
 #include VECTORS
 #endif
 
-/* Add a row to the lanes, deviations taken from `pivot`. */
-static inline void NAME(add_row)(const REAL *values, int64_t count, double pivot,
-                                 NAME(Lanes) *lanes) {
-    int64_t start = ADD_VECTORS(values, count, pivot, lanes);
-    if (count - start >= LANES) {
+/* Add a row to the lanes, deviations taken from `pivot`; vectors leave `extremes` out if not wanted. */
+static __attribute__((noinline)) void NAME(add_row)(const REAL *values, int64_t count, double pivot,
+                                                    bool extremes, NAME(Lanes) *lanes) {
+    int64_t start = ADD_ROW(values, count, pivot, extremes, lanes);
+    (void)extremes;
+#ifndef VECTORS
+    if (count >= LANES) {
         NAME(Lanes) own = *lanes; /* where compilers keep it in registers */
         for (; start + LANES <= count; start += LANES)
-            for (int lane = 0; lane < LANES; lane++)
-                NAME(add_value)(values[start + lane], lane, pivot, &own);
+            for (int lane = 0; lane < LANES; lane++) {
+                NAME(add_moments)(values[start + lane], lane, pivot, &own);
+                NAME(add_extremes)(values[start + lane], own.low + lane, own.high + lane);
+            }
         *lanes = own;
     }
-    for (int lane = 0; start + lane < count; lane++)
-        NAME(add_value)(values[start + lane], lane, pivot, lanes);
+#endif
+    for (int lane = 0; start + lane < count; lane++) {
+        NAME(add_moments)(values[start + lane], lane, pivot, lanes);
+        NAME(add_extremes)(values[start + lane], lanes->low + lane, lanes->high + lane);
+    }
 }
 
-/* Add a tile's rows to lanes, and all lanes to the first. */
-static void NAME(add_tile)(const NAME(Tile) *tile, double pivot, NAME(Lanes) *lanes) {
+/* Add rows to the lanes and to the extremes of their columns. */
+static __attribute__((noinline)) void NAME(add_rows)(const REAL *restrict values, int64_t rows,
+                                                     int64_t stride, int64_t columns, double pivot,
+                                                     NAME(Lanes) *restrict lanes, REAL *restrict low,
+                                                     REAL *restrict high) {
+    for (; rows; rows--, values += stride) {
+        int64_t start = ADD_COLUMNS(values, columns, pivot, lanes, low, high);
+        NAME(add_row)(values + start, columns - start, pivot, false, lanes);
+        for (int64_t i = start; i < columns; i++) NAME(add_extremes)(values[i], low + i, high + i);
+    }
+}
+
+/* Add rows of few columns: LANES of them side by side make one of many. */
+static void NAME(add_short_rows)(const REAL *values, int64_t rows, int64_t columns, double pivot,
+                                 NAME(Lanes) *lanes, REAL *low, REAL *high) {
+    REAL lows[LANES * LANES], highs[LANES * LANES];
+    int64_t width = LANES * columns, joined = rows / LANES;
+    for (int64_t i = 0; i < width; i++) {
+        lows[i] = low[i % columns];
+        highs[i] = high[i % columns];
+    }
+    NAME(add_rows)(values, joined, width, width, pivot, lanes, lows, highs);
+    for (int64_t i = 0; i < width; i++) {
+        low[i % columns] = NAME(lesser)(lows[i], low[i % columns]);
+        high[i % columns] = NAME(greater)(highs[i], high[i % columns]);
+    }
+    values += joined * width;
+    NAME(add_rows)(values, rows - joined * LANES, columns, columns, pivot, lanes, low, high);
+}
+
+/* Add a tile of columns to the lanes, and to the extremes of its columns. */
+static void NAME(add_columns)(const NAME(Tile) *tile, const Units *units, double pivot,
+                              NAME(Lanes) *lanes, REAL *low, REAL *high) {
+    int64_t cells = units->cells;
+    if (is_wide(units))
+        NAME(add_rows)(tile->values, tile->rows, tile->stride, tile->columns, pivot, lanes, low, high);
+    else if (cells < LANES)
+        NAME(add_short_rows)(tile->values, tile->columns / cells, cells, pivot, lanes, low, high);
+    else
+        NAME(add_rows)(tile->values, tile->columns / cells, cells, cells, pivot, lanes, low, high);
+}
+
+/* Which extremes of a tile are gathered together with its moments. */
+typedef struct {
+    bool of_all;
+    const Units *columns; /* NULL, or units of which each column has a cell */
+    REAL *low, *high;     /* of these cells */
+} NAME(Extremes);
+
+/* Add a tile to lanes, and all lanes to the first. */
+static void NAME(add_tile)(const NAME(Tile) *tile, double pivot, const NAME(Extremes) *extremes,
+                           NAME(Lanes) *lanes) {
     *lanes = (NAME(Lanes)){{0}, {0}, {0}, {0}, {0}};
-    for (int lane = 0; lane < LANES; lane++) lanes->low[lane] = lanes->high[lane] = tile->values[0];
-    for (int64_t row = 0; row < tile->rows; row++)
-        NAME(add_row)(tile->values + row * tile->stride, tile->columns, pivot, lanes);
+    for (int lane = 0; lane < LANES; lane++) {
+        lanes->low[lane] = INFINITY;
+        lanes->high[lane] = -INFINITY;
+    }
+    if (extremes->columns)
+        NAME(add_columns)(tile, extremes->columns, pivot, lanes, extremes->low, extremes->high);
+    else
+        for (int64_t row = 0; row < tile->rows; row++)
+            NAME(add_row)(tile->values + row * tile->stride, tile->columns, pivot, extremes->of_all,
+                          lanes);
     for (int half = LANES / 2; half; half /= 2) {
         for (int lane = 0; lane < half; lane++) {
             lanes->sums[lane] += lanes->sums[lane + half];
@@ -75,15 +142,17 @@ static void NAME(add_tile)(const NAME(Tile) *tile, double pivot, NAME(Lanes) *la
  * Squares of floats are exact in float64, so that a pivot of 0 loses digits only where the mean is
  * large beside the deviations. Then the tile is read again, and *pivot becomes a better one.
  */
-static bool NAME(summarize)(const NAME(Tile) *tile, double *pivot, NAME(Block) *block) {
+static bool NAME(summarize)(const NAME(Tile) *tile, double *pivot, const NAME(Extremes) *extremes,
+                            NAME(Block) *block) {
     NAME(Lanes) lanes;
     double count = (double)(tile->rows * tile->columns), sum, shift, deviations;
     for (;;) {
-        NAME(add_tile)(tile, *pivot, &lanes);
+        NAME(add_tile)(tile, *pivot, extremes, &lanes);
         sum = lanes.sums[0];
         shift = sum / count;
         deviations = lanes.squares[0] - sum * shift;
-        if (!isfinite(sum) || sizeof(REAL) == 8 || *pivot || deviations * MOST_CANCELLED >= lanes.squares[0]) break;
+        bool is_exact = deviations * MOST_CANCELLED >= lanes.squares[0];
+        if (!isfinite(sum) || sizeof(REAL) == 8 || *pivot || is_exact) break;
         *pivot = (REAL)shift;
         if (!*pivot) break;
     }
@@ -144,28 +213,6 @@ static void NAME(run_extremes)(const REAL *values, int64_t count, REAL *low, REA
     *high = NAME(greater)(most[0], *high);
 }
 
-static void NAME(column_extremes)(const REAL *restrict values, int64_t count, REAL *restrict low,
-                                  REAL *restrict high) {
-    for (int64_t i = 0; i < count; i++) {
-        low[i] = NAME(lesser)(values[i], low[i]);
-        high[i] = NAME(greater)(values[i], high[i]);
-    }
-}
-
-/* Four rows at a time: `low` and `high` are read and written a quarter as often. */
-static void NAME(four_rows)(const REAL *restrict values, int64_t stride, int64_t columns,
-                            REAL *restrict low, REAL *restrict high) {
-    const REAL *first = values, *second = first + stride, *third = second + stride,
-               *fourth = third + stride;
-    for (int64_t i = 0; i < columns; i++) {
-        REAL a = first[i], b = second[i], c = third[i], d = fourth[i];
-        REAL least = NAME(lesser)(NAME(lesser)(a, b), NAME(lesser)(c, d));
-        REAL most = NAME(greater)(NAME(greater)(a, b), NAME(greater)(c, d));
-        low[i] = NAME(lesser)(least, low[i]);
-        high[i] = NAME(greater)(most, high[i]);
-    }
-}
-
 /* The slow way for a block with NaNs: a unit that had one keeps NaN for good. */
 static void NAME(careful_extremes)(const REAL *values, int64_t count, int64_t position,
                                    const Units *units, REAL *low, REAL *high) {
@@ -190,25 +237,6 @@ static void NAME(add_whole_runs)(const REAL *values, int64_t run, int64_t count,
 }
 #endif
 
-/* Add part of up to four rows to the extremes of its columns. */
-static void NAME(add_strip)(const NAME(Tile) *tile, REAL *low, REAL *high) {
-    if (tile->rows == 4) {
-        NAME(four_rows)(tile->values, tile->stride, tile->columns, low, high);
-        return;
-    }
-    for (int64_t row = 0; row < tile->rows; row++)
-        NAME(column_extremes)(tile->values + row * tile->stride, tile->columns, low, high);
-}
-
-/* Add whole rows to the extremes of their columns. */
-static void NAME(add_rows)(const REAL *values, int64_t count, int64_t columns, REAL *low,
-                           REAL *high) {
-    for (; count >= 4 * columns; values += 4 * columns, count -= 4 * columns)
-        NAME(four_rows)(values, columns, columns, low, high);
-    for (; count; values += columns, count -= columns)
-        NAME(column_extremes)(values, columns, low, high);
-}
-
 /* Add values that lie side by side to the extremes of their units. */
 static void NAME(add_runs)(const REAL *values, int64_t count, int64_t position, const Units *units,
                            REAL *low, REAL *high) {
@@ -217,7 +245,6 @@ static void NAME(add_runs)(const REAL *values, int64_t count, int64_t position, 
     while (count) {
         int64_t whole_runs = left == run ? count / run : 0;
         if (whole_runs) {
-            if (whole_runs > RUNS) whole_runs = RUNS;
             if (whole_runs > cells - cell) whole_runs = cells - cell;
             ADD_WHOLE_RUNS(values, run, whole_runs, low + cell, high + cell);
             values += whole_runs * run;
@@ -235,28 +262,16 @@ static void NAME(add_runs)(const REAL *values, int64_t count, int64_t position, 
     }
 }
 
-static void NAME(count_exponents)(const REAL *values, int64_t count, Counts counts) {
-    int64_t start = 0;
-    for (; start + TABLES <= count; start += TABLES)
-        for (int table = 0; table < TABLES; table++)
-            counts[table][NAME(row)(values[start + table])]++;
-    for (; start < count; start++) counts[0][NAME(row)(values[start])]++;
-}
-
-/* Add a tile to the extremes of its units. */
+/* Add a tile of runs to the extremes of its units. */
 static void NAME(add_units)(const NAME(Tile) *tile, const NAME(Block) *block, int64_t position,
                             const Units *units, REAL *low, REAL *high) {
-    int64_t run = units->run, cells = units->cells, cell = position / run % cells;
-    if (run == 1 && is_wide(units)) {
-        NAME(add_strip)(tile, low + cell, high + cell);
-    } else if (run == 1) {
-        NAME(add_rows)(tile->values, tile->columns, cells, low, high);
-    } else if (position % run + tile->columns <= run) {
-        low[cell] = NAME(lesser)(block->low, low[cell]);
-        high[cell] = NAME(greater)(block->high, high[cell]);
-    } else {
+    int64_t run = units->run, cell = position / run % units->cells;
+    if (position % run + tile->columns > run) {
         NAME(add_runs)(tile->values, tile->columns, position, units, low, high);
+        return;
     }
+    low[cell] = NAME(lesser)(block->low, low[cell]);
+    high[cell] = NAME(greater)(block->high, high[cell]);
 }
 
 /* Count what is not finite in a tile, and make it one of the rest, copied to `finite`. */
@@ -272,15 +287,30 @@ static void NAME(set_finite_apart)(NAME(Tile) *tile, int64_t position, const Uni
     *tile = (NAME(Tile)){finite, 1, kept, kept};
 }
 
+/* Count signs and exponents; and zeros, which have the row of the least exponent, for themselves. */
+static void NAME(count_exponents)(const REAL *values, int64_t count, Counts *counts) {
+    int64_t zeros = 0, negative_zeros = 0, start = 0;
+    for (; start + TABLES <= count; start += TABLES)
+        for (int table = 0; table < TABLES; table++)
+            counts->tables[table][NAME(row)(values[start + table])]++;
+    for (; start < count; start++) counts->tables[0][NAME(row)(values[start])]++;
+    for (int64_t i = 0; i < count; i++) {
+        zeros += values[i] == 0;
+        negative_zeros += values[i] == 0 && NAME(row)(values[i]);
+    }
+    counts->zeros[0] += zeros - negative_zeros;
+    counts->zeros[1] += negative_zeros;
+}
+
 /* Count a window of each row, which a fixed generator chooses. */
-static void NAME(sample)(const NAME(Tile) *tile, int64_t one_in, uint64_t *random, Counts counts,
+static void NAME(sample)(const NAME(Tile) *tile, int64_t one_in, uint64_t *random, Share *share,
                          Summary *summary) {
     int64_t columns = tile->columns, window = (columns + one_in - 1) / one_in;
     for (int64_t row = 0; row < tile->rows; row++) {
         const REAL *values = tile->values + row * tile->stride;
         *random ^= *random << 13, *random ^= *random >> 7, *random ^= *random << 17;
         values += (int64_t)((*random >> 32) % (uint64_t)(columns - window + 1));
-        NAME(count_exponents)(values, window, counts);
+        NAME(count_exponents)(values, window, &share->counts);
         summary->sampled += window;
     }
 }
@@ -296,32 +326,60 @@ static NAME(Tile) NAME(load_tile)(const Tensor *tensor, const Units *units, int6
     return (NAME(Tile)){copied, rows, columns, columns};
 }
 
-/* Read a part of a tensor; `low` and `high` are the cells' extremes, or NULL. */
-static void NAME(read_part)(const Tensor *tensor, const Units *units, int64_t position, int64_t end,
-                            int64_t one_in, Counts counts, REAL *low, REAL *high,
+/* Find the moments of a tile and the extremes of its units; false where a value is not finite.
+ *
+ * Where all are finite, the extremes of cells tell those of the tensor. Otherwise it is read again,
+ * and those of the finite values gathered apart.
+ */
+static bool NAME(look)(const NAME(Tile) *tile, int64_t position, const Reading *reading,
+                       const Share *share, double *pivot, NAME(Block) *block) {
+    const Units *units = reading->units;
+    NAME(Extremes) of_all = {.of_all = true};
+    NAME(Extremes) of_columns = {.columns = units, .low = share->low, .high = share->high};
+    if (is_wide(units)) {
+        of_columns.low += position % units->cells;
+        of_columns.high += position % units->cells;
+    }
+    bool are_runs = share->low && units->run > 1, are_columns = share->low && !are_runs;
+    bool are_some = are_runs && position % units->run + tile->columns > units->run;
+    NAME(Extremes) wanted = of_all;
+    if (!reading->is_apart && are_columns) wanted = of_columns;
+    if (!reading->is_apart && are_some) wanted.of_all = false;
+    if (!NAME(summarize)(tile, pivot, &wanted, block)) return false;
+    if (are_runs) NAME(add_units)(tile, block, position, units, share->low, share->high);
+    if (are_columns && reading->is_apart) {
+        double unused = 0;
+        NAME(summarize)(tile, &unused, &of_columns, &(NAME(Block)){0});
+    }
+    return true;
+}
+
+/* Read a part of a tensor; false where it is to be read again, finite values apart. */
+static bool NAME(read_part)(const Reading *reading, int64_t position, int64_t end, Share *share,
                             Summary *summary) {
+    const Units *units = reading->units;
     REAL copied[BLOCK], finite[BLOCK];
     uint64_t random = 0x9E3779B97F4A7C15 * (uint64_t)(position + 1); /* for a size always the same */
     double pivot = 0;
     while (position < end) {
         Shape shape = tile_shape(units, position, end);
-        NAME(Tile) tile = NAME(load_tile)(tensor, units, position, &shape, copied);
+        NAME(Tile) tile = NAME(load_tile)(reading->tensor, units, position, &shape, copied);
         NAME(Block) block;
         if (sizeof(REAL) == 8 && !pivot && isfinite(tile.values[0])) pivot = tile.values[0];
-        bool is_finite = NAME(summarize)(&tile, &pivot, &block);
-        if (!is_finite) {
-            NAME(set_finite_apart)(&tile, position, units, finite, low, high, summary);
+        if (!NAME(look)(&tile, position, reading, share, &pivot, &block)) {
+            if (share->low && !reading->is_apart) return false;
+            NAME(set_finite_apart)(&tile, position, units, finite, share->low, share->high, summary);
             double first = sizeof(REAL) == 8 ? finite[0] : 0;
-            if (tile.columns) NAME(summarize)(&tile, &first, &block);
-        } else if (low) {
-            NAME(add_units)(&tile, &block, position, units, low, high);
+            if (tile.columns)
+                NAME(summarize)(&tile, &first, &(NAME(Extremes)){.of_all = true}, &block);
         }
         if (tile.columns) {
             NAME(add_block)(summary, &block, tile.rows * tile.columns);
-            NAME(sample)(&tile, one_in, &random, counts, summary);
+            NAME(sample)(&tile, reading->one_in, &random, share, summary);
         }
         position = shape.next;
     }
+    return true;
 }
 
 /* Read a thread's share of the parts: neighbours, as torch's threads wrote them. */
@@ -337,8 +395,8 @@ static void NAME(read_parts)(const Reading *reading, int64_t thread, int64_t thr
         int64_t start = part * reading->length, left = count - start;
         int64_t end = start + (left < reading->length ? left : reading->length);
         Summary summary = NOTHING;
-        NAME(read_part)(reading->tensor, reading->units, start, end, reading->one_in,
-                        share->counts, low, high, &summary);
+        share->is_spoilt = !NAME(read_part)(reading, start, end, share, &summary);
+        if (share->is_spoilt) return;
         reading->summaries[part] = summary;
     }
 }

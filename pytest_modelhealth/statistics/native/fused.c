@@ -13,17 +13,16 @@
 #include <string.h>
 
 enum {
-    USUAL_BLOCK = 4096, /* 16 kB of float */
-    BLOCK = 8192,       /* the longest */
-    LANES = 32,
+    BLOCK = 8192, /* 32 kB of float */
+    LANES = 16,
     FEW_LANES = 8,  /* for the extremes of one run */
-    RUNS = 16,      /* whole runs at a time */
-    STRIP = 1024,   /* columns at a time of rows too wide for the first-level cache */
+    STRIP = 2048,   /* columns at a time of rows too wide for the first-level cache */
     MOST_CANCELLED = 64, /* squares may be this much more than deviations: 6 of 53 bits are lost */
     TABLES = 4,         /* several counts for a row: equal values do not wait for each other */
     LOWEST = -127,      /* LOWEST_EXPONENT and HIGHEST_EXPONENT of exponents.py */
     HIGHEST = 128,
-    ROWS = 2 * (HIGHEST - LOWEST + 1), /* negative, positive, negative, ... */
+    EXPONENTS = HIGHEST - LOWEST + 1,
+    ROWS = 2 * EXPONENTS, /* of positive values, then of negative ones */
     ENOUGH_NONZERO = 1024, /* a sample with fewer says little: all values are counted then */
 };
 
@@ -50,12 +49,17 @@ typedef struct {
 
 static const Summary NOTHING = {.low = INFINITY, .high = -INFINITY};
 
-typedef uint32_t Counts[TABLES][ROWS + 1]; /* the last one counts zeros, which have no row */
+/* Counts by row. Zeros are in the rows of the least exponent, and for themselves: 0, -0. */
+typedef struct {
+    uint32_t tables[TABLES][ROWS];
+    int64_t zeros[2];
+} Counts;
 
 /* What a thread gathers, in any order: counts, and the extremes of cells, or NULL. */
 typedef struct {
     Counts counts;
     void *low, *high;
+    bool is_spoilt; /* by a value that is not finite, before the thread came to its end */
 } Share;
 
 /* A tensor to read in parts, each summarized by itself so that they can be merged in order. */
@@ -63,6 +67,7 @@ typedef struct {
     const Tensor *tensor;
     const Units *units;
     int64_t one_in, length, parts; /* length: of a part */
+    bool is_apart;                 /* whether not all values are finite */
     Summary *summaries;            /* of each part */
     Share *shares;                 /* of each thread */
 } Reading;
@@ -117,16 +122,7 @@ static inline float of_float16(uint16_t half) {
 }
 
 static const float *load_float(const Tensor *tensor, int64_t position, int64_t count,
-                               float *copied) {
-    if (tensor->dtype == FLOAT32) return elements(tensor, position, count, 4, copied);
-    uint16_t gathered[BLOCK];
-    const uint16_t *halves = elements(tensor, position, count, 2, gathered);
-    if (tensor->dtype == BFLOAT16)
-        for (int64_t i = 0; i < count; i++) copied[i] = of_bfloat16(halves[i]);
-    else
-        for (int64_t i = 0; i < count; i++) copied[i] = of_float16(halves[i]);
-    return copied;
-}
+                               float *copied);
 
 static const double *load_double(const Tensor *tensor, int64_t position, int64_t count,
                                  double *copied) {
@@ -164,7 +160,7 @@ typedef struct {
 static Shape strip_shape(const Units *units, int64_t position, int64_t end) {
     int64_t cells = units->cells, column = position % cells, row = position - column;
     int64_t rows = (end - row) / cells < 4 ? (end - row) / cells : 4;
-    int64_t columns = rows == 1 ? USUAL_BLOCK : STRIP;
+    int64_t columns = rows == 1 ? BLOCK : STRIP;
     if (columns > cells - column) columns = cells - column;
     bool ends = column + columns == cells;
     return (Shape){rows, columns, ends ? row + rows * cells : position + columns};
@@ -174,11 +170,10 @@ static Shape strip_shape(const Units *units, int64_t position, int64_t end) {
 static Shape tile_shape(const Units *units, int64_t position, int64_t end) {
     int64_t run = units->run, cells = units->cells, length;
     if (run == 1 && is_wide(units)) return strip_shape(units, position, end);
-    if (run >= USUAL_BLOCK / 4) length = run - position % run;
-    else if (run > 1) length = USUAL_BLOCK / run * run;
-    else if (cells > USUAL_BLOCK / 4) length = 4 * cells;
-    else length = USUAL_BLOCK / cells * cells;
-    if (run >= USUAL_BLOCK / 4 && length > USUAL_BLOCK) length = USUAL_BLOCK;
+    if (run >= BLOCK / 4) length = run - position % run;
+    else if (run > 1) length = BLOCK / run * run;
+    else length = BLOCK / cells * cells;
+    if (length > BLOCK) length = BLOCK;
     if (length > end - position) length = end - position;
     return (Shape){1, length, position + length};
 }
@@ -198,12 +193,11 @@ static double positive_zero(double value) {
     return value;
 }
 
-/* The row of a finite value; zeros have the one after the last. */
+/* The row of a finite value. */
 static inline int64_t row_float(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    int64_t row = 2 * (int64_t)(bits >> 23 & 255) + !(bits >> 31);
-    return bits << 1 ? row : ROWS;
+    return bits >> 23; /* the exponent's bias makes LOWEST the first */
 }
 
 static inline int64_t row_double(double value) {
@@ -212,27 +206,45 @@ static inline int64_t row_double(double value) {
     int64_t exponent = (int64_t)(bits >> 52 & 2047) - 1023;
     if (exponent < LOWEST) exponent = LOWEST;
     if (exponent > HIGHEST) exponent = HIGHEST;
-    return bits << 1 ? 2 * (exponent - LOWEST) + !(bits >> 63) : ROWS;
+    return exponent - LOWEST + (bits >> 63 ? EXPONENTS : 0);
 }
 
 #define REAL float
 #define NAME(name) name##_float
-#ifdef __AVX512F__
-#define VECTORS "avx512.h"
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
+#define VECTORS "vectors.h"
 #else
-#define ADD_VECTORS(values, count, pivot, lanes) 0
+#define ADD_ROW(values, count, pivot, extremes, lanes) 0
+#define ADD_COLUMNS(values, columns, pivot, lanes, low, high) 0
 #define ADD_WHOLE_RUNS add_whole_runs_float
+#define WIDEN_FLOAT16(halves, count, to) 0
 #endif
 #include "block.h"
+
+static const float *load_float(const Tensor *tensor, int64_t position, int64_t count,
+                               float *copied) {
+    if (tensor->dtype == FLOAT32) return elements(tensor, position, count, 4, copied);
+    uint16_t gathered[BLOCK];
+    const uint16_t *halves = elements(tensor, position, count, 2, gathered);
+    if (tensor->dtype == BFLOAT16) {
+        for (int64_t i = 0; i < count; i++) copied[i] = of_bfloat16(halves[i]);
+    } else {
+        int64_t start = WIDEN_FLOAT16(halves, count, copied);
+        for (; start < count; start++) copied[start] = of_float16(halves[start]);
+    }
+    return copied;
+}
 #undef REAL
 #undef NAME
 #undef VECTORS
-#undef ADD_VECTORS
+#undef ADD_ROW
+#undef ADD_COLUMNS
 #undef ADD_WHOLE_RUNS
 
 #define REAL double
 #define NAME(name) name##_double
-#define ADD_VECTORS(values, count, pivot, lanes) 0
+#define ADD_ROW(values, count, pivot, extremes, lanes) 0
+#define ADD_COLUMNS(values, columns, pivot, lanes, low, high) 0
 #define ADD_WHOLE_RUNS add_whole_runs_double
 #include "block.h"
 
@@ -308,6 +320,7 @@ static void scale_rows(int64_t *rows, int64_t total, int64_t sampled) {
     int64_t scaled = 0;
     int fullest = 0;
     for (int row = 0; row < ROWS; row++) {
+        if (!rows[row]) continue;
         rows[row] = (int64_t)((double)rows[row] * scale);
         scaled += rows[row];
         if (rows[row] > rows[fullest]) fullest = row;
@@ -318,22 +331,24 @@ static void scale_rows(int64_t *rows, int64_t total, int64_t sampled) {
 /* Make a sample's rows stand for all values, with one in the rows of the extremes at least. */
 static void complete_sample(int64_t *rows, int64_t sampled, const Summary *summary) {
     int64_t low = row_double(summary->low), high = row_double(summary->high);
-    bool low_missed = low < ROWS && !rows[low];
-    bool high_missed = high < ROWS && high != low && !rows[high];
+    bool low_missed = summary->low && !rows[low];
+    bool high_missed = summary->high && high != low && !rows[high];
     scale_rows(rows, summary->finite - summary->zeros - low_missed - high_missed, sampled);
     if (low_missed) rows[low] = 1;
     if (high_missed) rows[high] = 1;
 }
 
-/* Move the rows from the first filled exponent to the last to `to`, and say which they are. */
+/* Write the rows from the first filled exponent to the last, negative values first, and say which. */
 static void keep_rows(const int64_t *rows, Result *result, int64_t *to) {
-    int first = 0, last = ROWS - 1;
-    while (first < ROWS && !rows[first]) first++;
-    while (last >= first && !rows[last]) last--;
-    first -= first % 2;
-    result->lowest = last < first ? 0 : LOWEST + first / 2;
-    result->rows = last < first ? 0 : last / 2 - first / 2 + 1;
-    memcpy(to, rows + first, (size_t)(16 * result->rows));
+    int first = 0, last = EXPONENTS - 1;
+    while (first < EXPONENTS && !(rows[first] | rows[EXPONENTS + first])) first++;
+    while (last >= first && !(rows[last] | rows[EXPONENTS + last])) last--;
+    for (int exponent = first; exponent <= last; exponent++) {
+        *to++ = rows[EXPONENTS + exponent];
+        *to++ = rows[exponent];
+    }
+    result->lowest = last < first ? 0 : LOWEST + first;
+    result->rows = last - first + 1;
 }
 
 /* A unit is alive that was ever more than 2**-20 of the largest magnitude (DEAD_RATIO of units.py),
@@ -354,40 +369,60 @@ static int64_t count_threads(const Job *job, int64_t threads) {
     return is_worth_it && can_share() ? threads : 1;
 }
 
-/* Read a tensor; false where there is no memory to do so. */
-static bool read_tensor(const Job *job, int64_t one_in, int64_t threads, Summary *summary,
-                        int64_t *rows, double *unit_low, double *unit_high) {
+/* Count for each row what all threads have. */
+static void add_counts(const Share *shares, int64_t threads, int64_t *rows) {
+    memset(rows, 0, ROWS * sizeof *rows);
+    for (int64_t thread = 0; thread < threads; thread++) {
+        const Counts *more = &shares[thread].counts;
+        for (int row = 0; row < ROWS; row++)
+            for (int table = 0; table < TABLES; table++) rows[row] += more->tables[table][row];
+        rows[0] -= more->zeros[0];
+        rows[EXPONENTS] -= more->zeros[1];
+    }
+}
+
+enum Outcome { READ, NO_MEMORY, SPOILT };
+
+/* Read a tensor; SPOILT where it is to be read again with the finite values apart. */
+static enum Outcome read_tensor(const Job *job, int64_t one_in, bool is_apart, int64_t threads,
+                                Summary *summary, int64_t *rows, double *unit_low,
+                                double *unit_high) {
     const int64_t *sizes = (const int64_t *)(intptr_t)job->sizes;
     Tensor tensor = {(const char *)(intptr_t)job->address, (int)job->dtype, job->count, job->dims,
                      sizes, sizes + job->dims};
     Units units = {job->units, job->run, job->cells};
     int64_t length = part_length(&units, job->part), parts = (job->count + length - 1) / length;
-    int64_t own = job->units ? 8 * whole(job->cells, 16) : 0; /* bytes; aligned for vectors */
+    int64_t own = units.count ? 8 * whole(units.cells, 16) : 0; /* bytes; aligned for vectors */
     int64_t room = parts * (int64_t)sizeof(Summary) + threads * ((int64_t)sizeof(Share) + 2 * own);
-    double few[2 * USUAL_BLOCK];
+    double few[BLOCK];
     char *memory = room > (int64_t)sizeof few ? malloc((size_t)room) : (char *)few;
-    if (!memory) return false;
+    if (!memory) return NO_MEMORY;
     Share *shares = (Share *)(memory + 2 * own * threads);
     for (int64_t thread = 0; thread < threads; thread++) {
         char *low = memory + 2 * own * thread;
-        memset(shares[thread].counts, 0, sizeof shares->counts);
+        shares[thread] = (Share){.is_spoilt = false};
         shares[thread].low = own ? low : NULL;
         shares[thread].high = own ? low + own : NULL;
     }
-    Reading reading = {&tensor, &units, one_in, length, parts, (Summary *)(shares + threads), shares};
+    Reading reading = {&tensor, &units,   one_in, length,
+                       parts,   is_apart, (Summary *)(shares + threads), shares};
     bool is_double = job->dtype == FLOAT64;
     threads = share_out(is_double ? read_parts_double : read_parts_float, &reading, threads);
-    *summary = NOTHING;
-    for (int64_t part = 0; part < parts; part++) merge(summary, reading.summaries + part);
-    (is_double ? fold_double : fold_float)(&reading, threads, unit_low, unit_high);
-    for (int row = 0; row < ROWS; row++) {
-        rows[row] = 0;
-        for (int64_t thread = 0; thread < threads; thread++)
-            for (int table = 0; table < TABLES; table++)
-                rows[row] += shares[thread].counts[table][row];
+    enum Outcome outcome = READ;
+    for (int64_t thread = 0; thread < threads; thread++)
+        if (shares[thread].is_spoilt) outcome = SPOILT;
+    if (outcome == READ) {
+        *summary = NOTHING;
+        for (int64_t part = 0; part < parts; part++) merge(summary, reading.summaries + part);
+        (is_double ? fold_double : fold_float)(&reading, threads, unit_low, unit_high);
+        add_counts(shares, threads, rows);
+        for (int64_t unit = 0; !is_apart && unit < units.count; unit++) {
+            if (unit_low[unit] < summary->low) summary->low = unit_low[unit];
+            if (unit_high[unit] > summary->high) summary->high = unit_high[unit];
+        }
     }
     if (memory != (char *)few) free(memory);
-    return true;
+    return outcome;
 }
 
 /* Whether a square left the range of float64. */
@@ -403,19 +438,24 @@ static void reduce_job(const Job *job, int64_t threads, Result *result) {
     int64_t *kept = (int64_t *)(alive + whole(job->units, 64));
     Summary found;
     threads = count_threads(job, threads);
-    bool is_read = read_tensor(job, job->one_in, threads, &found, rows, low, high);
-    bool is_sampled = is_read && found.sampled < found.finite;
+    bool is_apart = false;
+    enum Outcome outcome = read_tensor(job, job->one_in, false, threads, &found, rows, low, high);
+    if (outcome == SPOILT) {
+        is_apart = true;
+        outcome = read_tensor(job, job->one_in, true, threads, &found, rows, low, high);
+    }
+    bool is_sampled = outcome == READ && found.sampled < found.finite;
     int64_t nonzero = found.finite - found.zeros;
     for (int row = 0; row < ROWS; row++) counted += rows[row];
     if (is_sampled && counted < (nonzero < ENOUGH_NONZERO ? nonzero : ENOUGH_NONZERO)) {
-        is_read = read_tensor(job, 1, threads, &found, rows, low, high);
+        outcome = read_tensor(job, 1, is_apart, threads, &found, rows, low, high);
         is_sampled = false;
     }
     is_sampled = is_sampled && nonzero;
     if (is_sampled) complete_sample(rows, counted, &found);
     bool any = found.finite;
     *result = (Result){
-        .out_of_range = !is_read || (job->dtype == FLOAT64 && is_out_of_range(&found)),
+        .out_of_range = outcome != READ || (job->dtype == FLOAT64 && is_out_of_range(&found)),
         .nans = found.nans,
         .positive_infs = found.positive_infs,
         .negative_infs = found.negative_infs,
