@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ class DataFlow:
     def __init__(self, observation: Observation) -> None:
         self._records = {record.name: record for record in called(observation)}
         self._sources = self._matched()
+        self._reached: dict[Port, frozenset[Port]] = {}
 
     def parent(self, layer: str) -> str | None:
         """Return the nearest module around `layer` that ran."""
@@ -49,6 +51,11 @@ class DataFlow:
 
     def reached(self, origin: Port) -> frozenset[Port]:
         """Return everything that depends on `origin`, itself included."""
+        if origin not in self._reached:
+            self._reached[origin] = self._swept(origin)
+        return self._reached[origin]
+
+    def _swept(self, origin: Port) -> frozenset[Port]:
         reached = {origin}
         while True:
             known = len(reached)
@@ -88,6 +95,49 @@ class DataFlow:
             return True
         # called several times, a layer may take what ran between its calls
         return first_reached.get(parent, 1 << 62) < completed(self._records[port.layer])
+
+    def reaching(self, targets: Iterable[Port]) -> frozenset[Port]:
+        """Return everything that one of `targets` depends on, themselves included."""
+        found = set(targets)
+        waiting = list(found)
+        taken: dict[str | None, int] = defaultdict(int)
+        while waiting:
+            for needed in self._needed(waiting.pop(), taken):
+                if needed not in found:
+                    found.add(needed)
+                    waiting.append(needed)
+        return frozenset(found)
+
+    def _needed(self, port: Port, taken: dict[str | None, int]) -> Iterator[Port]:
+        """Yield what `port` depends on directly; of each container's layers none twice.
+
+        Args:
+            port: one end of a layer.
+            taken: how many layers inside each container were yielded so far.
+        """
+        record = self._records.get(port.layer)
+        if record is None:
+            return
+        source = None if port.output else self._sources.get(port.layer)
+        if source is not None:
+            yield source
+            return
+        around = port.layer if port.output else self._parents[port.layer]
+        if around is None:
+            return
+        yield Port(around, output=False)
+        inside, before = self._inside[around], 1 << 62 if port.output else completed(record)
+        while taken[around] < len(inside) and (inside[taken[around]].entered or 0) < before:
+            yield Port(inside[taken[around]].name, output=True)
+            taken[around] += 1
+
+    @cached_property
+    def _inside(self) -> dict[str | None, list[LayerRecord]]:
+        """The layers directly inside each container, in the order in which they were entered."""
+        inside: dict[str | None, list[LayerRecord]] = defaultdict(list)
+        for record in sorted(self._records.values(), key=lambda record: record.entered or 0):
+            inside[self._parents[record.name]].append(record)
+        return inside
 
     @cached_property
     def _parents(self) -> dict[str, str | None]:

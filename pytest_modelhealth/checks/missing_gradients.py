@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
@@ -212,7 +214,8 @@ def _missing_cause(record: LayerRecord, observation: Observation) -> str:
 def _zero(observation: Observation, flow: DataFlow) -> Iterator[Violation]:
     """Yield the last layer whose gradient is exactly zero for no reason that is a design."""
     zero = [record for record in called(observation) if _has_zero_gradient(record)]
-    culprits = [record for record in zero if not _is_explained(record, observation, flow)]
+    designs = _Designs(observation, flow)
+    culprits = [record for record in zero if not designs.explain(record)]
     for culprit in innermost(culprits)[-1:]:
         record = _last_with_zero_gradient(culprit, observation, flow)
         what = "that reaches it" if record is not culprit else "of its trainable parameters"
@@ -260,55 +263,120 @@ def _has_zero_gradient(record: LayerRecord) -> bool:
     )
 
 
-def _is_explained(record: LayerRecord, observation: Observation, flow: DataFlow) -> bool:
-    """Whether a zero gate or a silent activation after it, or a choice, explains the zero."""
-    if _is_left_out(record, observation, flow) or _has_a_closed_partner(record, observation):
-        return True
-    if _is_in_an_empty_part(record, observation):
-        return True
-    reached = {port.layer for port in flow.reached(Port(record.name, output=True))}
-    after = [observation.layers[n] for n in reached if n != record.name]
-    return any(_is_closed(r) or (_is_silent(r) and not _is_zero(r)) for r in after)
+class _Designs:
+    """What explains a gradient of exactly zero: a closed gate, a silent activation, a choice."""
 
+    def __init__(self, observation: Observation, flow: DataFlow) -> None:
+        self._observation = observation
+        self._flow = flow
 
-def _is_left_out(record: LayerRecord, observation: Observation, flow: DataFlow) -> bool:
-    """Whether it is one of several alike, side by side, of which the model takes others.
+    def explain(self, record: LayerRecord) -> bool:
+        """Whether a zero gate or a silent activation after it, or a choice, explains the zero."""
+        return (
+            self._is_blocked(record)
+            or self._is_left_out(record)
+            or self._has_a_closed_partner(record)
+            or _is_in_an_empty_part(record, self._observation)
+        )
 
-    Heads whose outputs are stacked and sliced get gradients of exactly zero where they are left
-    out. They are no stack of blocks, and what feeds them learns through the others.
-    """
-    parts = record.name.split(".")
-    for place in (i for i, part in enumerate(parts) if part.isdigit()):
-        own, stem, rest = parts[: place + 1], parts[:place], parts[place + 1 :]
-        for index in range(_MOST_ALIKE):
-            twin = observation.layers.get(".".join([*stem, str(index), *rest]))
-            root = ".".join([*stem, str(index)])
-            if (
-                twin is not None
-                and twin is not record
-                and twin.type_name == record.type_name
-                and _learns(twin)
-                and _are_side_by_side(".".join(own), root, observation, flow)
-            ):
-                return True
-    return False
+    def _is_blocked(self, record: LayerRecord) -> bool:
+        """Whether a layer that passes nothing on depends on it."""
+        out = Port(record.name, output=True)
+        if out not in self._blocked:
+            return False
+        return record.name not in self._blockers or any(
+            port.layer in self._blockers and port.layer != record.name
+            for port in self._flow.reached(out)
+        )
+
+    @cached_property
+    def _blockers(self) -> frozenset[str]:
+        """The layers that pass nothing on."""
+        return frozenset(
+            r.name
+            for r in called(self._observation)
+            if _is_closed(r) or (_is_silent(r) and not _is_zero(r))
+        )
+
+    @cached_property
+    def _blocked(self) -> frozenset[Port]:
+        return self._flow.reaching(Port(name, output=True) for name in self._blockers)
+
+    def _is_left_out(self, record: LayerRecord) -> bool:
+        """Whether it is one of several alike, side by side, of which the model takes others.
+
+        Heads whose outputs are stacked and sliced get gradients of exactly zero where they are left
+        out. They are no stack of blocks, and what feeds them learns through the others.
+        """
+        return any(
+            self._are_side_by_side(own, other)
+            for alike, own in _places_in_lists(record)
+            for other in self._learning.get(alike, ())[:_MOST_ALIKE]
+        )
+
+    @cached_property
+    def _learning(self) -> dict[_Alike, list[str]]:
+        """Of layers alike, the members of the list that hold one that learns."""
+        learning: dict[_Alike, list[str]] = defaultdict(list)
+        for record in self._observation.layers.values():
+            if _learns(record):
+                for alike, member in _places_in_lists(record):
+                    learning[alike].append(member)
+        return learning
+
+    def _are_side_by_side(self, one: str, other: str) -> bool:
+        layers = self._observation.layers
+        a, b = layers.get(one), layers.get(other)
+        if a is None or b is None or a.entered is None or b.entered is None:
+            return False
+        if same_values(a.inputs, b.inputs):
+            return True
+        stem = one.rpartition(".")[0]
+        sources = [s for name in (one, other) if (s := self._flow.source(name)) is not None]
+        if any(source.output and source.layer.rpartition(".")[0] == stem for source in sources):
+            return False
+        return self._first_learning < min(a.entered, b.entered)
+
+    @cached_property
+    def _first_learning(self) -> float:
+        """When the first layer that learns had returned."""
+        learning = [completed(r) for r in called(self._observation) if _learns(r)]
+        return min(learning, default=math.inf)
+
+    def _has_a_closed_partner(self, record: LayerRecord) -> bool:
+        """Whether a layer beside it, of the same shape, gives out zeros so far and learns.
+
+        Their product opens at the first step: queries that start at zero, with keys that do not.
+        """
+        out, parent = record.activations, record.name.rpartition(".")[0]
+        return out is not None and (parent, out.count) in self._opening
+
+    @cached_property
+    def _opening(self) -> frozenset[tuple[str, int]]:
+        """Of the layers that give out zeros and learn, what they lie in and the count of zeros."""
+        return frozenset(
+            (r.name.rpartition(".")[0], r.activations.count)
+            for r in called(self._observation)
+            if r.activations is not None
+            and r.activations.abs_max == 0.0
+            and _is_closed(r)
+            and _learns(r)
+        )
 
 
 _MOST_ALIKE = 256
 
+_Alike = tuple[str, str, str]
+"""What lies before and after a number in the name of a layer, and the layer's type."""
 
-def _are_side_by_side(one: str, other: str, observation: Observation, flow: DataFlow) -> bool:
-    a, b = observation.layers.get(one), observation.layers.get(other)
-    if a is None or b is None or a.entered is None or b.entered is None:
-        return False
-    if same_values(a.inputs, b.inputs):
-        return True
-    stem = one.rpartition(".")[0]
-    sources = [source for name in (one, other) if (source := flow.source(name)) is not None]
-    if any(source.output and source.layer.rpartition(".")[0] == stem for source in sources):
-        return False
-    begun = min(a.entered, b.entered)
-    return any(_learns(r) for r in called(observation) if completed(r) < begun)
+
+def _places_in_lists(record: LayerRecord) -> Iterator[tuple[_Alike, str]]:
+    """Yield the lists that a layer lies in, by the numbers in its name, and its member of each."""
+    parts = record.name.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            stem, rest = ".".join(parts[:place]), ".".join(parts[place + 1 :])
+            yield (stem, rest, record.type_name), ".".join(parts[: place + 1])
 
 
 def _learns(record: LayerRecord) -> bool:
@@ -325,23 +393,6 @@ def _is_closed(record: LayerRecord) -> bool:
     return any(
         s.abs_max == 0.0 and not name.rpartition(".")[2].startswith(("bias", "beta", "shift"))
         for name, s in record.parameters.items()
-    )
-
-
-def _has_a_closed_partner(record: LayerRecord, observation: Observation) -> bool:
-    """Whether a layer beside it, of the same shape, gives out zeros so far and learns.
-
-    Their product opens at the first step: queries that start at zero, with keys that do not.
-    """
-    out, parent = record.activations, record.name.rpartition(".")[0]
-    return out is not None and any(
-        other.activations is not None
-        and other.name.rpartition(".")[0] == parent
-        and other.activations.count == out.count
-        and other.activations.abs_max == 0.0
-        and _is_closed(other)
-        and _learns(other)
-        for other in called(observation)
     )
 
 

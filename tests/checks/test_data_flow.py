@@ -1,5 +1,8 @@
 """`DataFlow`: what a layer's output reaches, held against models whose graph is known."""
 
+import itertools
+
+import pytest
 import torch
 from torch import nn
 
@@ -95,17 +98,30 @@ def test_detach_and_reshape_hide_no_flow(batch):
     assert reached(Model(), batch, "aside") == {"aside", ""}  # the model's own output may use it
 
 
+class Loop(nn.Module):
+    """A cell that is called three times, with a norm after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x):
+        for _ in range(3):
+            x = self.norm(x + self.cell(x))
+        return x
+
+
 def test_layer_that_runs_in_a_loop_reaches_what_ran_before_it(batch):
     """A cell called again takes what came after its first call."""
-
-    class Loop(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
-
-        def forward(self, x):
-            for _ in range(3):
-                x = self.norm(x + self.cell(x))
-            return x
-
     assert reached(Loop(), batch, "norm") == {"norm", "cell", ""}
+
+
+@pytest.mark.parametrize("kind", [Towers, Loop])
+def test_what_reaches_a_port_is_found_backwards_too(kind, batch):
+    """`reaching` of one port or several holds exactly the ports that reach one of them."""
+    flow = DataFlow(Inspector(kind()).run_inspection(batch).observation)
+    ports = [Port(name, output) for name, _ in kind().named_modules() for output in (False, True)]
+    for target in ports:
+        assert flow.reaching([target]) == {p for p in ports if target in flow.reached(p)}, target
+    for pair in itertools.combinations(ports, 2):
+        assert flow.reaching(pair) == flow.reaching(pair[:1]) | flow.reaching(pair[1:]), pair

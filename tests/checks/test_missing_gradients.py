@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pytest_modelhealth.checks.data_flow import DataFlow
+
 
 class Chain(nn.Module):
     """Three layers; `between` acts on what the second hands to the third."""
@@ -429,3 +431,19 @@ def test_slow_copy_that_is_not_frozen(batch, inspect):
     assert inspect(model, batch).healthy
     nn.init.normal_(model.slow.weight)
     assert [v.layer for v in inspect(model, batch).violations] == ["slow"]
+
+
+def test_deep_model_is_judged_in_linear_time(monkeypatch, inspect):
+    """Where gradients underflow in many layers, the flow from each of them is not followed."""
+    sweeps = []
+    swept = DataFlow._swept
+    monkeypatch.setattr(DataFlow, "_swept", lambda *args: sweeps.append(0) or swept(*args))
+    model = nn.Sequential(*[m for _ in range(100) for m in (nn.Linear(16, 16), nn.ReLU())])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.3)
+    report = inspect(model, torch.randn(16, 16))
+    zero = [r.name for r in report if r.gradients is not None and r.gradients.abs_max == 0.0]
+    assert len(zero) > 50
+    assert not report.healthy
+    assert len(sweeps) <= 4
