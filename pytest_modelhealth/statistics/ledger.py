@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import fields, replace
 from threading import get_ident
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ from pytest_modelhealth.statistics.native import (
     EQUAL_SAMPLES,
     NOT_ALL_FINITE,
     OUT_OF_RANGE,
-    Found,
     Layout,
     PackedJob,
     Results,
@@ -99,6 +98,7 @@ class Ledger:
         self._lock = threading.Lock()  # of the queue
         self._queue = _Queue()
         self._queue_all = queue_all
+        self._has_queued = False
 
     def add(self, tensor: Tensor, unit_dim: int | None = None, samples: int = 0) -> Entry:
         """Read `tensor`, as `reduce` does, and return where its statistics are to be had.
@@ -129,6 +129,11 @@ class Ledger:
                 return entry
         return _Known(reduce(tensor, unit_dim))
 
+    @property
+    def has_queued(self) -> bool:
+        """Whether statistics of a tensor stayed on its device, at least for a while."""
+        return self._has_queued
+
     def queues(self, tensor: Tensor) -> bool:
         """Whether the statistics of `tensor` stay on its device until somebody asks for them."""
         return not tensor.is_cpu or self._queue_all
@@ -147,6 +152,7 @@ class Ledger:
                 self._queue.fetch()
             if self._queue.is_fetched:
                 self._queue = _Queue()
+            self._has_queued = True
             return _Waiting(subject, self._queue, self._queue.add(wanted))
 
 
@@ -269,8 +275,7 @@ class _Compiled(Entry):
     @property
     def statistics(self) -> TensorStatistics:
         if self._known is None:
-            found = self._results[self._place]
-            self._known = _statistics(self._kind, found, self.first_nonfinite)
+            self._known = _statistics(self._kind, self._results, self._place, self.first_nonfinite)
         return self._known
 
     @property
@@ -278,32 +283,64 @@ class _Compiled(Entry):
         return self._kind.has_units
 
 
+class _ReadOutLater(TensorStatistics):
+    """Statistics whose exponents and units are read out when somebody asks for them.
+
+    Most are asked for neither, and making both takes four times as long as all the rest. A copy and
+    a pickle have them.
+    """
+
+    __slots__ = ("_observations", "_place", "_results")
+
+    _observations: int
+    _place: int
+    _results: Results
+
+    def __getattr__(self, name: str) -> Any:
+        """Fill one of the two, which alone are not set from the start."""
+        if name not in ("exponents", "units"):
+            raise AttributeError(name)
+        found = self._results[self._place]
+        self.exponents = ExponentCounts(found.lowest, found.rows)
+        self.units = None
+        if found.extremes is not None and found.alive is not None:
+            low, high = found.extremes
+            self.units = UnitStatistics(found.alive, low, high, self._observations)
+        return getattr(self, name)
+
+    def __reduce__(self) -> tuple[type[TensorStatistics], tuple[Any, ...]]:
+        return TensorStatistics, tuple(getattr(self, field.name) for field in fields(self))
+
+
 def _statistics(
-    kind: _Kind, found: Found, first_nonfinite: tuple[int, ...] | None
+    kind: _Kind, results: Results, place: int, first_nonfinite: tuple[int, ...] | None
 ) -> TensorStatistics:
     """Make the statistics of one tensor from what the kernel found."""
-    units = None
-    if found.extremes is not None and found.alive is not None:
-        low, high = found.extremes
-        units = UnitStatistics(found.alive, low, high, kind.observations)
-    return TensorStatistics(
-        kind.count,
-        found.nans,
-        found.positive_infs,
-        found.negative_infs,
-        found.zeros,
-        found.mean,
-        found.std,
-        found.min,
-        found.max,
-        ExponentCounts(found.lowest, found.rows),
-        units,
-        kind.shape,
-        kind.dtype,
-        "cpu",
-        bool(found.is_sampled),
-        first_nonfinite,
-    )
+    made = _ReadOutLater.__new__(_ReadOutLater)
+    (
+        _,
+        made.nan_count,
+        made.positive_inf_count,
+        made.negative_inf_count,
+        made.zero_count,
+        _,
+        made.mean,
+        made.std,
+        made.min,
+        made.max,
+        is_sampled,
+        _,
+    ) = results.numbers(place)
+    made.count = kind.count
+    made.shape = kind.shape
+    made.dtype = kind.dtype
+    made.device = "cpu"
+    made.histogram_sampled = bool(is_sampled)
+    made.first_nonfinite = first_nonfinite
+    if not kind.has_units:
+        made.units = None
+    made._results, made._place, made._observations = results, place, kind.observations
+    return made
 
 
 # ---- waiting on a device -----------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
+import pickle
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -65,6 +68,30 @@ def test_what_is_unusual_is_found_as_well(tensor: Tensor) -> None:
     assert first.statistics.histogram_sampled is expected.histogram_sampled
     assert oracle.bits(first.statistics) == oracle.bits(expected)
     assert oracle.bits(again.statistics) == oracle.bits(expected)
+
+
+@pytest.mark.parametrize("dim", [None, 1])
+@pytest.mark.parametrize(
+    "taken",
+    [
+        lambda statistics: pickle.loads(pickle.dumps(statistics)),
+        copy.deepcopy,
+        copy.copy,
+        replace,
+        lambda statistics: statistics,
+    ],
+)
+def test_statistics_are_whole_whoever_asks_first(taken, dim: int | None) -> None:
+    """Histogram and units, which are read out late, are there in a copy and a pickle as well."""
+    ledger = Ledger()
+    statistics = [ledger.add(noise(20, 30 + i), dim).statistics for i in range(3)]
+    for i, seen in enumerate(statistics):
+        assert oracle.bits(taken(seen)) == oracle.bits(reduce(noise(20, 30 + i), dim))
+    merged = ledger.add(noise(20, 30), dim).statistics.merge(
+        ledger.add(noise(9, 30), dim).statistics
+    )
+    expected = reduce(noise(20, 30), dim).merge(reduce(noise(9, 30), dim))
+    assert oracle.bits(taken(merged)) == oracle.bits(expected)
 
 
 def test_a_tensor_is_read_when_it_is_added() -> None:

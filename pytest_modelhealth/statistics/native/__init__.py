@@ -238,6 +238,11 @@ class Results:
         self._pages.append(self._page)
         return self._page
 
+    def numbers(self, place: int) -> tuple[Any, ...]:
+        """Return the fields of a `Found` up to `lowest`, without reading out its arrays."""
+        page = self._pages[place >> _PLACE_BITS]
+        return _RESULT.unpack_from(page.memory, 8 * (place & (1 << _PLACE_BITS) - 1))[1:-2]
+
     def __getitem__(self, place: int) -> Found:
         page = self._pages[place >> _PLACE_BITS]
         start = place & (1 << _PLACE_BITS) - 1
