@@ -70,12 +70,13 @@ class TensorStatistics:
     @property
     def nonfinite_count(self) -> int:
         """Number of NaNs and infinities."""
-        return self.nan_count + self.inf_count
+        return self.nan_count + self.positive_inf_count + self.negative_inf_count
 
     @property
     def finite_count(self) -> int:
         """Number of finite values."""
-        return self.count - self.nonfinite_count
+        nonfinite = self.nan_count + self.positive_inf_count + self.negative_inf_count
+        return self.count - nonfinite
 
     @property
     def mean_of_all(self) -> float:
@@ -111,7 +112,7 @@ class TensorStatistics:
         """Part of the units that was never alive (`UnitStatistics`); ``None`` without units."""
         if self.units is None or not len(self.units.alive):
             return None
-        return 1.0 - float(np.mean(self.units.alive))
+        return 1.0 - int(np.count_nonzero(self.units.alive)) / len(self.units.alive)
 
     @property
     def histogram(self) -> Histogram:
