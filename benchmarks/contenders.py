@@ -76,6 +76,10 @@ def modelhealth(step: Step) -> HealthReport:
     return Inspector(step.model).run_inspection(step.inputs, step.target, loss=loss)
 
 
+def with_verdict(step: Step) -> bool:
+    return modelhealth(step).healthy
+
+
 def eight_passes(step: Step) -> None:
     def see(t: Tensor) -> None:
         _ = t.isnan().any().item(), t.isinf().any().item(), t.mean().item(), t.std().item()
@@ -154,6 +158,9 @@ CONTENDERS = {
         modelhealth,
         "complete statistics, histograms and unit liveliness of everything, functional layers, "
         "containers, inputs and buffers included; the model is put back as it was",
+    ),
+    "modelhealth, with verdict": Contender(
+        with_verdict, "the same, and every layer's record made and judged by every check"
     ),
     "eight passes": Contender(
         eight_passes, "one torch call a statistic: NaN, infinity, mean, std, min, max, norm, zeros"
