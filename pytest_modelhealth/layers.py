@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -172,15 +172,43 @@ def calls_no_functional_layer(module: nn.Module) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class NamedModule:
-    """A distinct module of a model, its first name and any further ones."""
+class NamedModule(NamedTuple):
+    """A distinct module of a model.
+
+    Args:
+        name: its first name.
+        module: the module.
+        aliases: further names of it.
+        opaque: why no hook can reach it, if none can.
+    """
 
     name: str
     module: nn.Module
     aliases: tuple[str, ...] = ()
     opaque: str = ""
-    """Why no hook can reach it, if none can."""
+
+
+class ModuleKind(NamedTuple):
+    """What the class of a module says of it: `type_name` and `activation_of`."""
+
+    type_name: str
+    activation: str | None
+
+
+class ModuleKinds:
+    """What modules are, worked out once for each class."""
+
+    def __init__(self) -> None:
+        self._by_class: dict[type, ModuleKind] = {}
+
+    def of(self, module: nn.Module) -> ModuleKind:
+        """Return what `module` is."""
+        known = self._by_class.get(type(module))
+        if known is None:
+            known = ModuleKind(type_name(module), activation_of(module))
+            if not type(module).__module__.startswith(_STAND_INS):  # one class stands in for many
+                self._by_class[type(module)] = known
+        return known
 
 
 def type_name(module: nn.Module) -> str:
@@ -230,36 +258,55 @@ def named_modules(model: nn.Module) -> list[NamedModule]:
     Wrappers that only forward to one module (`torch.compile`, data parallel, activation
     checkpointing) are no layers, and leave no trace in the names below them.
     """
-    names: dict[nn.Module, list[str]] = {}
-    opaque: dict[nn.Module, str] = {}
-    for path, module, above in _walk(model, "", ()):
-        names.setdefault(module, []).append(path)
-        opaque.setdefault(module, _why_opaque(module, above))
-    return [
-        NamedModule(first, module, tuple(rest), opaque[module])
-        for module, (first, *rest) in names.items()
-    ]
+    found: dict[nn.Module, NamedModule] = {}
+    for path, module, around in _walk(model, "", _Around()):
+        first = found.get(module)
+        if first is None:
+            found[module] = NamedModule(path, module, (), _why_opaque(module, around))
+        else:
+            found[module] = first._replace(aliases=(*first.aliases, path))
+    return list(found.values())
 
 
-def _why_opaque(module: nn.Module, above: tuple[nn.Module, ...]) -> str:
-    if any(isinstance(outer, torch.jit.ScriptModule) for outer in above):
+class _Around(NamedTuple):
+    """The modules that another one lies in, and whether they run it as code of their own."""
+
+    modules: tuple[nn.Module, ...] = ()
+    is_scripted: bool = False
+    is_traced: bool = False
+
+    def within(self, module: nn.Module) -> _Around:
+        """Return what is around the modules that `module` holds."""
+        return _Around(
+            (*self.modules, module),
+            self.is_scripted or isinstance(module, torch.jit.ScriptModule),
+            self.is_traced or isinstance(module, torch.fx.GraphModule),
+        )
+
+
+def _why_opaque(module: nn.Module, around: _Around) -> str:
+    if around.is_scripted:
         return "TorchScript calls no hooks inside; inspected by itself, the script shows its layers"
-    if not has_forward(module) and any(isinstance(outer, torch.fx.GraphModule) for outer in above):
+    if around.is_traced and not has_forward(module):
         return "torch.fx inlined it: what it called is observed, itself is not"
     return ""
 
 
 def _walk(
-    module: nn.Module, path: str, above: tuple[nn.Module, ...]
-) -> Iterator[tuple[str, nn.Module, tuple[nn.Module, ...]]]:
+    module: nn.Module, path: str, around: _Around
+) -> Iterator[tuple[str, nn.Module, _Around]]:
     wrapped = _wrapped(module)
     if wrapped is not None:
-        yield from _walk(wrapped, path, (*above, module))
+        yield from _walk(wrapped, path, around.within(module))
         return
-    yield path, module, above
-    for name, child in module._modules.items():
-        if child is not None and child is not module and child not in above:
-            yield from _walk(child, f"{path}.{name}" if path else name, (*above, module))
+    yield path, module, around
+    children = module._modules
+    if not children:
+        return
+    inside = around.within(module)
+    for name, child in children.items():
+        if child is not None and child not in inside.modules:
+            yield from _walk(child, f"{path}.{name}" if path else name, inside)
 
 
 _WRAPPER_ATTRIBUTES = {
@@ -279,6 +326,8 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
 
 
 Pattern = str | re.Pattern[str]
+
+_ALL_ROLES = frozenset(ROLES)
 
 
 def _is_of(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bool:
@@ -319,7 +368,7 @@ class Selection:
     def roles(self, name: str, module: nn.Module | None) -> frozenset[str]:
         """Return the roles to observe of a layer."""
         if not self.rules:
-            return frozenset(ROLES)
+            return _ALL_ROLES
         return frozenset().union(*(r.roles for r in self.rules if r.matches(name, module)))
 
     def add(self, rule: Rule, model: nn.Module) -> Selection:
@@ -342,7 +391,8 @@ def ensure_match(
     Raises:
         LayerNotFoundError: one matches none; the message names the nearest layer.
     """
-    layers = list(layers)
+    rules = list(rules)
+    layers = list(layers) if rules else []
     for rule in rules:
         if not any(rule.matches(name, module) for name, module in layers):
             names = [name for name, _ in layers if name]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import re
 import signal
 import sys
+import weakref
 
 import pytest
 import torch
@@ -221,6 +223,29 @@ def test_report_pickles_and_copies(model, x):
         assert isinstance(other, HealthReport)
         assert other.to_dict() == report.to_dict()
         assert other.verdict == report.verdict
+
+
+def test_report_read_late_says_what_one_read_at_once_says(model, x):
+    """What became of the model since does not show in records that nobody had asked for."""
+    read, late = Inspector(model).run_inspection(x).to_dict(), Inspector(model).run_inspection(x)
+    copied = copy.deepcopy(Inspector(model).run_inspection(x))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_().requires_grad_(False)
+    model.head = nn.Linear(1, 1)
+    Inspector(model.eval().blocks).run_inspection(torch.ones(2, 8))
+    assert late.to_dict() == copied.to_dict() == read
+
+
+def test_report_that_nobody_looked_at_holds_no_model(x):
+    """Its records are made later, from numbers alone."""
+    model = Net()
+    held = [weakref.ref(thing) for thing in (model, *model.modules(), *model.parameters())]
+    report = Inspector(model).run_inspection(x)
+    del model
+    gc.collect()
+    assert [reference() for reference in held if reference() is not None] == []
+    assert report.layers["head"].parameters["weight"].count == 24
 
 
 @pytest.mark.parametrize(

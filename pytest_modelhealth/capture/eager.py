@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
@@ -22,13 +23,14 @@ class EagerEngine(Engine):
     def run(self, request: Request) -> Observation:
         """Run the batch with hooks on every module that can have them."""
         notes = []
-        if any(map(is_compiled, request.model.modules())):
+        model = request.model
+        modules = list(model.modules())
+        if any(map(is_compiled, modules)):
             notes.append(
                 "the model is compiled: these are the values it has when run eagerly; "
                 'Inspector(model, compiled="observe") looks at the compiled code'
             )
-        model = request.model
-        if _is_lazy(model):
+        if _is_lazy(modules):
             notes.append("the model is lazy: a copy was inspected, the model is not initialised")
             model = _copy_of_lazy(model)
         return run_step(request, model, notes)
@@ -42,9 +44,15 @@ def is_compiled(module: nn.Module) -> bool:
     )
 
 
-def _is_lazy(model: nn.Module) -> bool:
-    """Whether its first forward creates parameters or buffers."""
-    return any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
+def _is_lazy(modules: Iterable[nn.Module]) -> bool:
+    """Whether the first forward of one of them creates parameters or buffers."""
+    return any(
+        is_lazy(tensor)
+        for module in modules
+        for held in (module._parameters, module._buffers)
+        if held
+        for tensor in held.values()
+    )
 
 
 def _copy_of_lazy(model: nn.Module) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -158,6 +158,52 @@ class LayerRecord:
             equal_input_samples=_all_equal(self.equal_input_samples, other.equal_input_samples),
             **roles,
         )
+
+
+class LayerRecords(Mapping[str, LayerRecord]):
+    """Layers' records by name, each made when it is first asked for, and kept.
+
+    Most are asked for by the checks alone, or by nobody. A copy and a pickle have them all.
+
+    Args:
+        makers: return the records, by name, in order; what they are made of does not change.
+    """
+
+    def __init__(self, makers: Mapping[str, Callable[[], LayerRecord]]) -> None:
+        self._makers = makers
+        self._made: dict[str, LayerRecord] = {}
+        self._whole: dict[str, LayerRecord] | None = None
+
+    def __getitem__(self, name: str) -> LayerRecord:
+        record = self._made.get(name)
+        # of two threads that make it at a time, the first gives it to both
+        return self._made.setdefault(name, self._makers[name]()) if record is None else record
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def values(self) -> ValuesView[LayerRecord]:
+        """Return all records, in order."""
+        return self._all().values()
+
+    def items(self) -> ItemsView[str, LayerRecord]:
+        """Return all names and records, in order."""
+        return self._all().items()
+
+    def _all(self) -> dict[str, LayerRecord]:
+        """Return the records in a plain dictionary, which checks go through many times."""
+        if self._whole is None:
+            self._whole = {name: self[name] for name in self._makers}
+        return self._whole
+
+    def __reduce__(self) -> tuple[type[dict[str, LayerRecord]], tuple[dict[str, LayerRecord]]]:
+        return dict, (self._all(),)
 
 
 _SEEN = ("inputs", "activations", "gradients", "parameter_gradients")

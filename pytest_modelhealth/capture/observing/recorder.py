@@ -5,7 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +18,26 @@ from pytest_modelhealth.capture.observing.samples import equal_samples
 from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
 from pytest_modelhealth.capture.observing.tensors import holds_numbers, version
 from pytest_modelhealth.layers import (
+    ModuleKinds,
     NamedModule,
     Selection,
     UnitDimensions,
-    activation_of,
     calls_no_functional_layer,
     has_forward,
-    type_name,
 )
-from pytest_modelhealth.report import LayerRecord, LossCall, Option, Status
+from pytest_modelhealth.report import LayerRecord, LayerRecords, LossCall, Option, Status
 from pytest_modelhealth.statistics import (
     Entry,
     Ledger,
     TensorStatistics,
     UnsupportedTensorError,
 )
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def _nothing() -> Mapping[str, Any]:
+    return _NOTHING
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +48,7 @@ class Layer:
     type_name: str
     roles: frozenset[str]
     module: nn.Module | None = None
+    functional: bool = False
     aliases: tuple[str, ...] = ()
     activation: str | None = None
     entered: int | None = None
@@ -49,9 +57,9 @@ class Layer:
     inputs: list[Entry] = field(default_factory=list)
     activations: list[Entry] = field(default_factory=list)
     gradients: list[Entry] = field(default_factory=list)
-    parameters: dict[str, Entry] = field(default_factory=dict)
-    parameter_gradients: dict[str, Entry] = field(default_factory=dict)
-    buffers: dict[str, Entry] = field(default_factory=dict)
+    parameters: Mapping[str, Entry] = field(default_factory=_nothing)
+    parameter_gradients: Mapping[str, Entry] = field(default_factory=_nothing)
+    buffers: Mapping[str, Entry] = field(default_factory=_nothing)
     returned_own: bool = False
     returned_input: bool = False
     requires_grad: bool = False
@@ -62,7 +70,8 @@ class Layer:
     opaque: str = ""
     source: str = ""
     calls_no_functional_layer: bool = False
-    options: dict[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=_nothing)
+    frozen: frozenset[str] = frozenset()
     unreached: frozenset[str] = frozenset()
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
@@ -80,6 +89,10 @@ class _Seen(weakref.ref[Tensor]):
 
     entry: Entry
     version: int
+
+
+Held = tuple[Layer, str, Tensor]
+"""A parameter, a buffer or a gradient: the layer that has it, and its own name there."""
 
 
 class Recorder:
@@ -107,19 +120,22 @@ class Recorder:
         self._loss: Entry | float | None = None
         self._seen: dict[int, _Seen] = {}
         self._events = 0
-        for named in modules:
-            module = named.module
+        kinds = ModuleKinds()
+        for name, module, aliases, opaque in modules:
+            type_name, activation = kinds.of(module)
             layer = Layer(
-                named.name,
-                type_name(module),
-                selection.roles(named.name, module),
+                name,
+                type_name,
+                selection.roles(name, module),
                 module,
-                named.aliases,
-                activation_of(module),
-                opaque=named.opaque,
+                False,
+                aliases,
+                activation,
+                opaque=opaque,
                 calls_no_functional_layer=calls_no_functional_layer(module),
+                frozen=_frozen(module),
             )
-            self.layers[named.name] = self.by_module[module] = layer
+            self.layers[name] = self.by_module[module] = layer
 
     def functional_layer(self, caller: Layer, function: str, index: int) -> Layer:
         """Return the layer of the `index`-th call of `function` in one call of `caller`."""
@@ -128,7 +144,7 @@ class Recorder:
             name = f"{stem}_{index}" if index else stem
             layer = self.layers.get(name)
             if layer is None:
-                layer = Layer(name, function, self._selection.roles(name, None))
+                layer = Layer(name, function, self._selection.roles(name, None), functional=True)
                 layer.activation = None if function == _ATTENTION else function
                 self.layers[name] = layer
             if layer.module is None:
@@ -257,27 +273,44 @@ class Recorder:
         """Take down how every module is set up."""
         for module, layer in self.by_module.items():
             own = module_options(module)
-            layer.options = own | layer.options if layer.options else own
+            layer.options = {**own, **layer.options} if layer.options else own
 
-    def note_unreached(self, leaves: Callable[[], Iterable[Tensor]]) -> None:
+    def held(self, kind: Literal["_parameters", "_buffers"]) -> list[Held]:
+        """Return each parameter or buffer once, at the first layer that owns it.
+
+        They are read from the module's own dictionary: a parametrised attribute computes when read.
+        """
+        found: dict[int, Held] = {}
+        for module, layer in self.by_module.items():
+            held = getattr(module, kind)
+            if held:
+                for name, tensor in held.items():
+                    if tensor is not None and id(tensor) not in found:
+                        found[id(tensor)] = (layer, name, tensor)
+        return list(found.values())
+
+    def note_unreached(
+        self, parameters: Iterable[Held], leaves: Callable[[], Iterable[Tensor]]
+    ) -> None:
         """Note which parameters without a gradient no output of the model depends on.
 
         Args:
+            parameters: those of the model.
             leaves: returns those that the outputs depend on; asked only if a gradient is missing.
         """
-        lacking = [
-            (layer, name, parameter)
-            for module, layer in self.by_module.items()
-            for name, parameter in module._parameters.items()
-            if layer.calls
-            and parameter is not None
-            and parameter.requires_grad
-            and parameter.grad is None
-        ]
-        if lacking:
-            reached = {id(leaf) for leaf in leaves()}
-            for layer, name, parameter in lacking:
-                if id(parameter) not in reached:
+        with torch._C.DisableTorchFunction():
+            if any(p.grad is None and p.requires_grad for _, _, p in parameters):
+                self._note_unreached({id(leaf) for leaf in leaves()})
+
+    def _note_unreached(self, reached: set[int]) -> None:
+        for module, layer in self.by_module.items():
+            for name, parameter in module._parameters.items() if layer.calls else ():
+                if (
+                    parameter is not None
+                    and parameter.requires_grad
+                    and parameter.grad is None
+                    and id(parameter) not in reached
+                ):
                     layer.unreached |= {name}
 
     def add_gradient(
@@ -310,16 +343,19 @@ class Recorder:
     def add_state(self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]) -> None:
         """Read parameters, their gradients or buffers."""
         read = self._read_gradient if role == "parameter_gradients" else self._ledger.add
+        found: dict[Layer, dict[str, Entry]] = {}
         # what we ask of a tensor is no call of the user's: a function mode would see each
         with torch._C.DisableTorchFunction():
             for layer, name, tensor in tensors:
                 if role in layer.roles:
                     try:
-                        getattr(layer, role)[name] = read(tensor)
+                        found.setdefault(layer, {})[name] = read(tensor)
                     except UnsupportedTensorError as error:
                         layer.unsupported = f"{name}: {error}"
                     except Exception as error:  # noqa: BLE001 - ours, as in a hook
                         self.fail(layer, error)
+        for layer, entries in found.items():
+            setattr(layer, role, entries)
 
     def _read_gradient(self, gradient: Tensor, unit_dimension: int | None = None) -> Entry:
         if self._scale.factor == 1.0:
@@ -372,8 +408,11 @@ class Recorder:
         except UnsupportedTensorError:
             return None
 
-    def records(self, *, backward: bool) -> dict[str, LayerRecord]:
-        """Return every layer's record in execution order, those never called last."""
+    def records(self, *, backward: bool) -> Mapping[str, LayerRecord]:
+        """Return every layer's record in execution order, those never called last.
+
+        The run is over: from here on no layer knows its module, which a report must not hold.
+        """
         never = float("inf")
         ordered = sorted(
             self.layers.values(), key=lambda lyr: never if lyr.entered is None else lyr.entered
@@ -381,7 +420,12 @@ class Recorder:
         for layer in ordered:
             if not layer.calls:
                 layer.not_called = _why_not_called(layer, self.layers.values())
-        return {layer.name: _record(layer, backward=backward) for layer in ordered}
+        for layer in ordered:
+            layer.module = None
+        makers = {layer.name: partial(_record, layer, backward=backward) for layer in ordered}
+        records = LayerRecords(makers)
+        # what waits on a device is tensors, which a report must not hold either
+        return dict(records) if self._ledger.has_queued else records
 
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -419,7 +463,7 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         type_name=layer.type_name,
         status=status,
         reason=reason,
-        functional=layer.module is None,
+        functional=layer.functional,
         activation=layer.activation,
         entered=layer.entered,
         completed=layer.completed,
@@ -431,12 +475,12 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         parameters=_each(layer.parameters),
         parameter_gradients=_each(layer.parameter_gradients),
         buffers=_each(layer.buffers),
-        frozen=_frozen(layer.module),
+        frozen=layer.frozen,
         unreached=layer.unreached,
         nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,
         source=layer.source,
-        options=layer.options | _scores(layer) if layer.module is None else layer.options,
+        options={**layer.options, **_scores(layer)} if layer.functional else layer.options,
         equal_samples=layer.equal_samples,
         equal_input_samples=layer.equal_input_samples,
     )
@@ -524,8 +568,9 @@ def _parameters(layer: Layer) -> set[int]:
 _NONE: frozenset[str] = frozenset()
 
 
-def _frozen(module: nn.Module | None) -> frozenset[str]:
-    if module is None or not module._parameters:
-        return _NONE
+def _frozen(module: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that require no gradient."""
     parameters: Mapping[str, torch.nn.Parameter | None] = module._parameters
+    if not parameters:
+        return _NONE
     return frozenset(n for n, p in parameters.items() if p is not None and not p.requires_grad)

@@ -63,12 +63,15 @@ def holds_numbers(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
 
 
+_NEVER_LAZY = frozenset({Tensor, nn.Parameter})
+
+
 def version(tensor: Tensor) -> int | None:
     """Return the tensor's version counter, or ``None`` where it has none.
 
     Tensors made in inference mode have none, and lazy ones before their first call.
     """
-    if type(tensor) is not Tensor and is_lazy(tensor):
+    if type(tensor) not in _NEVER_LAZY and is_lazy(tensor):
         return None
     return None if tensor.is_inference() else tensor._version
 

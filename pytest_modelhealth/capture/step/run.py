@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from pytest_modelhealth.capture.engine import Backward, Request
 from pytest_modelhealth.capture.observing.graphs import containers_shown
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
-from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
+from pytest_modelhealth.capture.observing.recorder import Held, Recorder
 from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.observing.sources import note_sources
 from pytest_modelhealth.capture.observing.tensors import find_tensors
@@ -75,11 +74,10 @@ def run_step(
     recorder = _recorder(request, model, scale, samples)
     note_sources(recorder)
     state = State(model)
-    writable = _writable(recorder, batch)
-    writes = Versions([tensor for _, tensor in writable])
-    parameters = list(model.parameters())
-    notes = [*notes, *_unregistered(parameters, state)]
-    registered = Registered(model, parameters, batch)
+    parameters = recorder.held("_parameters")
+    writes = _Writes(parameters, batch)
+    registered = Registered(model, [parameter for _, _, parameter in parameters], batch)
+    notes = [*notes, *_unregistered(registered, state)]
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
     function: Any = tasks or request.loss
@@ -92,26 +90,27 @@ def run_step(
         backward = _wants_backward(loss, request.backward, notes)
         # buffers and parameters as the forward left them: what the loss was computed with
         recorder.note_options()
-        recorder.add_state("buffers", _named(recorder, "_buffers"))
-        recorder.add_state("parameters", _named(recorder, "_parameters"))
+        recorder.add_state("buffers", recorder.held("_buffers"))
+        parameters = recorder.held("_parameters")
+        recorder.add_state("parameters", parameters)
         if loss is not None and not loss.is_meta:
             recorder.add_loss(loss)
         ends = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
         del output
         if backward and loss is not None and loss.requires_grad:
             if tasks is not None:
-                by_task, remarks = tasks.gradients(_named(recorder, "_parameters"), scale)
+                by_task, remarks = tasks.gradients(parameters, scale)
                 notes += [*remarks, *conflicts(by_task)]
             unregistered = _run_backward(
-                scale.apply(loss), request.backward, hooks, state, registered
+                scale.apply(loss), request.backward, hooks, state, registered, parameters
             )
-            recorder.note_unreached(lambda: graph_leaves(ends))
-    written = [writable[index][0] for index in writes.written()]
-    notes += [f"the forward wrote to {_spelt(name)}, which is not undone" for name in written]
+            recorder.note_unreached(parameters, lambda: graph_leaves(ends))
+        del parameters
+    notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
     _ensure_all_rules_matched(request, recorder)
     layers = recorder.records(backward=backward)
     recorder.settle_losses()
-    notes += _overflow(layers.values(), scale)
+    notes += [] if scale.factor == 1.0 else _overflow(layers.values(), scale)
     return Observation(
         layers=layers,
         model_type=recorder.layers[""].type_name,
@@ -151,7 +150,7 @@ def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:
     """Return what to say of parameter gradients that are not finite under a loss scale."""
     gradients = [g for layer in layers for g in layer.parameter_gradients.values()]
     overflowed = sum(statistics.nonfinite_count > 0 for statistics in gradients)
-    if scale.factor == 1.0 or not overflowed:
+    if not overflowed:
         return []
     note = (
         f"under the loss scale of {scale.factor:g} the gradients of {overflowed} of "
@@ -161,14 +160,9 @@ def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:
     return [note]
 
 
-def _unregistered(parameters: list[Parameter], state: State) -> list[str]:
+def _unregistered(registered: Registered, state: State) -> list[str]:
     """Return a note on modules with parameters that torch does not know to be in the model."""
-    registered = {id(None), *map(id, parameters)}
-    unknown = [
-        module
-        for module in state.modules
-        if module._parameters and not registered.issuperset(map(id, module._parameters.values()))
-    ]
+    unknown = [module for module in state.modules if not registered.knows(module)]
     if not unknown:
         return []
     types = ", ".join(sorted({type(module).__name__ for module in unknown}))
@@ -180,16 +174,22 @@ def _unregistered(parameters: list[Parameter], state: State) -> list[str]:
     return [note]
 
 
-def _writable(recorder: Recorder, batch: Any) -> list[tuple[tuple[Any, ...], Tensor]]:
-    """Return what is not copied beforehand, each with the parts of its name."""
-    parameters = [((lyr.name, name), t) for lyr, name, t in _named(recorder, "_parameters")]
-    return [*parameters, *(((index,), t) for index, t in enumerate(find_tensors(batch)))]
+class _Writes:
+    """Tells what was written to of that which is not copied beforehand."""
 
+    def __init__(self, parameters: list[Held], batch: Any) -> None:
+        self._parameters = parameters
+        self._versions = Versions([*(p for _, _, p in parameters), *find_tensors(batch)])
 
-def _spelt(parts: tuple[Any, ...]) -> str:
-    if len(parts) == 1:
-        return f"tensor {parts[0]} of the batch"
-    return f"the parameter {'.'.join(filter(None, parts))!r}"
+    def written(self) -> list[str]:
+        """Return what was written to, by name."""
+        return [self._name(index) for index in self._versions.written()]
+
+    def _name(self, index: int) -> str:
+        if index >= len(self._parameters):
+            return f"tensor {index - len(self._parameters)} of the batch"
+        layer, name, _ = self._parameters[index]
+        return f"the parameter {'.'.join(filter(None, (layer.name, name)))!r}"
 
 
 def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -> bool:
@@ -223,7 +223,12 @@ def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -
 
 
 def _run_backward(
-    loss: Tensor, backward: Backward, hooks: Hooks, state: State, registered: Registered
+    loss: Tensor,
+    backward: Backward,
+    hooks: Hooks,
+    state: State,
+    registered: Registered,
+    parameters: list[Held],
 ) -> tuple[UnregisteredParameter, ...]:
     """Run the backward pass and return the leaves it reached that are no parameters."""
     recorder = hooks.recorder
@@ -235,13 +240,10 @@ def _run_backward(
             backward(loss)
         else:
             loss.backward()
-        gradients = (
-            (layer, name, parameter.grad)
-            for layer, name, parameter in _named(recorder, "_parameters")
-            if parameter.grad is not None
-        )
-        recorder.add_state("parameter_gradients", gradients)
-        del unknown
+        with torch._C.DisableTorchFunction():  # a function mode would see each attribute
+            gradients = [(layer, name, parameter.grad) for layer, name, parameter in parameters]
+        recorder.add_state("parameter_gradients", [g for g in gradients if g[2] is not None])
+        del unknown, gradients
         try:
             return registered.leaves_out(leaves)
         except Exception as error:  # noqa: BLE001 - ours, as in a hook
@@ -249,26 +251,12 @@ def _run_backward(
             return ()
 
 
-def _named(recorder: Recorder, kind: str) -> Iterator[tuple[Layer, str, Tensor]]:
-    """Yield each parameter or buffer once, at the first layer that owns it.
-
-    They are read from the module's own dictionary: a parametrised attribute computes when read.
-    """
-    seen: set[int] = set()
-    for module, layer in recorder.by_module.items():
-        held = getattr(module, kind)
-        for name, tensor in held.items() if held else ():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield layer, name, tensor
-
-
 def _samples(batch: Any) -> int:
     return next((len(t) for t in find_tensors(batch) if t.ndim and not t.is_nested), 0)
 
 
 def _ensure_all_rules_matched(request: Request, recorder: Recorder) -> None:
-    layers = [(layer.name, layer.module) for layer in recorder.layers.values()]
+    layers = ((layer.name, layer.module) for layer in recorder.layers.values())
     ensure_match(request.selection.rules, layers, request.model)
 
 

@@ -29,7 +29,9 @@ class State:
         modules: every module, the model first.
         leaves: every parameter and every other tensor that collects a gradient.
         tensors: every tensor that is no parameter: buffers and plain attributes.
-        containers: the attributes of each module and each dictionary, list, set or deque in them.
+        containers: the attributes of each module and each dictionary, list, set or deque in them
+            that holds anything.
+        empty: those that hold nothing, a dozen a module, for hooks.
         generators: random generators kept in attributes.
     """
 
@@ -38,6 +40,7 @@ class State:
         self.leaves: list[Tensor] = []
         self.tensors: list[Tensor] = []
         self.containers: list[Any] = []
+        self.empty: list[Any] = []
         self.generators: list[Any] = []
         self._seen: dict[int, Any] = {}
         self._visit(model)
@@ -46,7 +49,9 @@ class State:
         kind = type(value)
         if id(value) in self._seen:
             return
-        if kind in _CONTAINERS:
+        if kind in _CONTAINERS and not value:
+            self.empty.append(value)
+        elif kind in _CONTAINERS:
             self._seen[id(value)] = value
             self.containers.append(value)
             self._visit_all(value.values() if isinstance(value, dict) else value)
@@ -66,8 +71,8 @@ class State:
             kind = type(value)
             if kind in _ATOMS:  # most are: this spares a call
                 continue
-            if kind in _CONTAINERS and not value:  # a module has a dozen, for hooks
-                self.containers.append(value)
+            if kind in _CONTAINERS and not value:
+                self.empty.append(value)
             else:
                 self._visit(value)
 
@@ -106,7 +111,7 @@ def untouched(state: State, batch: Any) -> Iterator[None]:
         stack.callback(_restore_random_state, _random_state())
         for generator in state.generators:
             stack.callback(_generator_restorer(generator))
-        stack.callback(_Contents(state.containers).restore)
+        stack.callback(_Contents(state.containers, state.empty).restore)
         for tensor in state.tensors:
             if not tensor.is_meta:
                 stack.callback(_restorer(tensor))
@@ -118,11 +123,13 @@ def untouched(state: State, batch: Any) -> Iterator[None]:
 def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
     """Start from no gradient on `leaves`, and put theirs back: the same objects, untouched."""
     leaves = list({id(leaf): leaf for leaf in leaves}.values())
-    kept = [(leaf, leaf.grad, leaf.requires_grad) for leaf in leaves]
+    gradients = [leaf.grad for leaf in leaves]
+    required = [leaf.requires_grad for leaf in leaves]
     hooks = [(h, h.copy()) for leaf in leaves if (h := leaf._post_accumulate_grad_hooks)]
     try:
-        for leaf in leaves:
-            leaf.grad = None
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            if gradient is not None:
+                leaf.grad = None
         for registered, _ in hooks:
             # in place: autograd holds this dictionary, and runs what is in it even after the
             # attribute was set to None
@@ -131,8 +138,9 @@ def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
     finally:
         for registered, copies in hooks:
             registered.update(copies)
-        for leaf, gradient, requires_grad in kept:
-            leaf.requires_grad = requires_grad
+        for leaf, gradient, requires_grad in zip(leaves, gradients, required, strict=True):
+            if leaf.requires_grad != requires_grad:
+                leaf.requires_grad = requires_grad
             leaf.grad = gradient
 
 
@@ -142,14 +150,17 @@ def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
     seen = set(stack)
     while stack:
         node = stack.pop()
-        variable = getattr(node, "variable", None)  # AccumulateGrad nodes have one
-        if isinstance(variable, Tensor):
-            leaves.append(variable)
+        if isinstance(node, _AccumulateGrad):
+            leaves.append(node.variable)
+            continue
         for following, _ in node.next_functions if node is not None else ():
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
     return leaves
+
+
+_AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 class Versions:
@@ -213,23 +224,24 @@ def _generator_restorer(generator: Any) -> Callable[[], Any]:
 class _Contents:
     """What containers hold, all in one list: a tuple for each is a dozen a module to collect."""
 
-    def __init__(self, containers: list[Any]) -> None:
+    def __init__(self, containers: list[Any], empty: list[Any]) -> None:
         self._containers = containers
+        self._empty = empty
         self._items: list[Any] = []
         self._sizes: list[int] = []
         for container in containers:
             self._sizes.append(len(container))
-            if container:
-                self._items += container
-                if isinstance(container, dict):
-                    self._items += container.values()
+            self._items += container
+            if isinstance(container, dict):
+                self._items += container.values()
 
     def restore(self) -> None:
         """Put the same objects in again, in the order they had."""
+        if any(self._empty):
+            for container in self._empty:
+                container.clear()
         start = 0
         for container, size in zip(self._containers, self._sizes, strict=True):
-            if not (size or container):  # most have none, for hooks
-                continue
             end = start + (2 * size if isinstance(container, dict) else size)
             held = self._items[start:end]
             start = end

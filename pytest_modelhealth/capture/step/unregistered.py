@@ -31,12 +31,17 @@ class Registered:
     They are kept, so that none of them can make room for another of the same id.
     """
 
-    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter], batch: Any) -> None:
+    def __init__(self, model: nn.Module, parameters: Iterable[Tensor], batch: Any) -> None:
         self._model = model
         tensors = list(find_tensors(batch))
         behind = graph_leaves([t.grad_fn for t in tensors if t.grad_fn is not None])
         self._known = [*parameters, *tensors, *behind]
-        self._ids = {id(tensor) for tensor in self._known}
+        self._ids = {id(None), *map(id, self._known)}
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether every parameter of `module` is one of them."""
+        held = module._parameters
+        return not held or self._ids.issuperset(map(id, held.values()))
 
     def leaves_out(self, leaves: Iterable[Tensor]) -> tuple[UnregisteredParameter, ...]:
         """Return what of `leaves` has a gradient and is the model's, but no parameter of it.
