@@ -110,14 +110,19 @@ def test_value_is_the_mean_as_torch_has_it(reduction: str, first: float) -> None
     assert call.value == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
+@pytest.mark.parametrize("made_as", [(6, 10), (60,)])
 @pytest.mark.parametrize("shape", [(12, 5), (3, 4, 5), (60,)])
 def test_an_output_in_another_shape_is_not_read_again(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], made_as: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was found in a model's output holds for a view of it, under the view's shape."""
+    """What was found in a model's output holds for a view of it, under the view's shape.
+
+    The output may be a view itself, as that of a linear layer on three dimensions is.
+    """
     model = nn.Identity()
     recorder = Recorder(named_modules(model), Selection())
-    output = torch.randn(6, 10).clone()
+    output = torch.randn(made_as)
+    output = output if output.ndim == 2 else output.view(6, 10)
     output[2, 3] = math.nan
     recorder.complete(recorder.layers[""], [output], [1])
     values = output.view(shape)
@@ -134,10 +139,12 @@ def test_an_output_in_another_shape_is_not_read_again(
     assert (call.input.count, call.input.units) == (60, None)
 
 
-def test_a_view_of_what_was_written_to_since_is_read() -> None:
+@pytest.mark.parametrize("made_as", [(6, 10), (60,)])
+def test_a_view_of_what_was_written_to_since_is_read(made_as: tuple[int, ...]) -> None:
     """What was found in an output says nothing of it after a write, nor of a part of it."""
     recorder = Recorder(named_modules(nn.Identity()), Selection())
-    output = torch.zeros(6, 10)
+    output = torch.zeros(made_as)
+    output = output if output.ndim == 2 else output.view(6, 10)
     recorder.complete(recorder.layers[""], [output], [1])
     part = output.view(-1)[:30]
     recorder.add_loss_call(None, F.mse_loss, (part, part), {}, torch.tensor(1.0))

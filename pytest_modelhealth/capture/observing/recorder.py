@@ -391,6 +391,21 @@ class Recorder:
             return seen.entry
         return None
 
+    def _seen_view(self, base: Tensor) -> Entry | None:
+        """Return the entry of an unchanged view of all of `base`: a linear layer returns one."""
+        for seen in reversed(list(self._seen.values())):
+            tensor = seen()
+            if (
+                tensor is not None
+                and tensor._base is base
+                and tensor.dtype is base.dtype
+                and tensor.numel() == base.numel()
+                and tensor.is_contiguous()
+                and version(tensor) == seen.version
+            ):
+                return seen.entry
+        return None
+
     def _known(self, value: Any) -> Entry | None:
         """Return the entry of what a loss function took or gave, if it is a tensor with values.
 
@@ -401,6 +416,7 @@ class Recorder:
         base = value._base
         if base is not None and base.dtype is value.dtype and base.numel() == value.numel():
             entry = self._seen_before(base)
+            entry = entry or self._seen_view(base)
             if entry is not None and base.is_contiguous() and value.is_contiguous():
                 return entry.reshaped(tuple(value.shape))
         try:
