@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_modelhealth.errors import LayerNotFoundError, suggest
 
@@ -160,33 +160,39 @@ class LayerRecord:
         )
 
 
+_Kept = TypeVar("_Kept")
+
+
 class LayerRecords(Mapping[str, LayerRecord]):
     """Layers' records by name, each made when it is first asked for, and kept.
 
     Most are asked for by the checks alone, or by nobody. A copy and a pickle have them all.
 
     Args:
-        makers: return the records, by name, in order; what they are made of does not change.
+        seen: what was seen of each layer, by name, in order; it does not change any more.
+        make: makes the record of what was seen.
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], LayerRecord]]) -> None:
-        self._makers = makers
+    def __init__(self, seen: Mapping[str, _Kept], make: Callable[[_Kept], LayerRecord]) -> None:
+        self._seen: Mapping[str, Any] = seen
+        self._make: Callable[[Any], LayerRecord] = make
         self._made: dict[str, LayerRecord] = {}
         self._whole: dict[str, LayerRecord] | None = None
 
     def __getitem__(self, name: str) -> LayerRecord:
         record = self._made.get(name)
-        # of two threads that make it at a time, the first gives it to both
-        return self._made.setdefault(name, self._makers[name]()) if record is None else record
+        if record is None:  # of two threads that make it at a time, the first gives it to both
+            record = self._made.setdefault(name, self._make(self._seen[name]))
+        return record
 
     def __contains__(self, name: object) -> bool:
-        return name in self._makers
+        return name in self._seen
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
+        return iter(self._seen)
 
     def __len__(self) -> int:
-        return len(self._makers)
+        return len(self._seen)
 
     def values(self) -> ValuesView[LayerRecord]:
         """Return all records, in order."""
@@ -199,7 +205,7 @@ class LayerRecords(Mapping[str, LayerRecord]):
     def _all(self) -> dict[str, LayerRecord]:
         """Return the records in a plain dictionary, which checks go through many times."""
         if self._whole is None:
-            self._whole = {name: self[name] for name in self._makers}
+            self._whole = {name: self[name] for name in self._seen}
         return self._whole
 
     def __reduce__(self) -> tuple[type[dict[str, LayerRecord]], tuple[dict[str, LayerRecord]]]:

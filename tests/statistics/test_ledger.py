@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from unittest.mock import patch
@@ -17,7 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pytest_modelhealth.statistics import Ledger, UnsupportedTensorError, ledger, native, reduce
+from pytest_modelhealth.statistics import (
+    Ledger,
+    TensorStatistics,
+    UnsupportedTensorError,
+    ledger,
+    native,
+    reduce,
+)
 from tests.statistics import oracle
 from tests.statistics.tensors import tensors
 
@@ -81,7 +89,9 @@ def test_what_is_unusual_is_found_as_well(tensor: Tensor) -> None:
         lambda statistics: statistics,
     ],
 )
-def test_statistics_are_whole_whoever_asks_first(taken, dim: int | None) -> None:
+def test_statistics_are_whole_whoever_asks_first(
+    taken: Callable[[TensorStatistics], TensorStatistics], dim: int | None
+) -> None:
     """Histogram and units, which are read out late, are there in a copy and a pickle as well."""
     ledger = Ledger()
     statistics = [ledger.add(noise(20, 30 + i), dim).statistics for i in range(3)]

@@ -438,8 +438,8 @@ class Recorder:
                 layer.not_called = _why_not_called(layer, self.layers.values())
         for layer in ordered:
             layer.module = None
-        makers = {layer.name: partial(_record, layer, backward=backward) for layer in ordered}
-        records = LayerRecords(makers)
+        seen = {layer.name: layer for layer in ordered}
+        records = LayerRecords(seen, partial(_record, backward=backward))
         # what waits on a device is tensors, which a report must not hold either
         return dict(records) if self._ledger.has_queued else records
 
