@@ -207,6 +207,8 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
     for index, (spread, record) in enumerate(spreads):
         if spread >= settings.limit("min_sample_spread", record.name).value:
             after = index + 1
+    if after == 0:
+        yield from _drowned_inputs(observation, *spreads[0], settings)
     if not 0 < after < len(spreads) or spreads[after - 1][0] < _HEALTHY_SPREAD:
         return
     (_, before), (spread, culprit) = spreads[after - 1], spreads[after]
@@ -223,6 +225,37 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
         f"{before.label!r} before it by {_spread(before.activations):.2g}"
     )
     yield Collapse.violation(culprit, message, value=spread, limit=limit, cause=_drowned(culprit))
+
+
+def _drowned_inputs(
+    observation: Observation, spread: float, record: LayerRecord, settings: Settings
+) -> Iterator[Finding]:
+    """Yield the first layer where its bias leaves nothing of a batch in too large a unit.
+
+    Samples may differ by little on purpose; here all that the inputs make of the output is little.
+    """
+    root, given, out = observation.layers.get(""), record.inputs, record.activations
+    bias, maps = record.parameters.get("bias"), linear_maps(record)
+    if root is None or given is None or out is None or bias is None or not maps or not spread:
+        return
+    if not same_values(root.inputs, given) or root.equal_input_samples is not False:
+        return
+    limit = settings.limit("min_sample_spread", record.name)
+    signal = maps[0].scale * given.rms
+    if bias.abs_max > 0.5 * out.abs_max and signal < _DROWNED * limit.value * out.abs_max:
+        message = (
+            f"over the samples its units vary by only {spread:.2g} of its largest value: its "
+            f"inputs have a root mean square of {given.rms:.2g}"
+        )
+        cause = (
+            f"the batch is so small that the bias (up to {bias.abs_max:.3g}) drowns it: another "
+            "unit, or scaled twice; normalise it to mean 0 and variance 1"
+        )
+        yield Collapse.violation(record, message, value=spread, limit=limit, cause=cause)
+
+
+_DROWNED = 10.0
+"""The range of a unit over the samples is up to ten times its root mean square."""
 
 
 def _is_noise(record: LayerRecord, observation: Observation) -> bool:

@@ -27,6 +27,9 @@ _FLOORS = {"celu": -1.0, "elu": -1.0, "selu": -1.7580993408473766}
 
 _NEGLIGIBLE = 2.0**-20
 _NEARLY = 1.0 - 2.0**-10
+_MANY_UNITS = 16
+_FEW_SAMPLES = 8
+"""Enough for a layer of many units none of which is active: one by chance would be."""
 
 
 class DeadUnits(Check):
@@ -49,7 +52,10 @@ class DeadUnits(Check):
         "SageMaker Debugger (over 50 % inactive) and AutoTrainer (70 % zero gradients); the limit "
         "is measured: half of the units of a healthy deep ReLU network are dead when initialised"
     )
-    minimum_evidence = "min_samples samples, or tokens where units are features of a sequence"
+    minimum_evidence = (
+        "min_samples samples, or tokens where units are features of a sequence; 8 where all of at "
+        "least 16 units are silent"
+    )
     settings = (
         Setting(
             "max_dead_fraction",
@@ -106,7 +112,8 @@ class DeadUnits(Check):
         assert record.activations.units is not None
         units, needed = record.activations.units, settings.limit("min_samples", record.name)
         count = f"{round(fraction * len(units.alive))} of {len(units.alive)} units"
-        if units.observations < needed.value:
+        is_silent = fraction == 1.0 and len(units.alive) >= _MANY_UNITS
+        if units.observations < (min(_FEW_SAMPLES, needed.value) if is_silent else needed.value):
             reason = (
                 f"{count} were inactive, but {units.observations} samples say nothing about "
                 f"dead units; give at least {needed.value} (min_samples, {needed.origin})"

@@ -60,7 +60,7 @@ class MissingGradients(Check):
             others = [other.name for other in cut if other is not record]
             yield _missing(record, observation, others)
         if not cut and math.isfinite(observation.loss or 0.0) and not is_switched_off(observation):
-            found = list(_zero(observation, flow))
+            found = list(_flat_weights(observation)) or list(_zero(observation, flow))
             yield from [_satisfied(v) for v in found] if observation.loss == 0.0 else found
 
 
@@ -80,11 +80,15 @@ def _lacking(record: LayerRecord) -> list[str]:
 def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observation) -> bool:
     """Whether the loss should have reached `record`, rather than not needing it.
 
-    It should where the layer ran without a graph, where no output of the model depends on it
-    although it ran, where a layer that got gradients took its output, or where every trainable
-    layer so far lacks its gradient while a later one has it.
+    It should where the forward read a parameter, where the layer ran without a graph, where no
+    output of the model depends on it although it ran, where a layer that got gradients took its
+    output, or where every trainable layer so far lacks its gradient while a later one has it.
     """
     lacking = _lacking(record)
+    if not record.read_in_vain.isdisjoint(lacking):
+        return True
+    if any(_got_gradient(r) for r in called(observation) if is_inside(r.name, record.name)):
+        return False  # it is no cut that lies at a parameter of its own which nobody read
     if len(lacking) < len(trainable(record)):
         return _is_leaf(record, observation)
     if record.status is Status.NO_GRAD_PATH:
@@ -92,7 +96,7 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     if record.unreached.issuperset(lacking) and _is_leaf(record, observation):
         if _is_detached_around(record, observation):
             return True
-        is_spared = _is_in_an_optional_part, _is_in_an_empty_part
+        is_spared = _ends_a_stack, _is_in_an_optional_part, _is_in_an_empty_part
         return not any(spared(record, observation) for spared in is_spared)
     if any(_got_gradient(taker) for taker in consumers(observation, record)):
         return True
@@ -104,6 +108,23 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
 
 def _is_leaf(record: LayerRecord, observation: Observation) -> bool:
     return bool(record.name) and not any(is_inside(n, record.name) for n in observation.layers)
+
+
+def _ends_a_stack(record: LayerRecord, observation: Observation) -> bool:
+    """Whether it is the last of several alike that lead on, beside another that learns.
+
+    The last residual of a stack whose output is the sum of skips (WaveNet) leads nowhere.
+    """
+    stem, _, index = record.name.rpartition(".")
+    if not index.isdigit() or f"{stem}.{int(index) + 1}" in observation.layers:
+        return False
+    before = observation.layers.get(f"{stem}.{int(index) - 1}")
+    if before is None or before.type_name != record.type_name or not _learns(before):
+        return False
+    return any(
+        other is not record and _learns(other) and same_values(other.inputs, record.inputs)
+        for other in leaves(observation)
+    )
 
 
 def _is_in_an_optional_part(record: LayerRecord, observation: Observation) -> bool:
@@ -193,6 +214,11 @@ _CUTS = ".detach(), .data, .item(), .numpy(), torch.tensor(...), argmax, a compa
 
 
 def _missing_cause(record: LayerRecord, observation: Observation) -> str:
+    if not record.read_in_vain.isdisjoint(_lacking(record)) and not _is_leaf(record, observation):
+        return (
+            "its forward reads them, and the output does not depend on what it makes of them: "
+            f"{_CUTS}"
+        )
     if len(_lacking(record)) < len(trainable(record)):
         return (
             "the other parameters of this layer get theirs: its forward detaches these or reads "
@@ -209,6 +235,54 @@ def _missing_cause(record: LayerRecord, observation: Observation) -> str:
             f"the graph is cut after it by {_CUTS}"
         )
     return f"the graph is cut after it: {_CUTS} between it and the loss"
+
+
+def _flat_weights(observation: Observation) -> Iterator[Violation]:
+    """Yield the first layer whose weight gets zeros where its output gets a gradient.
+
+    The forward rounds or compares the weight, or reads its sign, and passes nothing through.
+    """
+    has_gate = any(_is_closed(record) for record in observation.layers.values())
+    flat = [r for r in observation.layers.values() if _is_weight_flat(r, has_gate=has_gate)]
+    for record in flat[:1]:
+        others = [other.name for other in flat[1:]]
+        yield MissingGradients.violation(
+            record,
+            "the gradient of its weight is exactly zero, although one reaches what it computes",
+            value=0.0,
+            limit=ALWAYS,
+            role="parameter_gradients",
+            tensor="weight",
+            cause="the weight is rounded, compared, clamped or reduced to its sign on the way, "
+            "which has a gradient of zero: let it pass straight through, as in "
+            "weight + (weight.round() - weight).detach()",
+            affected=tuple(others),
+        )
+
+
+def _is_weight_flat(record: LayerRecord, *, has_gate: bool) -> bool:
+    weight, gradient = record.parameters.get("weight"), record.parameter_gradients.get("weight")
+    if weight is None or gradient is None or "weight" in record.frozen:
+        return False
+    if len(weight.shape) < 2 or weight.abs_max == 0.0 or weight.dtype == "float16":
+        return False
+    if not gradient.finite_count or gradient.nonfinite_count or gradient.abs_max != 0.0:
+        return False
+    if not set(record.parameters) <= {"weight", "bias"}:
+        return False  # a gate of zero may lie between
+    if record.entered is not None:
+        arrived, given = record.gradients, record.inputs
+        is_map = any(found.tensor == "weight" for found in linear_maps(record))
+        seen = arrived is not None and arrived.abs_max > 0.0 and not arrived.nonfinite_count
+        return is_map and seen and given is not None and given.zero_fraction < _MOSTLY
+    if has_gate:
+        return False  # what the weight multiplies may be zero by design: it is not seen here
+    bias = record.parameter_gradients.get("bias")
+    return bias is not None and not bias.nonfinite_count and bias.abs_max > 0.0
+
+
+_MOSTLY = 0.75
+"""Where most inputs are zero, a gradient may meet nothing else: padding, tokens left out."""
 
 
 def _zero(observation: Observation, flow: DataFlow) -> Iterator[Violation]:
@@ -329,12 +403,12 @@ class _Designs:
         a, b = layers.get(one), layers.get(other)
         if a is None or b is None or a.entered is None or b.entered is None:
             return False
-        if same_values(a.inputs, b.inputs):
-            return True
         stem = one.rpartition(".")[0]
         sources = [s for name in (one, other) if (s := self._flow.source(name)) is not None]
         if any(source.output and source.layer.rpartition(".")[0] == stem for source in sources):
-            return False
+            return False  # in a row, though a small branch may leave the numbers as they are
+        if same_values(a.inputs, b.inputs):
+            return True
         return self._first_learning < min(a.entered, b.entered)
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called
@@ -12,8 +13,14 @@ from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Setting, Settings
 
+if TYPE_CHECKING:
+    from pytest_modelhealth.statistics import TensorStatistics
+
 _FORGOTTEN = 0.05
 _MOMENTUM = 0.1
+_FEW = 4
+_NOTHING = 1e-3
+"""Rounding leaves 2e-5 of values that are normalised by themselves."""
 
 
 class Normalization(Check):
@@ -238,14 +245,32 @@ def _zero_scale(observation: Observation, record: LayerRecord) -> Iterator[Viola
 
 
 def _single_value(record: LayerRecord) -> Iterator[Violation]:
-    """Yield layer normalisations over one value, which is its own mean."""
+    """Yield normalisations over one value, which is its own mean."""
     given, out = record.inputs, record.activations
-    if record.type_name != "LayerNorm" or given is None or out is None or not given.count:
+    if given is None or out is None or not given.count:
         return
-    scale = record.parameters.get("weight")
-    if scale is not None and scale.count == 1 and given.std > 0.0 and out.std == 0.0:
+    if _is_over_one_value(record, given, out):
         message = "it normalises over a single value: what it gives out is constant"
-        cause = "normalized_shape is 1: each value is its own mean, so that all become its shift"
+        cause = (
+            "normalized_shape is 1: each value is its own mean, so that all become its shift"
+            if record.type_name == "LayerNorm"
+            else "a group holds one channel of one pixel, its own mean: use fewer groups, or "
+            "normalise before the map has shrunk to a pixel"
+        )
         yield Normalization.violation(
             record, message, value=0.0, limit=ALWAYS, cause=cause, independent=True
         )
+
+
+def _is_over_one_value(record: LayerRecord, given: TensorStatistics, out: TensorStatistics) -> bool:
+    """Whether each value is normalised by itself, so that nothing is left of its differences."""
+    if record.type_name == "LayerNorm":
+        scale = record.parameters.get("weight")
+        return scale is not None and scale.count == 1 and given.std > 0.0 and out.std == 0.0
+    is_pixel = len(given.shape) > 1 and math.prod(given.shape[2:]) == 1
+    if record.type_name != "GroupNorm" or not is_pixel or out.units is None:
+        return False
+    if out.nonfinite_count or len(out.units.maximum) == 0 or out.units.observations < _FEW:
+        return False
+    differ = given.std > _NOTHING * given.abs_max
+    return differ and float((out.units.maximum - out.units.minimum).max()) < _NOTHING

@@ -64,6 +64,7 @@ class LayerRecord:
         frozen: names of the parameters that do not require gradients.
         unreached: names of the parameters without a gradient on which, in the graph of autograd, no
             output of the model depends.
+        read_in_vain: those of `unreached` whose values the forward gave to a function of torch.
         nonfinite_calls: for ``inputs`` and ``activations``, the first call, from 0, in which
             there was a NaN or positive infinity (a mask is made of negative ones); of the first
             batch that had one.
@@ -95,6 +96,7 @@ class LayerRecord:
     buffers: Mapping[str, TensorStatistics] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     unreached: frozenset[str] = frozenset()
+    read_in_vain: frozenset[str] = frozenset()
     nonfinite_calls: Mapping[str, int] = field(default_factory=dict)
     watched: frozenset[str] = frozenset(ROLES)
     source: str = ""

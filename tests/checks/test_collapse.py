@@ -181,6 +181,21 @@ def test_bias_where_the_targets_are(batch, inspect):
         assert [v.layer for v in report.violations if v.check == "collapse"] == expected
 
 
+@pytest.mark.parametrize(("factor", "names"), [(1.0, []), (1e-3, []), (1e-7, ["0"])])
+def test_batch_in_too_large_a_unit(factor, names, batch, inspect):
+    """The first layer's bias leaves nothing of inputs of 1e-7; of 1e-3 it leaves enough."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    report = inspect(model, factor * batch)
+    assert [v.layer for v in report.violations if v.check == "collapse"] == names
+
+
+def test_samples_that_differ_by_little_on_purpose(batch, inspect):
+    """Differences for a derivative: what the inputs have in common reaches the output."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    near = batch[:1] + 1e-6 * torch.randn(64, 16)
+    assert not [v for v in inspect(model, near).violations if v.check == "collapse"]
+
+
 def test_dropout_alone_makes_no_spread(batch, inspect):
     """Samples that are equal but for a dropout are laid to what made them equal."""
     model = nn.Sequential(

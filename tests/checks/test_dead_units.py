@@ -179,6 +179,15 @@ def test_few_samples_are_inconclusive(samples, mlp, batch, inspect):
     report.assert_healthy()
 
 
+@pytest.mark.parametrize(("units", "fraction"), [(16, 1.0), (16, 0.9), (8, 1.0)])
+def test_eight_samples_tell_that_a_wide_layer_is_silent(units, fraction, inspect):
+    """Of 16 units one would be active by chance; of 8, or where some are, that says too little."""
+    model = nn.Sequential(nn.Linear(16, units), nn.ReLU(), nn.Linear(units, 4))
+    kill(model[0], fraction)
+    verdict = inspect(model, torch.randn(8, 16)).verdict
+    assert verdict == ("unhealthy" if (units, fraction) == (16, 1.0) else "inconclusive")
+
+
 def test_tokens_are_samples_but_pixels_are_not(inspect):
     """A sequence of 64 tokens is evidence; one image of 64 pixels is not."""
     tokens = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))

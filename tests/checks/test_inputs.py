@@ -45,8 +45,20 @@ def normalised(pixels):
         lambda x: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True),
         lambda x: torch.randn_like(x),
         lambda x: 16 * x,
+        lambda x: normalised(0.15 * x),
+        lambda x: normalised(1 - 0.2 * x),
     ],
-    ids=["0 to 1", "-1 to 1", "ImageNet", "rounded", "by sample", "noise", "0 to 16"],
+    ids=[
+        "0 to 1",
+        "-1 to 1",
+        "ImageNet",
+        "rounded",
+        "by sample",
+        "noise",
+        "0 to 16",
+        "night",
+        "snow",
+    ],
 )
 def test_usual_ranges_are_healthy(prepare, cnn, pixels, inspect):
     """Networks are trained on each of them."""
@@ -60,10 +72,21 @@ def test_usual_ranges_are_healthy(prepare, cnn, pixels, inspect):
         (lambda x: normalised(255 * x), "not normalised"),
         (lambda x: x / 255, "twice"),
         (lambda x: normalised(normalised(x)), "normalised twice"),
+        (lambda x: normalised(x / 255), "unscaled"),
+        (lambda x: normalised(normalised(x) / 255), "unscaled"),
         (lambda x: x * 0, "placeholder"),
         (lambda x: torch.ones_like(x), "placeholder"),
     ],
-    ids=["raw", "normalised raw", "divided twice", "normalised twice", "black", "ones"],
+    ids=[
+        "raw",
+        "normalised raw",
+        "divided twice",
+        "normalised twice",
+        "divided twice, normalised",
+        "standardised, divided, normalised",
+        "black",
+        "ones",
+    ],
 )
 def test_images_prepared_wrongly(prepare, words, cnn, pixels, inspect):
     """The batch is named, not the model, and the cause says which step is missing or double."""

@@ -447,3 +447,142 @@ def test_deep_model_is_judged_in_linear_time(monkeypatch, inspect):
     assert len(zero) > 50
     assert not report.healthy
     assert len(sweeps) <= 4
+
+
+class Offset(nn.Module):
+    """Adds what `read` makes of a parameter of its own to what its layer gives."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.fc, self.table = nn.Linear(16, 16), nn.Parameter(torch.randn(16))
+        self.read = read
+
+    def forward(self, x):
+        return self.fc(x) + self.read(self.table)
+
+
+@pytest.mark.parametrize(
+    ("read", "is_fault"),
+    [
+        (lambda table: table.data[:], True),
+        (lambda table: table.detach().exp(), True),
+        (lambda table: table.exp().sum().item(), True),
+        (lambda table: table.argmax(), True),
+        (lambda table: table[:], False),
+        (lambda table: 0.0, False),
+        (lambda table: float(len(table) + table.numel() + table.shape[0]), False),
+        (lambda table: torch.zeros(16, dtype=table.dtype, device=table.device), False),
+        (lambda table: torch.no_grad()(table.abs)().max(), False),
+    ],
+    ids=["data", "detach", "item", "argmax", "used", "unread", "sizes", "dtype", "no_grad"],
+)
+def test_parameter_that_is_read_in_vain(read, is_fault, batch, inspect, only):
+    """A mask token of another occasion is not read at all; what is read has to reach the output."""
+    report = inspect(nn.Sequential(Offset(read), nn.Linear(16, 4)), batch)
+    if not is_fault:
+        assert report.healthy
+        return
+    violation = only(report, "missing_gradients")
+    assert (violation.layer, "reads" in violation.cause) == ("0", True)
+
+
+@pytest.mark.parametrize("grades", [False, True])
+def test_output_without_a_graph_under_a_loss(grades, batch, inspect, only):
+    """With a loss of the user's nothing can be learnt; without one it may only answer."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))
+    forward = model.forward
+    model.forward = lambda x: forward(x).argmax(1).float()
+    if not grades:
+        assert inspect(model, batch).healthy
+        return
+    report = inspect(model, batch, torch.randn(64), loss=F.mse_loss)
+    violation = only(report, "missing_gradients")
+    assert (violation.layer, "argmax" in violation.cause) == ("1", True)
+
+
+class Rounded(nn.Linear):
+    """A linear layer whose weight `bits` makes coarse."""
+
+    def __init__(self, bits):
+        super().__init__(16, 16)
+        self.bits = bits
+
+    def forward(self, x):
+        return F.linear(x, self.bits(self.weight), self.bias)
+
+
+class CalledByHand(nn.Module):
+    """Uses the weights of a layer that it never calls."""
+
+    def __init__(self, bits):
+        super().__init__()
+        self.inner, self.bits = nn.Linear(16, 16), bits
+
+    def forward(self, x):
+        return F.linear(x, self.bits(self.inner.weight), self.inner.bias)
+
+
+@pytest.mark.parametrize("kind", [Rounded, CalledByHand])
+@pytest.mark.parametrize(
+    ("bits", "is_fault"),
+    [
+        (lambda w: torch.round(7 * w) / 7, True),
+        (torch.sign, True),
+        (lambda w: w + (w.sign() - w).detach(), False),
+        (lambda w: w * (w.abs() > 0.1), False),
+    ],
+    ids=["round", "sign", "straight through", "pruned"],
+)
+def test_weight_that_is_rounded(kind, bits, is_fault, batch, inspect, only):
+    """The layer's bias learns and its weight never does."""
+    report = inspect(nn.Sequential(kind(bits), nn.ReLU(), nn.Linear(16, 4)), batch)
+    if not is_fault:
+        assert report.healthy
+        return
+    violation = only(report, "missing_gradients")
+    assert violation.layer == ("0" if kind is Rounded else "0.inner")
+    assert (violation.tensor, "rounded" in violation.cause) == ("weight", True)
+
+
+class Skips(nn.Module):
+    """Blocks whose skips are added up; what the last residual gives leads nowhere."""
+
+    def __init__(self, first=0):
+        super().__init__()
+        self.residual = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.skip = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.head, self.first = nn.Linear(16, 4), first
+
+    def forward(self, x):
+        skips = []
+        for residual, skip in zip(self.residual, self.skip, strict=True):
+            y = torch.tanh(x)
+            x = x + residual(y)
+            skips.append(skip(y))
+        return self.head(sum(skips[self.first :]))
+
+
+@pytest.mark.parametrize(("first", "layers"), [(0, []), (2, ["skip.1"])])
+def test_end_of_a_stack_leads_nowhere(first, layers, batch, inspect):
+    """The last residual is left out by design, skips in the middle are not."""
+    assert [v.layer for v in inspect(Skips(first), batch).violations] == layers
+
+
+def test_blocks_that_hardly_move_the_stream_are_one_after_another(batch, inspect):
+    """A scale of 1e-6 leaves the numbers as they are; a block closed for good is still named."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.scale = nn.Linear(16, 16), nn.Parameter(torch.full((16,), 1e-7))
+            nn.init.normal_(self.fc.weight, std=0.01)
+            nn.init.zeros_(self.fc.bias)
+
+        def forward(self, x):
+            return x + self.scale * self.fc(x)
+
+    model = nn.Sequential(Block(), Block(), Block(), nn.Linear(16, 4))
+    for parameter in model[1].parameters():
+        nn.init.zeros_(parameter)
+    found = [v.layer for v in inspect(model, batch).violations if v.check == "missing_gradients"]
+    assert found == ["1.fc"]

@@ -157,6 +157,17 @@ def test_normalisation_over_a_single_value(batch, inspect):
     assert found(inspect(model, batch)) == ["1"]
 
 
+@pytest.mark.parametrize(("groups", "size", "names"), [(8, 1, ["1"]), (4, 1, []), (8, 4, [])])
+def test_group_of_one_value(groups, size, names, inspect):
+    """A channel of one pixel is its own mean; two channels, or more pixels, are not."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 4 if size == 1 else 1), nn.GroupNorm(groups, 8), nn.SiLU(), nn.Flatten(),
+        nn.Linear(8 * size**2, 4),
+    )  # fmt: skip
+    nn.init.normal_(model[1].bias)
+    assert found(inspect(model, torch.randn(32, 3, 4, 4))) == names
+
+
 def test_statistics_that_no_batch_made(inspect):
     """A checkpoint without the count of batches is judged by its statistics."""
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).eval()

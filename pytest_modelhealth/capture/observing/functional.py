@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS
@@ -15,6 +16,14 @@ from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 Call = Callable[..., Any]
 
 _UNNAMED = frozenset({*FUNCTIONAL_DROPOUT, *LOSS_FUNCTIONS})
+
+ASKS_FOR_FORM = frozenset(
+    {"__get__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"}
+    | {"is_floating_point", "ndimension", "nelement", "numel", "size", "stride", "type"}
+)
+"""Names of what is asked of a tensor without reading its values, but for its ``.data``."""
+
+_DATA = cast("Any", torch.Tensor.data).__get__
 
 
 _CLAMPS = frozenset(
@@ -47,6 +56,8 @@ class FunctionalLayers(TorchFunctionMode):
         self._observe = observe
         self.onlooker: Callable[[Call, tuple[Any, ...], dict[str, Any]], None] | None = None
         """Told of every call, of whatever function."""
+        self.read: set[int] = set()
+        """The ids of the parameters whose values a function was given while gradients were on."""
 
     def __torch_function__(
         self,
@@ -57,6 +68,9 @@ class FunctionalLayers(TorchFunctionMode):
     ) -> Any:
         """Call `func`, observed if it is a layer."""
         name = FUNCTIONAL_LAYERS.get(func)
+        for value in args:
+            if type(value) is Parameter and _reads(func):
+                self.read.add(id(value))
         if self.onlooker is not None:
             self.onlooker(func, args, kwargs or {})
         if name is None and func in _CLAMPS and _is_relu(args, kwargs or {}):
@@ -127,6 +141,13 @@ class FunctionalLayers(TorchFunctionMode):
 
 def _do_nothing() -> None:
     pass
+
+
+def _reads(func: Call) -> bool:
+    """Whether a function takes values, for what gradients are to flow through."""
+    if not torch.is_grad_enabled():
+        return False
+    return getattr(func, "__name__", "") not in ASKS_FOR_FORM or bool(func == _DATA)
 
 
 def _push_all(modes: list[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -73,6 +73,7 @@ class Layer:
     options: Mapping[str, Option] = field(default_factory=_nothing)
     frozen: frozenset[str] = frozenset()
     unreached: frozenset[str] = frozenset()
+    read_in_vain: frozenset[str] = frozenset()
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
 
@@ -290,19 +291,23 @@ class Recorder:
         return list(found.values())
 
     def note_unreached(
-        self, parameters: Iterable[Held], leaves: Callable[[], Iterable[Tensor]]
+        self,
+        parameters: Iterable[Held],
+        leaves: Callable[[], Iterable[Tensor]],
+        read: Collection[int] = (),
     ) -> None:
         """Note which parameters without a gradient no output of the model depends on.
 
         Args:
             parameters: those of the model.
             leaves: returns those that the outputs depend on; asked only if a gradient is missing.
+            read: ids of the parameters that functions were given all the same.
         """
         with torch._C.DisableTorchFunction():
             if any(p.grad is None and p.requires_grad for _, _, p in parameters):
-                self._note_unreached({id(leaf) for leaf in leaves()})
+                self._note_unreached({id(leaf) for leaf in leaves()}, read)
 
-    def _note_unreached(self, reached: set[int]) -> None:
+    def _note_unreached(self, reached: set[int], read: Collection[int]) -> None:
         for module, layer in self.by_module.items():
             for name, parameter in module._parameters.items() if layer.calls else ():
                 if (
@@ -312,6 +317,8 @@ class Recorder:
                     and id(parameter) not in reached
                 ):
                     layer.unreached |= {name}
+                    if id(parameter) in read:
+                        layer.read_in_vain |= {name}
 
     def add_gradient(
         self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
@@ -493,6 +500,7 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         buffers=_each(layer.buffers),
         frozen=layer.frozen,
         unreached=layer.unreached,
+        read_in_vain=layer.read_in_vain,
         nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,
         source=layer.source,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_modelhealth.capture.observing.functional import ASKS_FOR_FORM
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.loss_graph import between
 from pytest_modelhealth.capture.observing.tensors import find_tensors
@@ -20,12 +21,6 @@ Shape = tuple[int, ...]
 _ARITHMETIC = frozenset(
     name for stem in ("add", "sub", "mul", "div") for name in (stem, f"__{stem}__", f"__r{stem}__")
 ) | {"rsub", "subtract", "multiply", "divide", "true_divide", "__truediv__", "__rtruediv__"}
-
-_ASKS_FOR_FORM = frozenset(
-    {"__get__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"}
-    | {"is_floating_point", "ndimension", "nelement", "numel", "size", "stride", "type"}
-)
-"""What is asked of a tensor without reading its values."""
 
 
 class LossPhase:
@@ -68,7 +63,7 @@ class LossPhase:
         """Take one call of any function of torch."""
         with torch._C.DisableTorchFunction():
             name = getattr(call, "__name__", "")
-            if self.uses_target is False and name not in _ASKS_FOR_FORM:
+            if self.uses_target is False and name not in ASKS_FOR_FORM:
                 given = find_tensors((args, kwargs))
                 self.uses_target = any(id(tensor) in self._targets for tensor in given)
             if name in _ARITHMETIC and len(args) == 2 and self.widened is None:

@@ -104,7 +104,8 @@ def run_step(
             unregistered = _run_backward(
                 scale.apply(loss), request.backward, hooks, state, registered, parameters
             )
-            recorder.note_unreached(parameters, lambda: graph_leaves(ends))
+        if backward and loss is not None and (loss.requires_grad or path is not None):
+            recorder.note_unreached(parameters, lambda: graph_leaves(ends), hooks.functional.read)
         del parameters
     notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
     _ensure_all_rules_matched(request, recorder)
