@@ -22,13 +22,28 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from benchmarks.cases import controls, designs, faults, held_out, libraries, uncommon
+from benchmarks.cases import (
+    controls,
+    designs,
+    faults,
+    held_out,
+    libraries,
+    perception,
+    uncommon,
+)
 from benchmarks.cases.subject import Control, Fault, Healthy, Shelf
 from benchmarks.detectors import DETECTORS, Detector, Finding
 from benchmarks.timing import header, machine, row
 
 SHELVES = {
-    "open": [faults.SHELF, uncommon.SHELF, controls.SHELF, designs.SHELF, libraries.SHELF],
+    "open": [
+        faults.SHELF,
+        uncommon.SHELF,
+        perception.SHELF,
+        controls.SHELF,
+        designs.SHELF,
+        libraries.SHELF,
+    ],
     "held out": [held_out.SHELF],
 }
 
