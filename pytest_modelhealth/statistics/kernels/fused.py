@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -127,8 +127,10 @@ def _copied(found: Found) -> Found:
 class _Own(threading.local):
     """Results of a thread, for tensors that are reduced and read out one by one."""
 
-    def __init__(self) -> None:
-        self.results = Results()
+    @cached_property
+    def results(self) -> Results:
+        """Made when asked for: without a compiled library there are none, and no error here."""
+        return Results()
 
 
 _own = _Own()
