@@ -47,7 +47,7 @@ def is_compiled(module: nn.Module) -> bool:
 def _is_lazy(modules: Iterable[nn.Module]) -> bool:
     """Whether the first forward of one of them creates parameters or buffers."""
     return any(
-        is_lazy(tensor)
+        tensor is not None and is_lazy(tensor)
         for module in modules
         for held in (module._parameters, module._buffers)
         if held

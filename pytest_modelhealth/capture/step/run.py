@@ -242,8 +242,12 @@ def _run_backward(
         else:
             loss.backward()
         with torch._C.DisableTorchFunction():  # a function mode would see each attribute
-            gradients = [(layer, name, parameter.grad) for layer, name, parameter in parameters]
-        recorder.add_state("parameter_gradients", [g for g in gradients if g[2] is not None])
+            gradients: list[Held] = [
+                (layer, name, gradient)
+                for layer, name, parameter in parameters
+                if (gradient := parameter.grad) is not None
+            ]
+        recorder.add_state("parameter_gradients", gradients)
         del unknown, gradients
         try:
             return registered.leaves_out(leaves)
