@@ -17,6 +17,7 @@ import json
 import logging
 import multiprocessing
 import os
+import random
 import resource
 import time
 import traceback
@@ -29,6 +30,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -138,7 +140,12 @@ def examine(architecture: Architecture, settings: Iterable[Setting] = SETTINGS) 
                 result.not_run = f"not built: {_told(error)}"
                 yield result
                 return
-        subject = _cast(copy.deepcopy(built[setting.seed]), setting)
+        try:
+            subject = _cast(copy.deepcopy(built[setting.seed]), setting)
+        except Exception as error:  # noqa: BLE001 - a model that keeps what it computed
+            result.not_run = f"not copied: {_told(error)}"
+            yield result
+            continue
         result.parameters = sum(p.numel() for p in subject.model.parameters())
         _inspect(subject, setting, result)
         yield result
@@ -168,8 +175,8 @@ def _inspect(subject: Subject, setting: Setting, result: Result) -> None:
         result.not_run = _told(error)
         return
     step = Step(subject.model)
-    torch.manual_seed(setting.seed)
-    random = torch.get_rng_state()
+    _seed(setting.seed)
+    random_state = torch.get_rng_state()
     try:
         report = _report(subject, step.backward if bare else False, result)
     except Exception as error:  # noqa: BLE001
@@ -186,7 +193,7 @@ def _inspect(subject: Subject, setting: Setting, result: Result) -> None:
     differs = [name for name in {*bare, *step.seen} if bare.get(name) != step.seen.get(name)]
     after = _state(subject.model)
     differs += [name for name in {*before, *after} if before.get(name) != after.get(name)]
-    if not torch.equal(random, torch.get_rng_state()):
+    if not torch.equal(random_state, torch.get_rng_state()):
         differs.append("the state of random numbers")
     result.interference = sorted(differs)
 
@@ -212,7 +219,7 @@ def _bare(subject: Subject, setting: Setting, result: Result) -> dict[str, bytes
     for _ in range(2):  # the first warms up
         model, inputs = copy.deepcopy((subject.model, subject.inputs))
         step = Step(model)
-        torch.manual_seed(setting.seed)
+        _seed(setting.seed)
         start = time.process_time()
         loss = compute_loss(run(model, inputs), subject.target, subject.loss)
         if loss is not None and loss.requires_grad and setting.mode != "inference":
@@ -220,6 +227,13 @@ def _bare(subject: Subject, setting: Setting, result: Result) -> dict[str, bytes
         result.bare_ms = 1e3 * (time.process_time() - start)
         seen = step.seen
     return seen
+
+
+def _seed(seed: int) -> None:
+    """Seed every generator that a model may draw from: speech models mask with NumPy's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
