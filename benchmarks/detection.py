@@ -26,6 +26,7 @@ from benchmarks.cases import (
     controls,
     designs,
     faults,
+    fields,
     held_out,
     libraries,
     perception,
@@ -39,6 +40,7 @@ SHELVES = {
     "open": [
         faults.SHELF,
         uncommon.SHELF,
+        fields.SHELF,
         perception.SHELF,
         controls.SHELF,
         designs.SHELF,

@@ -121,7 +121,7 @@ def _some(values: str | Iterable[str]) -> tuple[str, ...]:
 _trained: dict[tuple[Healthy, int, int], Subject] = {}
 
 
-def trained(healthy: Healthy, steps: int = 80, rate: float = 3e-3) -> Subject:
+def trained(healthy: Healthy, steps: int = 80, rate: float = 3e-3, batch: int = 64) -> Subject:
     """Return the subject after `steps` of Adam on batches of its own, of 64 samples each.
 
     A run trains each subject once for each random seed; what is returned is a copy.
@@ -129,16 +129,16 @@ def trained(healthy: Healthy, steps: int = 80, rate: float = 3e-3) -> Subject:
     key = (healthy, steps, torch.initial_seed())
     if key not in _trained:
         fresh = healthy()
-        _train(fresh, steps, rate)
+        _train(fresh, steps, rate, batch)
         _trained[key] = fresh
     return copy.deepcopy(_trained[key])
 
 
-def _train(fresh: Subject, steps: int, rate: float) -> None:
+def _train(fresh: Subject, steps: int, rate: float, batch: int) -> None:
     parameters = [p for p in fresh.model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=rate)
     for _ in range(steps):
-        inputs, target = fresh.draw(64)
+        inputs, target = fresh.draw(batch)
         optimizer.zero_grad()
         loss_of(fresh, run(fresh.model, inputs), target).backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)

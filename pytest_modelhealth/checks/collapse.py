@@ -45,7 +45,8 @@ class Collapse(Check):
         "The output is not equal for all samples of a batch whose samples differ, and no layer "
         "takes the spread of its units over the samples, relative to its largest value, from over "
         "0.01 to under min_sample_spread for good; none with weights drops inputs that differ. The "
-        "units of a layer with weights do not all have the same range."
+        "units of a layer with weights do not all have the same range, and no attention weighs all "
+        "tokens alike after another told them apart."
     )
     source = (
         "the constant-output and symmetry faults of the practitioners' lists (TheDeepChecker); "
@@ -82,6 +83,7 @@ class Collapse(Check):
             yield from _dropped_inputs(observation, settings["min_collapse_samples"])
         yield from _lost_spread(observation, settings)
         yield from _equal_units(observation)
+        yield from _equal_tokens(observation)
 
 
 def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]:
@@ -320,6 +322,36 @@ def _equal_units(observation: Observation) -> Iterator[Violation]:
                 "and stays the same; initialise at random"
             )
             yield Collapse.violation(record, message, value=1.0, limit=ALWAYS, cause=cause)
+
+
+def _equal_tokens(observation: Observation) -> Iterator[Violation]:
+    """Yield the first attention that tells no tokens apart although one before it does.
+
+    Scores of zero, from queries or keys that start there, are uniform on purpose; others are only
+    where the keys of all tokens are equal.
+    """
+    told_apart: set[int] = set()
+    for record in called(observation):
+        given, out = record.inputs, record.activations
+        if record.activation != "softmax" or given is None or out is None or not out.shape:
+            continue
+        choices = out.shape[-1]
+        if out.nonfinite_count or len(out.shape) < 3 or choices < _FEWEST_UNITS:
+            continue
+        unevenness = (out.max - out.min) * choices
+        if unevenness > _HEALTHY_SPREAD:
+            told_apart.add(choices)
+        elif choices in told_apart and unevenness < _SAME_RANGE and given.rms > _HEALTHY_SPREAD:
+            message = (
+                f"it weighs all {choices} tokens alike, up to {unevenness:.1g}, though its scores "
+                f"are about {given.rms:.2g}: their keys have become equal"
+            )
+            cause = (
+                "attention without residual connections averages tokens until none differs: add "
+                "the input of each block to its output (x + branch(x))"
+            )
+            yield Collapse.violation(record, message, value=unevenness, cause=cause)
+            return
 
 
 def _symmetric_units(record: LayerRecord) -> int:

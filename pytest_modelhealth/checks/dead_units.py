@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -136,6 +137,8 @@ def _can_die(record: LayerRecord, observation: Observation) -> bool:
     out, given = record.activations, record.inputs
     if out is None:
         return False
+    if record.activation in (None, "relu") and _sums_to_one(out):
+        return False  # a projection onto the simplex, which leaves most choices out on purpose
     if record.activation is not None:
         if record.activation == "prelu":
             return all(s.abs_max <= _NEGLIGIBLE for s in record.parameters.values())
@@ -144,6 +147,10 @@ def _can_die(record: LayerRecord, observation: Observation) -> bool:
         return False
     is_leaf = not any(is_inside(name, record.name) for name in observation.layers)
     return is_leaf and out.count == given.count and given.min < 0.0 <= out.min
+
+
+def _sums_to_one(out: TensorStatistics) -> bool:
+    return bool(out.shape) and math.isclose(out.mean * out.shape[-1], 1.0, rel_tol=1e-4)
 
 
 def _dead(record: LayerRecord) -> tuple[float, float] | None:

@@ -79,6 +79,8 @@ class InitialWeights(Check):
                 yield _constant(record, found)
             elif (large := _large(observation, record, found, settings, trained)) is not None:
                 yield large
+            elif (lopsided := _one_sided(record, found, settings, trained)) is not None:
+                yield lopsided
             elif not is_shared:
                 yield from _small(observation, record, found, settings, usual)
         yield from _constant_embeddings(observation)
@@ -193,6 +195,31 @@ def _large(
         )
     return InitialWeights.violation(
         record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause
+    )
+
+
+def _one_sided(
+    record: LayerRecord, found: LinearMap, settings: Settings, trained: bool
+) -> Violation | None:
+    """Judge recurrent weights of one sign by their mean: what their inputs share goes by it.
+
+    Others show in what they return.
+    """
+    limit = settings.limit("max_weight_scale", record.name)
+    mean, gain = found.weights.mean, abs(found.weights.mean) * found.fan_in
+    bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
+    if not _is_recurrent(found) or abs(mean) <= found.weights.std or gain <= bound:
+        return None
+    message = (
+        f"its {found.tensor} is one-sided: mean {mean:.3g}, standard deviation "
+        f"{found.weights.std:.3g}, at a fan-in of {found.fan_in}"
+    )
+    cause = (
+        "initial weights that do not lie around zero (uniform_(0, 1), torch.rand): they magnify "
+        f"what their inputs share {gain:.3g} times, and the gates saturate"
+    )
+    return InitialWeights.violation(
+        record, message, value=gain, limit=limit, tensor=found.tensor, cause=cause
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ _ONCE = 2.5
 _NARROW = 0.22
 """Channels of a batch that was normalised wrongly differ by 0.17 of their mean by their offsets
 alone; pictures of the night that were normalised rightly do by more than 0.3."""
+_SENTINELS = frozenset({-99.0, -999.0, -9999.0, -99999.0, -999999.0})
+_REAL = 0.5
 
 
 class Inputs(Check):
@@ -92,6 +95,14 @@ def _values(
     if taker is None:
         return
     into = f"go into {taker.label!r} as they are"
+    if given.min in _SENTINELS and given.max < _REAL * abs(given.min):
+        message = f"its inputs hold {given.min:g} beside values up to {given.max:.3g}, and {into}"
+        cause = (
+            f"{given.min:g} stands for a missing value: fill it in, or add a column that tells "
+            "where it is missing"
+        )
+        yield Inputs.violation(root, message, value=given.min, cause=cause)
+        return
     if given.rms > _allowed(given, limit):
         message = (
             f"its inputs, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
@@ -173,13 +184,30 @@ def _is_normalised_twice(given: TensorStatistics) -> bool:
     return _ONCE < spread < 8.0 and -spread < centre < -0.2 and given.max > spread
 
 
+def _counts_up(given: TensorStatistics | None) -> bool:
+    """Whether ids are 0, 1, 2, ... in each row: positions."""
+    if given is None or not given.shape or given.shape[-1] < _FEWEST_COUNTED:
+        return False
+    length = given.shape[-1]
+    spread = math.sqrt((length**2 - 1) / 12)
+    return given.max - given.min == length - 1 and math.isclose(given.std, spread, rel_tol=_ABOUT)
+
+
+_FEWEST_COUNTED = 4
+_ABOUT = 1e-3
+
+
 def _ids(observation: Observation, root: LayerRecord) -> Iterator[Violation]:
     """Yield tables of tokens that are asked for one row only.
 
-    Segments and positions may be: the table of the tokens takes what the model was given, or has
-    the most rows.
+    Segments may be: the table of the tokens takes what the model was given, or has the most rows
+    of those that are not asked for one row after the other, as positions are.
     """
-    tables = [r for r in called(observation) if isinstance(r.options.get("num_embeddings"), int)]
+    tables = [
+        record
+        for record in called(observation)
+        if isinstance(record.options.get("num_embeddings"), int) and not _counts_up(record.inputs)
+    ]
     rows = {record.name: int(record.options["num_embeddings"] or 0) for record in tables}
     for record in tables:
         given = record.inputs

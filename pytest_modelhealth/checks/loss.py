@@ -11,6 +11,7 @@ from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, producer
 from pytest_modelhealth.checks.freshness import is_fresh
 from pytest_modelhealth.report import (
+    ClassTargets,
     Inconclusive,
     LayerRecord,
     LossCall,
@@ -38,6 +39,8 @@ _UNNORMALISED = 0.1
 _FEWEST_ROWS = 2
 _FEWEST_TARGETS = 8
 _PADDED = 0.05
+_ALIKE = 0.1
+_SEVERAL = 1.5
 _MAGNIFIES = 3.0
 
 
@@ -103,6 +106,8 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
         _probabilities,
         _squashed,
         _no_log_probabilities,
+        _no_distribution,
+        _no_log_rate,
         _out_of_range,
         _widened,
     )
@@ -133,13 +138,21 @@ def _padding(call: LossCall, observation: Observation) -> Finding | None:
         return None
     if targets.tail == call.options.get("ignore_index", -100):
         return None
-    padded = [r for r in called(observation) if _pads_with(r, targets.tail, call.classes)]
-    if not padded:
+    if call.options.get("reduction") == "none":
+        return None  # whoever takes the loss of each token may mask it afterwards
+    for record in called(observation):
+        if _pads_with(record, targets.tail, call.classes):
+            padding = f"the padding_idx of {record.label!r}"
+            break
+        if _pads_as_much(record, targets):
+            padding = f"where the ids of {record.label!r} end in its padding_idx"
+            break
+    else:
         return None
     return Loss.violation(
         _culprit(call, observation),
         f"{targets.tail_share:.0%} of the targets of {call.function} are padding: they end in "
-        f"{targets.tail}, the padding_idx of {padded[0].label!r}, and are not ignored",
+        f"{targets.tail}, {padding}, and are not ignored",
         value=targets.tail_share,
         cause=f"pass ignore_index={targets.tail}, or replace padded targets by -100",
         independent=True,
@@ -149,6 +162,18 @@ def _padding(call: LossCall, observation: Observation) -> Finding | None:
 def _pads_with(record: LayerRecord, index: int, classes: int) -> bool:
     options = record.options
     return options.get("padding_idx") == index and options.get("num_embeddings") == classes
+
+
+def _pads_as_much(record: LayerRecord, targets: ClassTargets) -> bool:
+    """Whether as many of the ids are padding as targets are, whatever padded targets are called.
+
+    Ids are counted where padding is 0, and targets of a sample only.
+    """
+    given = record.inputs
+    if record.options.get("padding_idx") != 0 or given is None or given.count != targets.count:
+        return False
+    share = given.zero_count / given.count
+    return abs(share - targets.tail_share) <= _ALIKE * targets.tail_share
 
 
 def _single_class(call: LossCall, observation: Observation) -> Finding | None:
@@ -235,6 +260,9 @@ def _no_log_probabilities(call: LossCall, observation: Observation) -> Finding |
         return None
     if probabilities:
         given, cause = "probabilities", "the logarithm is missing: use log_softmax, not softmax"
+    elif call.made_by == "log_softmax":
+        given = f"what does not sum to one over its {call.classes} classes"
+        cause = "log_softmax runs along another dimension than that of the classes: check its dim"
     else:
         given, cause = "logits", "log_softmax before it is missing"
         if call.function == "nll_loss":
@@ -246,6 +274,45 @@ def _no_log_probabilities(call: LossCall, observation: Observation) -> Finding |
         cause=cause,
         independent=True,
     )
+
+
+def _no_distribution(call: LossCall, observation: Observation) -> Finding | None:
+    """Judge targets of cross_entropy that are probabilities of each class."""
+    given, targets = call.input, call.target
+    if call.function != "cross_entropy" or call.targets is not None or call.classes < _FEWEST_ROWS:
+        return None
+    if given is None or targets is None or given.shape != targets.shape:
+        return None
+    total = targets.mean * call.classes
+    if targets.nonfinite_count or targets.min < 0.0 or targets.max > 1.0 or total <= _SEVERAL:
+        return None
+    return Loss.violation(
+        _culprit(call, observation),
+        f"cross_entropy takes targets that sum to one over the {call.classes} classes; these sum "
+        f"to {total:.3g}",
+        value=total,
+        cause="several labels at once: use binary_cross_entropy_with_logits, or divide each row of "
+        "the targets by its sum",
+        independent=True,
+    )
+
+
+def _no_log_rate(call: LossCall, observation: Observation) -> Finding | None:
+    if call.function != "poisson_nll_loss" or call.options.get("log_input", True) is not True:
+        return None
+    if call.made_by not in _POSITIVE:
+        return None
+    return Loss.violation(
+        _culprit(call, observation),
+        f"poisson_nll_loss takes the logarithm of a rate and is given the output of {call.made_by}",
+        value=1.0,
+        cause="a rate has no logarithm taken: pass log_input=False, or what comes before "
+        f"{call.made_by}",
+        independent=True,
+    )
+
+
+_POSITIVE = frozenset({"exp", "relu", "sigmoid", "softplus"})
 
 
 def _out_of_range(call: LossCall, observation: Observation) -> Finding | None:
@@ -461,10 +528,14 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
 
 
 def _magnifies(head: LayerRecord) -> bool:
-    """Whether the logits are large by this layer's own doing, not by its inputs'."""
+    """Whether the logits are large by this layer's own doing, not by its inputs'.
+
+    Ids are no scale: a model that is given them starts from tables, whose values are about one.
+    """
     if head.inputs is None or head.activations is None or not head.inputs.finite_count:
         return False
-    return head.activations.rms > _MAGNIFIES * head.inputs.rms
+    is_float = head.inputs.dtype.startswith(("float", "bfloat"))
+    return head.activations.rms > _MAGNIFIES * (head.inputs.rms if is_float else 1.0)
 
 
 def _uniform_guess(call: LossCall) -> float | None:

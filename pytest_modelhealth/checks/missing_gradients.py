@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
@@ -60,7 +61,8 @@ class MissingGradients(Check):
             others = [other.name for other in cut if other is not record]
             yield _missing(record, observation, others)
         if not cut and math.isfinite(observation.loss or 0.0) and not is_switched_off(observation):
-            found = list(_flat_weights(observation)) or list(_zero(observation, flow))
+            found = list(_flat_weights(observation))
+            found = found or [*_zero(observation, flow), *_stuck(observation)]
             yield from [_satisfied(v) for v in found] if observation.loss == 0.0 else found
 
 
@@ -302,6 +304,55 @@ def _zero(observation: Observation, flow: DataFlow) -> Iterator[Violation]:
             cause=_zero_cause(record, observation),
             affected=[other.name for other in zero if other is not record],
         )
+
+
+def _stuck(observation: Observation) -> Iterator[Violation]:
+    """Yield layers that multiply two parameters of their own, both zero: neither ever moves."""
+    for record in called(observation):
+        given, arrived = record.inputs, record.gradients
+        if given is None or not given.abs_max > 0.0:
+            continue
+        if arrived is None or not arrived.abs_max > 0.0:
+            continue
+        names = [name for name in trainable(record) if _is_zero_and_stays(record, name)]
+        if len(names) < _FEWEST_FACTORS or not _map_through(record, names):
+            continue
+        yield MissingGradients.violation(
+            record,
+            f"the gradients of {' and '.join(map(repr, names))} are exactly zero",
+            value=0.0,
+            limit=ALWAYS,
+            tensor=names[0],
+            cause="they are all zero and are multiplied with each other, so that neither gets a "
+            "gradient and both stay zero: initialise one of them at random",
+        )
+
+
+_FEWEST_FACTORS = 2
+
+
+def _map_through(record: LayerRecord, names: list[str]) -> bool:
+    """Whether two of the matrices lead from the layer's inputs to its outputs by a rank between."""
+    given, returned = record.inputs, record.activations
+    if given is None or returned is None or not given.shape or not returned.shape:
+        return False
+    shapes = [record.parameters[name].shape for name in names]
+    return any(
+        len(a) == len(b) == _MATRIX
+        and sorted((given.shape[-1], *b)) == sorted((returned.shape[-1], *a))
+        and given.shape[-1] in a
+        and returned.shape[-1] in b
+        for a, b in permutations(shapes, 2)
+    )
+
+
+_MATRIX = 2
+
+
+def _is_zero_and_stays(record: LayerRecord, name: str) -> bool:
+    values, gradient = record.parameters[name], record.parameter_gradients.get(name)
+    is_factor = len(values.shape) > 1 and values.abs_max == 0.0
+    return is_factor and gradient is not None and gradient.abs_max == 0.0
 
 
 def _satisfied(violation: Violation) -> Inconclusive:

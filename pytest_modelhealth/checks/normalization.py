@@ -142,6 +142,8 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
         return
     limit = settings.limit("max_norm_mismatch", record.name)
     factor = out.rms / expected if expected else 1.0
+    tracked = record.buffers.get("num_batches_tracked")
+    counted = 0.0 if tracked is None else tracked.max
     if 1.0 / limit.value <= factor <= limit.value and not _was_trained_without(record):
         return
     message = (
@@ -150,11 +152,16 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
     )
     mean, variance = record.buffers.get("running_mean"), record.buffers["running_var"]
     if _never_updated(record):
-        if not (trained or _was_trained_without(record)):
+        if not (trained or counted or _was_trained_without(record)):
             return  # as it was initialised
+        why = (
+            f"its momentum was zero for the {counted:.0f} batches that it counted"
+            if counted
+            else "training ran in evaluation mode"
+        )
         cause = (
-            "its running statistics were never updated (mean 0, variance 1): training ran in "
-            "evaluation mode, or they were reset, or the checkpoint left the buffers out"
+            f"its running statistics were never updated (mean 0, variance 1): {why}, or they were "
+            "reset, or the checkpoint left the buffers out"
         )
     elif not _has_forgotten_its_start(record):
         seen = record.buffers["num_batches_tracked"].max

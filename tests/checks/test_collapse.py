@@ -215,3 +215,32 @@ class Zero(nn.Module):
 
     def forward(self, x):
         return x * 0
+
+
+class Attentive(nn.Module):
+    """Blocks of attention, with residual connections or without."""
+
+    def __init__(self, depth, residual):
+        super().__init__()
+        self.q, self.k, self.v = (
+            nn.ModuleList(nn.Linear(16, 16) for _ in range(depth)) for _ in range(3)
+        )
+        self.norm, self.head, self.residual = nn.LayerNorm(16), nn.Linear(16, 4), residual
+
+    def forward(self, x):
+        for q, k, v in zip(self.q, self.k, self.v, strict=True):
+            x = self.norm(x)
+            made = (3 * q(x) @ k(x).mT).softmax(-1) @ v(x)
+            x = x + made if self.residual else made
+        return self.head(x.mean(1))
+
+
+def test_tokens_that_attention_made_alike_are_named(inspect):
+    """Without residual connections attention averages tokens until their keys are equal."""
+    tokens = torch.randn(32, 12, 16)
+    report = inspect(Attentive(24, residual=False), tokens)
+    (violation,) = [v for v in report.violations if "tokens alike" in v.message]
+    assert violation.layer.startswith("softmax")
+    assert found(inspect(Attentive(16, residual=True), tokens)) == []
+    alike = tokens[:, :1].expand_as(tokens).contiguous()
+    assert found(inspect(Attentive(2, residual=True), alike)) == []

@@ -148,6 +148,22 @@ def test_clamp_at_zero_is_a_rectifier(clamp, is_rectifier, batch, inspect):
     assert (("dead_units", "relu") in found) is is_rectifier
 
 
+def test_projection_onto_the_simplex_leaves_choices_out(batch, inspect):
+    """The clamp of a sparsemax is no rectifier: its rows sum to one."""
+
+    class Sparsemax(nn.Module):
+        def forward(self, x):
+            ordered = x.sort(-1, descending=True).values
+            sums = ordered.cumsum(-1) - 1
+            kept = (torch.arange(1, x.shape[-1] + 1) * ordered > sums).sum(-1, keepdim=True)
+            return (x - sums.gather(-1, kept - 1) / kept).clamp(min=0)
+
+    chooser = nn.Linear(batch.shape[1], 30)
+    chooser.bias.data[:2] += 5.0
+    report = inspect(nn.Sequential(chooser, Sparsemax(), nn.Linear(30, 4)), batch)
+    assert not [v for v in report.violations if v.check == "dead_units"]
+
+
 def test_dropout_of_everything(batch, inspect):
     """A dropout with p=1 is named as what it is."""
     model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(1.0), nn.Linear(32, 4))

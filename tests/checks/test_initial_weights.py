@@ -201,6 +201,18 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
+@pytest.mark.parametrize(("low", "names"), [(0.0, ["weight_hh_l0"]), (-1.0, [])])
+def test_recurrent_weights_of_one_sign_are_named(low, names, inspect):
+    """uniform_(0, 1) is no wider than (-1, 1), but sums up what its inputs share."""
+    model = Recurrent()
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        nn.init.uniform_(getattr(model.lstm, name), low, 1.0)
+    report = inspect(model, torch.randn(64, 8, 8))
+    sided = [v for v in report.violations if v.check == "initial_weights"]
+    assert [v.tensor for v in sided] == names
+    assert all("one-sided" in v.message for v in sided)
+
+
 @pytest.mark.parametrize(("factor", "word"), [(1.0, None), (0.0, "zero"), (100.0, "too large")])
 def test_projections_of_torch_attention(factor, word, inspect):
     """Queries, keys and values in one matrix are judged as three."""

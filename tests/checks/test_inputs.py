@@ -160,6 +160,32 @@ def test_ids(ids, words, inspect):
         assert words in next(v for v in report.violations if v.check == "inputs").cause
 
 
+def test_missing_values_left_as_a_number_are_named(mlp, batch, inspect):
+    """-999 beside values around one stands for something missing; -42 need not."""
+    for value, names in ((-999.0, [""]), (-42.0, [])):
+        given = batch.clone()
+        given[::7, 1] = value
+        assert found(inspect(mlp, given)) == names
+
+
+def test_ids_all_alike_beside_more_positions_than_words(inspect):
+    """Positions count up, so that their table is not taken for that of the words."""
+
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places = nn.Embedding(20, 8), nn.Embedding(512, 8)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, ids, mask):
+            x = self.words(ids) + self.places(torch.arange(ids.shape[1]).expand_as(ids))
+            return self.head((x * mask[..., None]).sum(1))
+
+    ids, mask = torch.randint(1, 20, (8, 16)), torch.ones(8, 16, dtype=torch.long)
+    assert found(inspect(Placed(), (ids, mask))) == []
+    assert found(inspect(Placed(), (mask, ids))) == ["words"]
+
+
 def test_limit_is_the_users(mlp, batch, inspect):
     """A limit under what is given is broken."""
     assert found(inspect(mlp, batch, settings={"max_input_rms": 0.5})) == [""]

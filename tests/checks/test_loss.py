@@ -383,6 +383,127 @@ def test_padding_that_is_ignored_is_no_fault(inspect):
     assert findings(inspect(Tagger(), full, full.flatten(), loss=F.cross_entropy)) == []
 
 
+class Tags(nn.Module):
+    """Five tags and one for padding, for each of the ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 6)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids)).flatten(0, 1)
+
+
+@pytest.mark.parametrize("tag", [0, 5])
+def test_tags_of_padding_are_named_whatever_they_are_called(tag, inspect):
+    """As many targets end in one tag as ids are padding, though ids and tags are no one list."""
+    ids = padded()
+    tags = torch.where(ids == 0, tag, ids % 4 + 1).flatten()
+    assert "33%" in one(inspect(Tags(), ids, tags, loss=F.cross_entropy)).message
+    ends = (ids % 4 + 1).view(8, 12)
+    ends[:, 6:] = tag
+    assert findings(inspect(Tags(), ids, ends.flatten(), loss=F.cross_entropy)) == []
+
+
+def test_padding_that_a_mask_takes_out_is_no_fault(inspect):
+    """The loss of each token, masked by hand, counts no padding."""
+    ids = padded()
+
+    def masked(output, target):
+        each = F.cross_entropy(output, target, reduction="none")
+        return each[target != 0].mean()
+
+    assert findings(inspect(Tagger(), ids, ids.flatten(), loss=masked)) == []
+
+
+def test_log_softmax_over_the_positions_is_named(inspect):
+    """Of (samples, positions, classes), the classes lie last."""
+
+    class Positions(Tags):
+        def forward(self, ids):
+            return F.log_softmax(self.head(self.embed(ids)), dim=1).flatten(0, 1)
+
+    ids = torch.randint(1, 20, (8, 12))
+    violation = one(inspect(Positions(), ids, ids.flatten() % 6, loss=F.nll_loss, settings=ONLY))
+    assert "does not sum to one over its 6 classes" in violation.message
+    assert "another dimension" in violation.cause
+
+
+@pytest.mark.parametrize(("labels_each", "is_fault"), [(1, False), (3, True)])
+def test_several_labels_into_cross_entropy(labels_each, is_fault, mlp, batch, inspect):
+    """Its targets are a distribution: the rows of several labels sum to more than one."""
+    target = torch.zeros(64, 10)
+    target[:, :labels_each] = 1.0
+    model = with_last(mlp, nn.Linear(mlp(batch).shape[1], 10))
+    report = inspect(model, batch, target, loss=F.cross_entropy, settings=ONLY)
+    assert bool(findings(report)) is is_fault
+    assert not is_fault or "sum to 3" in one(report).message
+    smooth = target / labels_each
+    assert findings(inspect(model, batch, smooth, loss=F.cross_entropy, settings=ONLY)) == []
+
+
+@pytest.mark.parametrize("positive", [torch.exp, F.softplus, F.relu])
+def test_rate_into_poisson_nll_loss(positive, batch, inspect):
+    """It takes the logarithm of a rate unless it is told that it gets a rate."""
+
+    class Rate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(batch.shape[1], 1)
+
+        def forward(self, x):
+            return positive(self.net(x))
+
+    counts = torch.poisson(torch.ones(64, 1))
+    violation = one(inspect(Rate(), batch, counts, loss=F.poisson_nll_loss, settings=ONLY))
+    assert "logarithm of a rate" in violation.message
+    told = nn.PoissonNLLLoss(log_input=False)
+    assert findings(inspect(Rate(), batch, counts, loss=told, settings=ONLY)) == []
+
+
+@pytest.mark.parametrize(
+    ("choose", "low", "high", "is_fault"),
+    [
+        (torch.max, -0.1, 0.9, False),
+        (torch.min, -0.1, 0.9, True),
+        (torch.minimum, 0.9, -0.1, True),
+        (torch.minimum, 0.1, 0.9, False),
+    ],
+)
+def test_smaller_of_two_opposite_multiples_is_never_positive(
+    choose, low, high, is_fault, mlp, batch, inspect
+):
+    """A quantile loss takes the larger one; of multiples of one sign nothing is certain."""
+
+    def quantile(output, target):
+        error = target - output
+        return choose(low * error, high * error).mean()
+
+    target = mlp(batch).detach() + torch.randn(64, 1) * 0.1 - (0.0 if is_fault else 1.0)
+    found = findings(inspect(mlp, batch, target, loss=quantile, settings=ONLY))
+    assert ("negated" in str(found)) is is_fault
+
+
+def test_loss_of_an_untrained_model_of_ids(inspect):
+    """Ids are no scale: factors drawn with standard deviation 5 are what makes the logits large."""
+
+    class Factors(nn.Module):
+        def __init__(self, std):
+            super().__init__()
+            self.table, self.deep = nn.Embedding(100, 8), nn.Linear(16, 8)
+            nn.init.normal_(self.table.weight, std=std)
+
+        def forward(self, ids):
+            factors = self.table(ids)
+            deep = self.deep(factors.flatten(1)).mean(1)
+            return (factors[:, 0] * factors[:, 1]).sum(1) + deep
+
+    ids, target = torch.randint(0, 100, (64, 2)), torch.randint(0, 2, (64,)).float()
+    violation = one(inspect(Factors(5.0), ids, target, loss=bce, settings=ONLY))
+    assert "times that of a uniform guess" in violation.message
+    assert findings(inspect(Factors(0.3), ids, target, loss=bce, settings=ONLY)) == []
+
+
 @pytest.mark.parametrize("flat", ["clamp", "round", "sign", "relu"])
 def test_loss_without_a_gradient_is_named(mlp, batch, inspect, flat):
     """An operation that is flat everywhere in the batch is named as the likely cause."""

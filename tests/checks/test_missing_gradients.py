@@ -381,6 +381,32 @@ def test_queries_and_keys_that_are_both_zero(batch, inspect, only):
     assert "so are those of 'q'" in violation.cause
 
 
+class LowRank(nn.Module):
+    """A layer with a low-rank change beside it, as two parameters of its own."""
+
+    def __init__(self, width, std):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.a = nn.Parameter(std * torch.randn(4, width))
+        self.b = nn.Parameter(torch.zeros(width, 4))
+
+    def forward(self, x):
+        return self.layer(x) + x @ self.a.T @ self.b.T
+
+
+def test_two_factors_of_zero_are_named(batch, inspect, only):
+    """One of them may start at zero, as LoRA's does; both never leave it."""
+    width = batch.shape[1]
+    report = inspect(nn.Sequential(LowRank(width, 0.0), nn.Linear(width, 4)), batch)
+    violation = only(report, "missing_gradients")
+    assert (violation.layer, violation.message) == (
+        "0",
+        "the gradients of 'a' and 'b' are exactly zero",
+    )
+    healthy = inspect(nn.Sequential(LowRank(width, 1.0), nn.Linear(width, 4)), batch)
+    assert healthy.violations == ()
+
+
 class Scored(nn.Module):
     """Every sample looks at four parts of itself."""
 

@@ -70,6 +70,17 @@ def test_statistics_that_were_never_updated(trained, batch, inspect):
     assert found(inspect(fresh, 100 * batch)) == []
 
 
+def test_momentum_of_zero(batch, inspect):
+    """Statistics that are as they began after 80 batches never moved, whatever the weights say."""
+    model = nn.Sequential(nn.BatchNorm1d(16, momentum=0.0), nn.Linear(16, 4))
+    given = 300.0 + 40.0 * batch
+    assert found(inspect(model.eval(), given)) == []
+    model[0].num_batches_tracked.fill_(80)
+    report = inspect(model, given)
+    assert found(report) == ["0"]
+    assert "momentum was zero for the 80 batches" in first(report).cause
+
+
 def test_statistics_of_a_few_batches_are_inconclusive(batch, inspect):
     """After three batches the running mean is still three quarters of its start."""
     model = nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -25,6 +26,9 @@ _NEVER_NEGATIVE = frozenset(
 _NEVER_POSITIVE = frozenset({"LogSoftmax", "LogSigmoid"})
 
 _TURNS_SIGN = frozenset({"Neg", "NllLoss", "NllLoss2D", "NllLossNd"})
+
+_CHOOSES = {"Maximum": 1, "Minimum": -1}
+"""Which sign the larger or the smaller of two values has if one of them has."""
 
 _MOST_NODES = 20_000
 _DEEPEST = 100
@@ -158,6 +162,8 @@ class _Signs:
         if name in _NEVER_POSITIVE:
             return -1
         below = [following for following, _ in node.next_functions]
+        if name in _CHOOSES:
+            return self._chosen(name, below, depth)
         signs = {self.of(following, depth + 1) for following in below}
         if len(signs) != 1:
             signs = {self.of(below[0], depth + 1)} if below and _is_scaling(node) else {0}
@@ -167,6 +173,21 @@ class _Signs:
         if name in _TURNS_SIGN:
             return -sign
         return sign * _factor_sign(node) if _is_scaling(node) else 0
+
+    def _chosen(self, name: str, below: list[Any], depth: int) -> int:
+        """Return the sign of the larger or the smaller of two values.
+
+        One bound from the right side is enough; of two opposite multiples of one value, one is
+        never negative and one never positive.
+        """
+        wanted = _CHOOSES[name]
+        if wanted in [self.of(following, depth + 1) for following in below]:
+            return wanted
+        if not all(following is not None and _is_scaling(following) for following in below):
+            return 0
+        of_one = len({following.next_functions[0][0] for following in below}) == 1
+        opposite = math.prod(_factor_sign(following) for following in below) < 0
+        return wanted if of_one and opposite else 0
 
 
 def _is_scaling(node: Any) -> bool:
