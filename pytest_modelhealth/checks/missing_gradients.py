@@ -63,7 +63,9 @@ class MissingGradients(Check):
         if not cut and math.isfinite(observation.loss or 0.0) and not is_switched_off(observation):
             found = list(_flat_weights(observation))
             found = found or [*_zero(observation, flow), *_stuck(observation)]
-            yield from [_satisfied(v) for v in found] if observation.loss == 0.0 else found
+            for violation in found:
+                reason = _doubt(violation, observation)
+                yield Inconclusive(self.name, violation.layer, reason) if reason else violation
 
 
 def _lacking(record: LayerRecord) -> list[str]:
@@ -92,7 +94,7 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     if any(_got_gradient(r) for r in called(observation) if is_inside(r.name, record.name)):
         return False  # it is no cut that lies at a parameter of its own which nobody read
     if len(lacking) < len(trainable(record)):
-        return _is_leaf(record, observation)
+        return _is_leaf(record, observation) and not _is_reached_elsewhere(record)
     if record.status is Status.NO_GRAD_PATH:
         return not _is_a_slow_copy(record, observation)
     if record.unreached.issuperset(lacking) and _is_leaf(record, observation):
@@ -106,6 +108,14 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     before = [r for r in called(observation) if trainable(r) and completed(r) <= completed(record)]
     after = [r for r in called(observation) if trainable(r) and completed(r) > completed(record)]
     return all(r.name in names for r in before) and any(r.parameter_gradients for r in after)
+
+
+def _is_reached_elsewhere(record: LayerRecord) -> bool:
+    """Whether its parameters learn although its output gets no gradient.
+
+    A loss of the output's derivatives alone does not depend on what is only added to the output.
+    """
+    return "gradients" in record.watched and record.gradients is None
 
 
 def _is_leaf(record: LayerRecord, observation: Observation) -> bool:
@@ -355,13 +365,31 @@ def _is_zero_and_stays(record: LayerRecord, name: str) -> bool:
     return is_factor and gradient is not None and gradient.abs_max == 0.0
 
 
-def _satisfied(violation: Violation) -> Inconclusive:
-    """Return what a loss of exactly zero leaves to say; `loss` names one that is switched off."""
-    reason = (
-        "the loss is exactly 0 on this batch, as a hinge is that every sample satisfies: give a "
-        "batch from which there is something to learn"
-    )
-    return Inconclusive(violation.check, violation.layer, reason)
+def _doubt(violation: Violation, observation: Observation) -> str:
+    """Return what in this batch alone may explain a zero, and what to give instead."""
+    if observation.loss == 0.0:  # `loss` names one that is switched off
+        return (
+            "the loss is exactly 0 on this batch, as a hinge is that every sample satisfies: give "
+            "a batch from which there is something to learn"
+        )
+    if violation.tensor:
+        return ""  # it lies at a parameter, whatever the batch
+    record = observation.layers[violation.layer]
+    if not _later_gradients(record, observation) and any(map(_learns, called(observation))):
+        return (
+            "the loss is flat at this output on this batch and not at others, as where a mask lets "
+            "nothing through: give a batch that has something for it to learn"
+        )
+    if 0 < observation.samples < FEWEST_SAMPLES:
+        return (
+            f"its gradient is exactly zero, but all of {observation.samples} samples may have been "
+            f"left out here, by a mask or by stochastic depth: give {FEWEST_SAMPLES} or more"
+        )
+    return ""
+
+
+FEWEST_SAMPLES = 4
+"""Of fewer, all are left out by chance too often: of 3 one time in 8, where half are."""
 
 
 def _last_with_zero_gradient(
@@ -539,14 +567,7 @@ def _zero_cause(record: LayerRecord, observation: Observation) -> str:
             f"its weights are all zero, and so are those of {others}: multiplied with each other "
             "neither gets a gradient, and both stay zero; initialise them at random"
         )
-    after = [
-        r
-        for r in called(observation)
-        if completed(r) > completed(record)
-        and r.gradients is not None
-        and r.gradients.abs_max > 0.0
-        and not is_inside(record.name, r.name)
-    ]
+    after = _later_gradients(record, observation)
     if not after:
         return _flat_loss_cause(record)
     nearest = min(after, key=completed)
@@ -554,6 +575,18 @@ def _zero_cause(record: LayerRecord, observation: Observation) -> str:
         f"{nearest.label!r} gets a gradient and none comes back through what lies between: a "
         "clamp, rounding, a saturated function, times zero, or a backward that returns zeros"
     )
+
+
+def _later_gradients(record: LayerRecord, observation: Observation) -> list[LayerRecord]:
+    """Return the layers that ran after it and do not hold it, to whose outputs a gradient came."""
+    return [
+        r
+        for r in called(observation)
+        if completed(r) > completed(record)
+        and r.gradients is not None
+        and r.gradients.abs_max > 0.0
+        and not is_inside(record.name, r.name)
+    ]
 
 
 def _flat_loss_cause(record: LayerRecord) -> str:

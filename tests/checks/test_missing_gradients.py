@@ -369,6 +369,74 @@ def test_loss_that_every_sample_satisfies_is_inconclusive(mlp, batch, inspect):
     assert "exactly 0" in finding.reason
 
 
+class Slope(nn.Module):
+    """Returns how its output changes with its input, as an equation to be solved needs it."""
+
+    def __init__(self, reads_bias):
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 16), nn.Linear(16, 1)
+        self.reads_bias = reads_bias
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        y = self.last(self.first(x).tanh())
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return slope + y if self.reads_bias else slope
+
+
+@pytest.mark.parametrize("reads_bias", [False, True])
+def test_bias_of_an_output_of_which_only_the_slope_is_fitted(reads_bias, inspect):
+    """A constant that is added has no slope, so no loss of slopes depends on it."""
+    report = inspect(Slope(reads_bias), torch.linspace(-1, 1, 32)[:, None])
+    assert report.violations == ()
+    assert ("bias" in report["last"].parameter_gradients) is reads_bias
+
+
+class Detector(nn.Module):
+    """Classes and boxes of what a trunk sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.classes, self.boxes = nn.Linear(16, 16), nn.Linear(16, 3), nn.Linear(16, 4)
+
+    def forward(self, x):
+        h = self.trunk(x)
+        return self.classes(h), self.boxes(h)
+
+
+@pytest.mark.parametrize(("mask", "doubts"), [(0.0, ["boxes"]), (1.0, [])])
+def test_head_that_the_loss_asks_for_nothing_in_this_batch(mask, doubts, batch, inspect):
+    """The boxes of a batch without objects learn nothing, by a loss that masks them."""
+    report = inspect(
+        Detector(), batch, loss=lambda out: (out[0] + mask * out[1][:, :3]).pow(2).mean()
+    )
+    assert report.violations == ()
+    found = [f.layer for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    assert found == doubts
+
+
+class Dropped(nn.Module):
+    """A residual branch that is left out for every sample of this batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.branch, self.head = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(x + 0.0 * self.branch(x))
+
+
+@pytest.mark.parametrize(("samples", "is_sure"), [(1, False), (3, False), (4, True), (16, True)])
+def test_few_samples_may_all_have_been_left_out(samples, is_sure, inspect):
+    """Stochastic depth drops a block for two samples often, for many never."""
+    report = inspect(Dropped(), torch.randn(samples, 16))
+    sure = [v.layer for v in report.violations if v.check == "missing_gradients"]
+    doubted = [f for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    assert (sure, [f.layer for f in doubted]) == (["branch"], []) if is_sure else ([], ["branch"])
+    assert all("give 4 or more" in f.reason for f in doubted)
+
+
 def test_queries_and_keys_that_are_both_zero(batch, inspect, only):
     """Each would have to be there for the other to get a gradient."""
     model = Scored()
