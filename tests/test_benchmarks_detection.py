@@ -239,6 +239,10 @@ LEFT_ALONE = [
     "hinge that every sample satisfies",
     "SimSiam",
     "compressed attention, shorter than a window",
+    "states of a tower without its summary",
+    "a scale for each channel of a convolution",
+    "content queries that start at zero",
+    "attention over one token",
     "clipped policy gradient, first step",
     "noise prediction, last convolution zero",
 ]

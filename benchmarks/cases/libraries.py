@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.cases.controls import after_training, with_model
-from benchmarks.cases.models import rows
+from benchmarks.cases.models import images, rows
 from benchmarks.cases.subject import Shelf
 
 SHELF = Shelf()
@@ -51,6 +51,110 @@ class Compressed(nn.Module):
         return self.head(F.scaled_dot_product_attention(self.query(h), seen, seen).mean(1))
 
 
+class Pooling(nn.Module):
+    """Sums tokens up by an attention with a learnt probe."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.probe = nn.Parameter(torch.randn(1, 1, width))
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.attention(self.probe.expand(len(h), -1, -1), h, h)[0]
+
+
+class Tower(nn.Module):
+    """Returns its states and their summary (SigLIP)."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed, self.summary = nn.Linear(8, width), Pooling(width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.embed(x)
+        return h, self.summary(h)
+
+
+class StatesOnly(nn.Module):
+    """Reads the states of a tower, and leaves its summary out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.head = Tower(), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.tower(x)[0].mean(1))
+
+
+class ScaledConv(nn.Module):
+    """A block named after its convolutions, with a scale for each channel (SwiftFormer)."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.expand, self.narrow = nn.Conv2d(width, 64, 1), nn.Conv2d(64, width, 1)
+        self.layer_scale = nn.Parameter(torch.ones(width, 1, 1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.layer_scale * self.narrow(F.gelu(self.expand(self.depthwise(h))))
+
+
+def scaled_conv() -> nn.Module:
+    stem, end = nn.Conv2d(1, 32, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(32 * 64, 10))
+    return nn.Sequential(stem, ScaledConv(), ScaledConv(), end)
+
+
+class SelfAttention(nn.Module):
+    """Attention with its softmax written out."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, h: Tensor) -> Tensor:
+        scores = self.query(h) @ self.key(h).transpose(1, 2) / h.shape[-1] ** 0.5
+        return h + torch.softmax(scores, -1) @ self.value(h)
+
+
+class Rows(nn.Module):
+    """Attends over rows; a batch of single rows has nothing to choose (MobileViT, small images)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention, self.head = nn.Linear(8, 32), SelfAttention(), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(self.embed(x)).mean(1))
+
+
+def single_rows(n: int) -> tuple[Tensor, Tensor]:
+    x, labels = rows(n)
+    return x[:, 3:4], labels
+
+
+class Queries(nn.Module):
+    """A decoder whose content queries start at zero (DETR); their positions are learnt."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed, self.where = nn.Linear(8, width), nn.Parameter(torch.randn(1, 4, width))
+        self.content = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+        self.head = nn.Linear(width, 10)
+        for layer in self.content:
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        content = self.content(torch.zeros(len(h), 4, h.shape[-1]))
+        seen = F.scaled_dot_product_attention(content + self.where.expand(len(h), -1, -1), h, h)
+        return self.head((seen + content).mean(1))
+
+
+control("states of a tower without its summary", with_model(StatesOnly, rows, F.cross_entropy))
+control("a scale for each channel of a convolution", with_model(
+    scaled_conv, images, F.cross_entropy))  # fmt: skip
+control("content queries that start at zero", with_model(Queries, rows, F.cross_entropy))
+control("attention over one token", with_model(Rows, single_rows, F.cross_entropy))
 for _window, _what in ((4, "two windows"), (16, "shorter than a window")):
     _healthy = with_model(lambda window=_window: Compressed(window), rows, F.cross_entropy)
     control(f"compressed attention, {_what}", _healthy)

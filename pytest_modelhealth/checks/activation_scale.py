@@ -180,8 +180,9 @@ def _shrinking_row(
 
 
 def _gain(record: LayerRecord) -> float:
+    """Return by what a layer multiplies; nothing comes of queries that start at zero, or fades."""
     given = _rms(record.inputs)
-    return _rms(record.activations) / given if given else 0.0
+    return _rms(record.activations) / given if given else 1.0
 
 
 def _is_judged(statistics: TensorStatistics | None) -> bool:

@@ -90,7 +90,7 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     """
     lacking = _lacking(record)
     if not record.read_in_vain.isdisjoint(lacking):
-        return True
+        return not _is_in_an_optional_part(record, observation)
     if any(_got_gradient(r) for r in called(observation) if is_inside(r.name, record.name)):
         return False  # it is no cut that lies at a parameter of its own which nobody read
     if len(lacking) < len(trainable(record)):
@@ -429,6 +429,7 @@ class _Designs:
             self._is_blocked(record)
             or self._is_left_out(record)
             or self._has_a_closed_partner(record)
+            or self._has_no_choice(record)
             or _is_in_an_empty_part(record, self._observation)
         )
 
@@ -454,6 +455,28 @@ class _Designs:
     @cached_property
     def _blocked(self) -> frozenset[Port]:
         return self._flow.reaching(Port(name, output=True) for name in self._blockers)
+
+    def _has_no_choice(self, record: LayerRecord) -> bool:
+        """Whether it makes scores of one token on itself, or on one key: its weight is 1 anyway.
+
+        A softmax over one score of each of several is no such attention, but a wrong dimension.
+        """
+        return record.name.rpartition(".")[0] in self._without_choice
+
+    @cached_property
+    def _without_choice(self) -> frozenset[str]:
+        """The modules whose attention has a single key."""
+        return frozenset(
+            r.name.rpartition(".")[0]
+            for r in called(self._observation)
+            if r.options.get("keys") == 1
+            or (
+                r.activation == "softmax"
+                and r.activations is not None
+                and r.activations.shape[-2:] == (1, 1)
+                and r.activations.min == 1.0
+            )
+        )
 
     def _is_left_out(self, record: LayerRecord) -> bool:
         """Whether it is one of several alike, side by side, of which the model takes others.

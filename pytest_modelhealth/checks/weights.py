@@ -71,7 +71,9 @@ def _fans(record: LayerRecord, name: str, shape: tuple[int, ...]) -> tuple[int, 
         return shape[1], shape[0]
     if len(shape) == 2 and shape == (given.shape[-1], returned.shape[-1]):
         return shape[0], shape[1]
-    if len(shape) > 2 and "Conv" in record.type_name:
+    if len(shape) > 2 and "Conv" in record.type_name and not name.startswith("bias"):
+        if len(given.shape) not in (len(shape), len(shape) - 1):
+            return None  # a scale of each channel, (channels, 1, 1), is no kernel
         kernel = math.prod(shape[2:])
         transposed = "Transpose" in record.type_name
         inputs, outputs = (shape[0], shape[1]) if transposed else (shape[1], shape[0])
