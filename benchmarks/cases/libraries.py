@@ -29,7 +29,7 @@ class Compressor(nn.Module):
         values, gate = self.values(h), self.gate(h)
         windows = h.shape[1] // self.window
         if not windows:
-            return values[:, :0]
+            return values.new_zeros(len(h), 0, h.shape[-1])
         values, gate = (
             t[:, : windows * self.window].unflatten(1, (windows, self.window))
             for t in (values, gate)

@@ -89,6 +89,8 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     output, or where every trainable layer so far lacks its gradient while a later one has it.
     """
     lacking = _lacking(record)
+    if _is_in_an_empty_part(record, observation):
+        return False
     if not record.read_in_vain.isdisjoint(lacking):
         return not _is_in_an_optional_part(record, observation)
     if any(_got_gradient(r) for r in called(observation) if is_inside(r.name, record.name)):
@@ -100,7 +102,7 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     if record.unreached.issuperset(lacking) and _is_leaf(record, observation):
         if _is_detached_around(record, observation):
             return True
-        is_spared = _ends_a_stack, _is_in_an_optional_part, _is_in_an_empty_part
+        is_spared = _ends_a_stack, _is_in_an_optional_part
         return not any(spared(record, observation) for spared in is_spared)
     if any(_got_gradient(taker) for taker in consumers(observation, record)):
         return True
@@ -150,7 +152,7 @@ def _is_in_an_optional_part(record: LayerRecord, observation: Observation) -> bo
 
 
 def _is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
-    """Whether a module around it returned nothing in this batch.
+    """Whether it or a module around it returned nothing in this batch.
 
     What summarises windows of tokens returns an empty tensor where a sequence is shorter than a
     window.
@@ -158,7 +160,7 @@ def _is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
     return any(
         r.activations is not None and r.activations.count == 0
         for r in called(observation)
-        if r.name and is_inside(record.name, r.name)
+        if r.name and (r is record or is_inside(record.name, r.name))
     )
 
 

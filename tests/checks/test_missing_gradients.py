@@ -232,7 +232,7 @@ def test_part_that_returns_nothing_is_not_used(steps, gate, culprits, inspect):
 
         def forward(self, x):
             values, _ = self.values(x), self.gate(x)
-            return values[:, :steps]
+            return values[:, :steps] if steps else values.new_zeros(len(x), 0, 8)
 
     class Reader(nn.Module):
         def __init__(self):
