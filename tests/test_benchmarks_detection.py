@@ -243,6 +243,9 @@ LEFT_ALONE = [
     "a scale for each channel of a convolution",
     "content queries that start at zero",
     "attention over one token",
+    "an indexer with a loss of its own",
+    "an adapter without its context",
+    "a gate that starts at zero",
     "clipped policy gradient, first step",
     "noise prediction, last convolution zero",
 ]

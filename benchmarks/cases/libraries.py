@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.cases.controls import after_training, with_model
-from benchmarks.cases.models import images, rows
+from benchmarks.cases.models import flat, images, rows
 from benchmarks.cases.subject import Shelf
 
 SHELF = Shelf()
@@ -150,6 +150,67 @@ class Queries(nn.Module):
         return self.head((seen + content).mean(1))
 
 
+class Indexer(nn.Module):
+    """Chooses the rows to attend to, under a loss of its own (DeepSeek-V3.2)."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.score = nn.Linear(width, 1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.score(h.detach()).squeeze(2).topk(4, dim=1).indices
+
+
+class Sparse(nn.Module):
+    """Reads the rows that an indexer chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.indexer, self.head = nn.Linear(8, 32), Indexer(), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        chosen = self.indexer(h).unsqueeze(2).expand(-1, -1, h.shape[2])
+        return self.head(h.gather(1, chosen).mean(1))
+
+
+class Adapter(nn.Module):
+    """Adds what it makes of a context behind a gate, where there is one (Evolla)."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.gate, self.fc = nn.Parameter(torch.ones(1)), nn.Linear(width, width)
+
+    def forward(self, h: Tensor, context: Tensor | None = None) -> Tensor:
+        return h if context is None else h + self.gate.tanh() * self.fc(context)
+
+
+class WithoutContext(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.adapter, self.head = nn.Linear(64, 32), Adapter(), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.adapter(self.embed(x)))
+
+
+class ClosedGate(nn.Module):
+    """A gated layer whose gate starts at zero (xLSTM)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(96, 64)
+        self.act, self.head = nn.SiLU(), nn.Linear(64, 10)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.zeros_(self.gate.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.down(self.act(self.gate(x)) * self.up(x)))
+
+
+control("an indexer with a loss of its own", with_model(Sparse, rows, F.cross_entropy))
+control("an adapter without its context", with_model(WithoutContext, flat, F.cross_entropy))
+control("a gate that starts at zero", with_model(ClosedGate, flat, F.cross_entropy))
 control("states of a tower without its summary", with_model(StatesOnly, rows, F.cross_entropy))
 control("a scale for each channel of a convolution", with_model(
     scaled_conv, images, F.cross_entropy))  # fmt: skip

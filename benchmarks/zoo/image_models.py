@@ -16,7 +16,7 @@ from benchmarks.zoo.architecture import Architecture, NotBuiltError
 
 CLASSES = 10
 BATCH = 8
-LARGEST = 12_000_000
+LARGEST = 30_000_000
 SIDES = (64, 96, 128, 224, 256)
 
 

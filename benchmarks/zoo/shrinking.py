@@ -48,7 +48,8 @@ _TOKEN = re.compile(r"\w+_token_(id|index)|\w+_token_ids|\w+_id|\w+_start_token|
 
 _BOUNDS = {
     _MAMBA_HEADS: 2 * HEADS,
-    re.compile(r"(\w+_)?vocab(_size)?|n_vocab|vocabulary_size|num_embeddings"): VOCABULARY,
+    re.compile(r"(text_|\w*input_)?vocab(_size)?|n_vocab|vocabulary_size"): VOCABULARY,
+    re.compile(r"(\w+_)?vocab(_size)?|num_embeddings"): VOCABULARY // 2,
     re.compile(
         r"\w*max_position\w*|n_positions|n_ctx|max_seq\w*|max_sequence_length|context_length|"
         r"max_(source|target)_positions|max_context_length"
@@ -155,6 +156,8 @@ def _several(key: str, value: list[Any] | tuple[Any, ...], sizes: Sizes) -> Any:
     if re.fullmatch(r"\w*hidden_sizes?|\w*_dims?|dims?|\w*channels|dim_out|widths", key):
         factor = max(1, max(value) // sizes["width"])
         return kind(max(8, one // factor // 8 * 8) for one in value)
+    if key == "type_vocab_sizes":
+        return kind(min(one, VOCABULARY // 2) for one in value)
     if key in ("image_size", "input_size"):
         return kind(min(one, sizes["image"]) for one in value)
     if re.fullmatch(r"\w*_index(es)?|\w*indexes|\w*indices|\w*_layers_\w+|deepstack_\w+", key):

@@ -26,6 +26,9 @@ A PReLU is one only where it has learnt a slope of zero, or nearly.
 _FLOORS = {"celu": -1.0, "elu": -1.0, "selu": -1.7580993408473766}
 """Where the exponential ones end instead of at zero, times their own ``alpha``."""
 
+_SLOPED_AT_ZERO = frozenset({"gelu", "hardswish", "mish", "silu"})
+"""Those with a slope of a half at zero, or more: a gate that starts at zero opens through them."""
+
 _NEGLIGIBLE = 2.0**-20
 _NEARLY = 1.0 - 2.0**-10
 _MANY_UNITS = 16
@@ -160,12 +163,20 @@ def _dead(record: LayerRecord) -> tuple[float, float] | None:
     comes above it. Where samples line up by chance, both sides are alike.
     """
     fraction, out, given = _dead_fraction(record), record.activations, record.inputs
-    if fraction is None or out is None or out.units is None:
+    if fraction is None or out is None or out.units is None or _opens(record):
         return None
     if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
         return fraction, 0.0
     held = ~out.units.alive & (given.units.maximum < -max(out.max, 0.0))
     return fraction, float(held.mean())
+
+
+def _opens(record: LayerRecord) -> bool:
+    """Whether it is given nothing but zeros, where it has a slope, and a gradient reaches it."""
+    given, gradient = record.inputs, record.gradients
+    is_zero = given is not None and bool(given.finite_count) and given.abs_max == 0.0
+    reached = gradient is not None and gradient.abs_max > 0.0
+    return is_zero and reached and record.activation in _SLOPED_AT_ZERO
 
 
 def _dead_fraction(record: LayerRecord) -> float | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, trainable
+from pytest_modelhealth.checks.evidence import called, same_values, trainable
 from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
@@ -103,7 +103,7 @@ def _zero(
             record, message, value=0.0, limit=limit, tensor=found.tensor, cause=_NO_SIGNAL
         )
         return
-    if not path:
+    if not path or _is_a_gate(observation, record):
         return
     cause = (
         f"it is initialised to zero, yet {path[-1].label!r} takes its output: that is the same for "
@@ -112,6 +112,26 @@ def _zero(
     )
     yield InitialWeights.violation(
         record, message, value=0.0, limit=limit, tensor=found.tensor, cause=cause
+    )
+
+
+def _is_a_gate(observation: Observation, record: LayerRecord) -> bool:
+    """Whether a layer beside it, of the same inputs and shape, is held at zero by it so far.
+
+    Their product is all zeros like its own output, and opens with its first step.
+    """
+    out, parent = record.activations, record.name.rpartition(".")[0]
+    learns = any(s.abs_max > 0.0 for s in record.parameter_gradients.values())
+    return learns and any(
+        other is not record
+        and other.name.rpartition(".")[0] == parent
+        and other.gradients is not None
+        and other.gradients.abs_max == 0.0
+        and out is not None
+        and other.activations is not None
+        and other.activations.count == out.count
+        and same_values(other.inputs, record.inputs)
+        for other in called(observation)
     )
 
 

@@ -89,7 +89,7 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
     output, or where every trainable layer so far lacks its gradient while a later one has it.
     """
     lacking = _lacking(record)
-    if _is_in_an_empty_part(record, observation):
+    if _is_in_an_empty_part(record, observation) or _passes_its_input_on(record, observation):
         return False
     if not record.read_in_vain.isdisjoint(lacking):
         return not _is_in_an_optional_part(record, observation)
@@ -152,13 +152,13 @@ def _is_in_an_optional_part(record: LayerRecord, observation: Observation) -> bo
 
 
 def _is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
-    """Whether it or a module around it returned nothing in this batch.
+    """Whether it or a module around it returned nothing that could pass a gradient back.
 
     What summarises windows of tokens returns an empty tensor where a sequence is shorter than a
-    window.
+    window. An indexer returns the places of tokens, and learns from a loss of its own.
     """
     return any(
-        r.activations is not None and r.activations.count == 0
+        r.status is Status.UNSUPPORTED if r.activations is None else r.activations.count == 0
         for r in called(observation)
         if r.name and (r is record or is_inside(record.name, r.name))
     )
@@ -192,6 +192,12 @@ def _is_detached_around(record: LayerRecord, observation: Observation) -> bool:
 def _returned_several(record: LayerRecord) -> bool:
     out = record.activations
     return out is not None and out.count > record.calls * math.prod(out.shape)
+
+
+def _passes_its_input_on(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a module around others did nothing to its input: an adapter without its context."""
+    is_leaf = _is_leaf(record, observation)
+    return not is_leaf and bool(record.name) and same_values(record.inputs, record.activations)
 
 
 def _got_gradient(record: LayerRecord) -> bool:
