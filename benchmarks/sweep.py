@@ -179,7 +179,7 @@ def _inspect(subject: Subject, setting: Setting, result: Result) -> None:
     random_state = torch.get_rng_state()
     try:
         report = _report(subject, step.backward if bare else False, result)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - crashes are what is counted
         result.crash = f"{_told(error)}\n{traceback.format_exc()[-1500:]}"
         return
     result.verdict = str(report.verdict)

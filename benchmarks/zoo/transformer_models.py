@@ -124,7 +124,7 @@ def _runs(model: nn.Module, batch: dict[str, Any], errors: list[str]) -> bool:
     try:
         with torch.no_grad():
             model.train()(**batch)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - whatever the model refuses this batch with
         errors.append(f"{type(error).__name__}: {error}")
         return False
     return True

@@ -68,15 +68,17 @@ class ActivationScale(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield the layer where activations begin to grow too large, or fade, if they do."""
-        grown = list(self._grown(observation, settings))
-        yield from grown or self._stream(observation, settings)
-        yield from self._faded(observation, settings)
-
-    def _grown(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         inner = [record for record in leaves(observation) if _is_judged(record.activations)]
         if not inner:
             return
         base = _base(observation, inner[0])
+        grown = list(self._grown(settings, inner, base))
+        yield from grown or self._stream(settings, inner, base)
+        yield from self._faded(observation, settings, inner, base)
+
+    def _grown(
+        self, settings: Settings, inner: list[LayerRecord], base: float
+    ) -> Iterator[Finding]:
         weights = [completed(record) for record in inner if linear_maps(record)]
         last = max(weights, default=-1)
         for index, record in enumerate(inner):
@@ -97,13 +99,13 @@ class ActivationScale(Check):
                 )
                 return
 
-    def _stream(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+    def _stream(
+        self, settings: Settings, inner: list[LayerRecord], base: float
+    ) -> Iterator[Finding]:
         """Yield where a residual stream begins to grow that normalisations hide."""
-        inner = [record for record in leaves(observation) if _is_judged(record.activations)]
         norms = [r for r in inner if r.type_name in NORMALIZATIONS and _is_judged(r.inputs)]
         if not norms:
             return
-        base = _base(observation, inner[0])
         largest = max(norms, key=lambda record: _rms(record.inputs))
         limit = settings.limit("max_activation_growth", largest.name)
         growth = _rms(largest.inputs) / base
@@ -126,12 +128,11 @@ class ActivationScale(Check):
             affected=others,
         )
 
-    def _faded(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+    def _faded(
+        self, observation: Observation, settings: Settings, inner: list[LayerRecord], base: float
+    ) -> Iterator[Finding]:
         """Yield the first of several layers in a row that each shrink what they are given."""
-        inner = [record for record in leaves(observation) if _is_judged(record.activations)]
-        if not inner:
-            return
-        base, judged = _base(observation, inner[0]), {record.name for record in inner}
+        judged = {record.name for record in inner}
         for first in (r for r in inner if linear_maps(r)):
             row = _shrinking_row(observation, first, judged)
             if len(row) < _FEWEST_IN_A_ROW:

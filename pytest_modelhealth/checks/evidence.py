@@ -22,6 +22,16 @@ def is_inside(layer: str, container: str) -> bool:
     return layer != container and (not container or layer.startswith(f"{container}."))
 
 
+def parent(layer: str) -> str:
+    """Return the name of the module that `layer` lies in; of the model itself, ``""``."""
+    return layer.rpartition(".")[0]
+
+
+def learns(record: LayerRecord) -> bool:
+    """Whether a parameter of a layer gets a gradient that is not zero throughout."""
+    return any(s.abs_max > 0.0 for s in record.parameter_gradients.values())
+
+
 def innermost(records: Iterable[LayerRecord]) -> list[LayerRecord]:
     """Return the records that contain no other of them, in the order of completion."""
     records = list(records)
@@ -32,7 +42,7 @@ def innermost(records: Iterable[LayerRecord]) -> list[LayerRecord]:
 def _containers(layer: str) -> Iterator[str]:
     """Yield the names of all modules that `layer` lies in, the nearest first."""
     while layer:
-        layer = layer.rpartition(".")[0]
+        layer = parent(layer)
         yield layer
 
 

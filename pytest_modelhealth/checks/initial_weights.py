@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, same_values, trainable
+from pytest_modelhealth.checks.evidence import called, learns, parent, same_values, trainable
 from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
@@ -120,14 +120,14 @@ def _is_a_gate(observation: Observation, record: LayerRecord) -> bool:
 
     Their product is all zeros like its own output, and opens with its first step.
     """
-    out, parent = record.activations, record.name.rpartition(".")[0]
-    learns = any(s.abs_max > 0.0 for s in record.parameter_gradients.values())
-    return learns and any(
+    out = record.activations
+    if out is None or not learns(record):
+        return False
+    return any(
         other is not record
-        and other.name.rpartition(".")[0] == parent
+        and parent(other.name) == parent(record.name)
         and other.gradients is not None
         and other.gradients.abs_max == 0.0
-        and out is not None
         and other.activations is not None
         and other.activations.count == out.count
         and same_values(other.inputs, record.inputs)

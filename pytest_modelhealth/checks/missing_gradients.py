@@ -17,7 +17,9 @@ from pytest_modelhealth.checks.evidence import (
     consumers,
     innermost,
     is_inside,
+    learns,
     leaves,
+    parent,
     same_values,
     trainable,
 )
@@ -133,10 +135,10 @@ def _ends_a_stack(record: LayerRecord, observation: Observation) -> bool:
     if not index.isdigit() or f"{stem}.{int(index) + 1}" in observation.layers:
         return False
     before = observation.layers.get(f"{stem}.{int(index) - 1}")
-    if before is None or before.type_name != record.type_name or not _learns(before):
+    if before is None or before.type_name != record.type_name or not learns(before):
         return False
     return any(
-        other is not record and _learns(other) and same_values(other.inputs, record.inputs)
+        other is not record and learns(other) and same_values(other.inputs, record.inputs)
         for other in leaves(observation)
     )
 
@@ -171,7 +173,7 @@ def _is_a_slow_copy(record: LayerRecord, observation: Observation) -> bool:
         other is not record
         and other.type_name == record.type_name
         and other.parameters.keys() == record.parameters.keys()
-        and _learns(other)
+        and learns(other)
         and all(_are_equal(own[name], other.parameters[name]) for name in own)
         for other in called(observation)
     )
@@ -383,20 +385,20 @@ def _doubt(violation: Violation, observation: Observation) -> str:
     if violation.tensor:
         return ""  # it lies at a parameter, whatever the batch
     record = observation.layers[violation.layer]
-    if not _later_gradients(record, observation) and any(map(_learns, called(observation))):
+    if not _later_gradients(record, observation) and any(map(learns, called(observation))):
         return (
             "the loss is flat at this output on this batch and not at others, as where a mask lets "
             "nothing through: give a batch that has something for it to learn"
         )
-    if 0 < observation.samples < FEWEST_SAMPLES:
+    if 0 < observation.samples < _FEWEST_SAMPLES:
         return (
             f"its gradient is exactly zero, but all of {observation.samples} samples may have been "
-            f"left out here, by a mask or by stochastic depth: give {FEWEST_SAMPLES} or more"
+            f"left out here, by a mask or by stochastic depth: give {_FEWEST_SAMPLES} or more"
         )
     return ""
 
 
-FEWEST_SAMPLES = 4
+_FEWEST_SAMPLES = 4
 """Of fewer, all are left out by chance too often: of 3 one time in 8, where half are."""
 
 
@@ -469,13 +471,13 @@ class _Designs:
 
         A softmax over one score of each of several is no such attention, but a wrong dimension.
         """
-        return record.name.rpartition(".")[0] in self._without_choice
+        return parent(record.name) in self._without_choice
 
     @cached_property
     def _without_choice(self) -> frozenset[str]:
         """The modules whose attention has a single key."""
         return frozenset(
-            r.name.rpartition(".")[0]
+            parent(r.name)
             for r in called(self._observation)
             if r.options.get("keys") == 1
             or (
@@ -503,7 +505,7 @@ class _Designs:
         """Of layers alike, the members of the list that hold one that learns."""
         learning: dict[_Alike, list[str]] = defaultdict(list)
         for record in self._observation.layers.values():
-            if _learns(record):
+            if learns(record):
                 for alike, member in _places_in_lists(record):
                     learning[alike].append(member)
         return learning
@@ -513,9 +515,9 @@ class _Designs:
         a, b = layers.get(one), layers.get(other)
         if a is None or b is None or a.entered is None or b.entered is None:
             return False
-        stem = one.rpartition(".")[0]
+        stem = parent(one)
         sources = [s for name in (one, other) if (s := self._flow.source(name)) is not None]
-        if any(source.output and source.layer.rpartition(".")[0] == stem for source in sources):
+        if any(source.output and parent(source.layer) == stem for source in sources):
             return False  # in a row, though a small branch may leave the numbers as they are
         if same_values(a.inputs, b.inputs):
             return True
@@ -524,7 +526,7 @@ class _Designs:
     @cached_property
     def _first_learning(self) -> float:
         """When the first layer that learns had returned."""
-        learning = [completed(r) for r in called(self._observation) if _learns(r)]
+        learning = [completed(r) for r in called(self._observation) if learns(r)]
         return min(learning, default=math.inf)
 
     def _has_a_closed_partner(self, record: LayerRecord) -> bool:
@@ -532,19 +534,19 @@ class _Designs:
 
         Their product opens at the first step: queries that start at zero, with keys that do not.
         """
-        out, parent = record.activations, record.name.rpartition(".")[0]
-        return out is not None and (parent, out.count) in self._opening
+        out = record.activations
+        return out is not None and (parent(record.name), out.count) in self._opening
 
     @cached_property
     def _opening(self) -> frozenset[tuple[str, int]]:
         """Of the layers that give out zeros and learn, what they lie in and the count of zeros."""
         return frozenset(
-            (r.name.rpartition(".")[0], r.activations.count)
+            (parent(r.name), r.activations.count)
             for r in called(self._observation)
             if r.activations is not None
             and r.activations.abs_max == 0.0
             and _is_closed(r)
-            and _learns(r)
+            and learns(r)
         )
 
 
@@ -563,16 +565,12 @@ def _places_in_lists(record: LayerRecord) -> Iterator[tuple[_Alike, str]]:
             yield (stem, rest, record.type_name), ".".join(parts[: place + 1])
 
 
-def _learns(record: LayerRecord) -> bool:
-    return any(s.abs_max > 0.0 for s in record.parameter_gradients.values())
-
-
 def _is_closed(record: LayerRecord) -> bool:
     """Whether a layer multiplies by parameters that are all zero; a bias is only added.
 
     One that gets no gradient itself never opens: queries and keys that are both zero.
     """
-    if record.parameter_gradients and not _learns(record):
+    if record.parameter_gradients and not learns(record):
         return False
     return any(
         s.abs_max == 0.0 and not name.rpartition(".")[2].startswith(("bias", "beta", "shift"))
@@ -591,7 +589,7 @@ def _is_silent(record: LayerRecord) -> bool:
 
 
 def _zero_cause(record: LayerRecord, observation: Observation) -> str:
-    zero = [r.label for r in leaves(observation) if _is_zero(r) and not _learns(r)]
+    zero = [r.label for r in leaves(observation) if _is_zero(r) and not learns(r)]
     if record.label in zero and len(zero) > 1:
         others = ", ".join(repr(label) for label in zero if label != record.label)
         return (

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -300,6 +302,20 @@ def test_every_level_of_cpu_gives_the_same_bits(
     assert library is not None
     monkeypatch.setattr(native, "library", lambda: library)
     assert [oracle.bits(reduce(tensor, 1)) for tensor in values] == expected
+
+
+def test_kernel_imports_without_the_library() -> None:
+    """Nothing is asked of the library before a tensor is, so a machine without it can import."""
+    code = """
+import ctypes, torch
+def refuse(path):
+    raise OSError(path)
+ctypes.CDLL = refuse
+from pytest_modelhealth import statistics
+print(statistics.reduce(torch.ones(3)).mean)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr, run.returncode) == ("1.0\n", "", 0)
 
 
 def test_without_the_library_the_plain_kernel_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
