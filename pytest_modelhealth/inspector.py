@@ -11,7 +11,8 @@ from torch import nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
-from pytest_modelhealth.checks import Check, default_settings, judge, with_own_checks
+from pytest_modelhealth.checks import Check, default_settings, with_own_checks
+from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.report import ROLES, HealthReport, Observation

@@ -42,6 +42,7 @@ HOMES = {
     ),
 }
 HEAVY = ("torch", "numpy", "matplotlib")
+DECLARES_CHECKS = ("errors", "settings", "checks")
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}
 
 
@@ -228,6 +229,25 @@ def path_back(edges: dict[str, dict[str, Import]], start: str) -> list[Import] |
     return None
 
 
+def heavy_imports_of_checks(package: Package) -> list[str]:
+    """Imports on the shelf of checks beyond what declares one: ``pytest --help`` loads them all."""
+    shelf = {path.stem for path in (package.root / "checks").glob("*.py")}
+    return [
+        f"{found}, which pytest --help would load: import it for types alone, or in a function"
+        for found in package.imports
+        if part_of(found.importer) == "checks" and found.when == "import"
+        if found.importer.partition(".")[2] in {*shelf, ""}
+        if part_of(found.library or "") in HEAVY
+        or (found.target is not None and not is_declaring(found.target, shelf))
+    ]
+
+
+def is_declaring(target: str, shelf: set[str]) -> bool:
+    """Whether a module is light: below the checks, or a file of their shelf."""
+    part, _, inner = target.partition(".")
+    return part in DECLARES_CHECKS and (part != "checks" or inner in {*shelf, ""})
+
+
 def vague_names(package: Package) -> list[str]:
     """Modules named after no subject, which collect whatever has no other place."""
     return [
@@ -243,6 +263,7 @@ RULES = (
     imports_of_the_root,
     libraries_away_from_home,
     import_cycles,
+    heavy_imports_of_checks,
     vague_names,
 )
 
@@ -309,6 +330,24 @@ PLANTED = [
         "errors.py:1: errors imports pytest_modelhealth.settings",
         id="cycle",
     ),
+    pytest.param(
+        heavy_imports_of_checks,
+        {"checks/finite.py": "from pytest_modelhealth.report import Violation"},
+        "checks/finite.py:1: checks.finite imports pytest_modelhealth.report",
+        id="check-loads-the-report",
+    ),
+    pytest.param(
+        heavy_imports_of_checks,
+        {"checks/finite.py": "import numpy.linalg"},
+        "checks/finite.py:1: checks.finite imports numpy.linalg",
+        id="check-loads-numpy",
+    ),
+    pytest.param(
+        heavy_imports_of_checks,
+        {"checks/__init__.py": "from .judging import judge", "checks/judging/__init__.py": ""},
+        "checks/__init__.py:1: checks imports pytest_modelhealth.checks.judging",
+        id="shelf-loads-what-judges",
+    ),
     pytest.param(misplaced_modules, {"extras.py": ""}, "extras has no layer", id="no-layer"),
     pytest.param(vague_names, {"checks/_utils.py": ""}, "checks/_utils.py", id="vague"),
 ]
@@ -331,6 +370,14 @@ ALLOWED = [
     pytest.param({"__init__.py": "from .plugin import options"}, id="root-imports-anything"),
     pytest.param({"report.py": "if TYPE_CHECKING:\n    import matplotlib.figure"}, id="for-types"),
     pytest.param({"report.py": "from pytest_modelhealth import __version__"}, id="version"),
+    pytest.param(
+        {
+            "checks/finite.py": "if TYPE_CHECKING:\n    from ..report import Violation\n"
+            "def violation():\n    from ..report import Violation",
+            "checks/judging/__init__.py": "from ...report import Judgement",
+        },
+        id="check-declares-light",
+    ),
     pytest.param(
         {
             "checks/__init__.py": "from .check import Check",

@@ -1,7 +1,10 @@
-"""The shelf of checks: a file an invariant, found by looking into this folder."""
+"""The shelf of checks: a file an invariant, found by looking into this folder.
+
+``pytest --help`` loads every file of it, so that each imports what it needs to be declared, and
+the report for types alone. What judges a report by them is `judging`, which loads with the first.
+"""
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.checks.shelf import all_checks, default_settings, with_own_checks
 
-__all__ = ["Check", "Finding", "all_checks", "default_settings", "judge", "with_own_checks"]
+__all__ = ["Check", "Finding", "all_checks", "default_settings", "with_own_checks"]

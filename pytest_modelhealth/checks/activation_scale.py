@@ -9,10 +9,10 @@ from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import completed, leaves
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.checks.weights import linear_maps
-from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _JUMP = 10.0

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Limit, Setting, Settings, Severity
 
-Finding = Violation | Inconclusive
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
+
+Finding: TypeAlias = "Violation | Inconclusive"
 
 ALWAYS = Limit(0.0, "always")
 """The limit of what may never happen, whatever the settings say."""
@@ -22,7 +24,8 @@ ALWAYS = Limit(0.0, "always")
 class Check(ABC):
     """One invariant of a model, read off the statistics of one `Observation`.
 
-    Subclasses are stateless. They import neither torch nor numpy: statistics carry the numbers.
+    Subclasses are stateless. They import neither torch nor numpy: statistics carry the numbers. The
+    report they import for types alone, since `pytest --help` loads every check for its settings.
     """
 
     name: ClassVar[str]
@@ -83,6 +86,8 @@ class Check(ABC):
             affected: names of the layers that only show what this one began.
             independent: whether no fault elsewhere can bring this about.
         """
+        from pytest_modelhealth.report import Violation
+
         return Violation(
             check=cls.name,
             layer=record.name,
@@ -96,3 +101,15 @@ class Check(ABC):
             affected=tuple(affected),
             independent=independent,
         )
+
+    @classmethod
+    def inconclusive(cls, record: LayerRecord, reason: str) -> Inconclusive:
+        """Return that this check had too little evidence to judge a layer.
+
+        Args:
+            record: the layer.
+            reason: what was seen, and what the check would need.
+        """
+        from pytest_modelhealth.report import Inconclusive
+
+        return Inconclusive(cls.name, record.name, reason)

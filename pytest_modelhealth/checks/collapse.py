@@ -18,10 +18,10 @@ from pytest_modelhealth.checks.evidence import (
     trainable,
 )
 from pytest_modelhealth.checks.weights import linear_maps
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FEWEST_UNITS = 6
@@ -98,13 +98,13 @@ def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]
             f"its output is equal for all {observation.samples} samples, which so few may be; give "
             f"at least {needed.value} (min_collapse_samples, {needed.origin})"
         )
-        yield Inconclusive(Collapse.name, culprit.name, reason)
+        yield Collapse.inconclusive(culprit, reason)
     elif before is not None and (spread := _spread(before.activations)) < _rounding(before):
         reason = (
             f"its output is equal for all samples, but before it they differ by no more than "
             f"{spread:.1g} of the largest value: deep layers made them alike little by little"
         )
-        yield Inconclusive(Collapse.name, culprit.name, reason)
+        yield Collapse.inconclusive(culprit, reason)
     else:
         message = f"its output is the same for all {observation.samples} samples"
         yield Collapse.violation(

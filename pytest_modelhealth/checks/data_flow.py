@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.evidence import called, completed, same_values
-from pytest_modelhealth.report import LayerRecord, Observation
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called, is_inside, producer
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics
 
 DYING_ACTIVATIONS = frozenset(
@@ -122,7 +122,7 @@ class DeadUnits(Check):
                 f"{count} were inactive, but {units.observations} samples say nothing about "
                 f"dead units; give at least {needed.value} (min_samples, {needed.origin})"
             )
-            return Inconclusive(self.name, record.name, reason)
+            return self.inconclusive(record, reason)
         return self.violation(
             record,
             f"{count} are dead: inactive for all {units.observations} samples",

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.report import LayerRecord, Observation
-
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.evidence import called, completed, innermost, is_inside
-from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 Bad = Callable[["TensorStatistics | None"], bool]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.evidence import called
 from pytest_modelhealth.checks.weights import linear_maps
-from pytest_modelhealth.report import LayerRecord, Observation
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FEW = 16

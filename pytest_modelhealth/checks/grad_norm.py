@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called, completed, trainable
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FEWEST_LAYERS = 4
@@ -83,7 +83,11 @@ class GradNorm(Check):
         yield from _exploding(records, observation, settings)
         fresh = _fresh_normalization(observation)
         for violation in _vanishing(records, settings):
-            yield violation if fresh is None else _inconclusive(violation, fresh)
+            if fresh is None:
+                yield violation
+            else:
+                record = observation.layers[violation.layer]
+                yield self.inconclusive(record, _doubt(violation, fresh))
 
 
 def _gradients(record: LayerRecord) -> list[TensorStatistics]:
@@ -281,12 +285,11 @@ def _fresh_normalization(observation: Observation) -> LayerRecord | None:
     return None
 
 
-def _inconclusive(violation: Violation, fresh: LayerRecord) -> Inconclusive:
-    reason = (
+def _doubt(violation: Violation, fresh: LayerRecord) -> str:
+    return (
         f"{violation.message}, but {fresh.label!r} has seen no batch and normalises nothing in "
         "evaluation mode; train for a step first, or inspect in training mode"
     )
-    return Inconclusive(violation.check, violation.layer, reason)
 
 
 def _relative_gradient(record: LayerRecord) -> float:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import leaves
-from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 

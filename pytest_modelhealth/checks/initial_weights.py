@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, learns, parent, same_values, trainable
 from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
-from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation, Violation
 
 _FEWEST_VALUES = 8
 _TRAINED_FACTOR = 5.0

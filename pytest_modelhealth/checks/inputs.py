@@ -10,10 +10,10 @@ from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, same_values
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS
 from pytest_modelhealth.checks.weights import linear_maps
-from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FEWEST_VALUES = 16

@@ -6,20 +6,22 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
+from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, producer
 from pytest_modelhealth.checks.freshness import is_fresh
-from pytest_modelhealth.report import (
-    ClassTargets,
-    Inconclusive,
-    LayerRecord,
-    LossCall,
-    LossPath,
-    Observation,
-    Violation,
-)
 from pytest_modelhealth.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import (
+        ClassTargets,
+        LayerRecord,
+        LossCall,
+        LossPath,
+        Observation,
+        Violation,
+    )
 
 _SQUASHING = frozenset({"sigmoid", "hardsigmoid", "softmax"})
 _SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
@@ -93,7 +95,7 @@ class Loss(Check):
             yield from _initial(observation, settings)
 
 
-_Judge = Callable[[LossCall, Observation], Finding | None]
+_Judge: TypeAlias = "Callable[[LossCall, Observation], Finding | None]"
 
 
 def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
@@ -221,7 +223,7 @@ def _probabilities(call: LossCall, observation: Observation) -> Finding | None:
     culprit = _culprit(call, observation)
     if rows < _FEWEST_ROWS and call.made_by != "softmax":
         reason = f"its {rows} row sums to one; give at least {_FEWEST_ROWS} samples"
-        return Inconclusive(Loss.name, culprit.name, reason)
+        return Loss.inconclusive(culprit, reason)
     return Loss.violation(
         culprit,
         "cross_entropy is given probabilities: every row of its input sums to one",
@@ -517,7 +519,7 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
         count = call.targets.count - call.targets.ignored if call.targets else call.input.count
         if count < _FEWEST_TARGETS:
             reason = f"{message}, but {count} targets say little; give at least {_FEWEST_TARGETS}"
-            yield Inconclusive(Loss.name, culprit.name, reason)
+            yield Loss.inconclusive(culprit, reason)
             continue
         cause = (
             f"its weights are too large: the logits have a root mean square of {call.input.rms:.3g}"

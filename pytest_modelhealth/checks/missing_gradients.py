@@ -25,10 +25,10 @@ from pytest_modelhealth.checks.evidence import (
 )
 from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.weights import linear_maps
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Status, Violation
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 
@@ -67,7 +67,8 @@ class MissingGradients(Check):
             found = found or [*_zero(observation, flow), *_stuck(observation)]
             for violation in found:
                 reason = _doubt(violation, observation)
-                yield Inconclusive(self.name, violation.layer, reason) if reason else violation
+                record = observation.layers[violation.layer]
+                yield self.inconclusive(record, reason) if reason else violation
 
 
 def _lacking(record: LayerRecord) -> list[str]:
@@ -99,7 +100,7 @@ def _is_cut_off(record: LayerRecord, cut: list[LayerRecord], observation: Observ
         return False  # it is no cut that lies at a parameter of its own which nobody read
     if len(lacking) < len(trainable(record)):
         return _is_leaf(record, observation) and not _is_reached_elsewhere(record)
-    if record.status is Status.NO_GRAD_PATH:
+    if record.status == "no_grad_path":
         return not _is_a_slow_copy(record, observation)
     if record.unreached.issuperset(lacking) and _is_leaf(record, observation):
         if _is_detached_around(record, observation):
@@ -160,7 +161,7 @@ def _is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
     window. An indexer returns the places of tokens, and learns from a loss of its own.
     """
     return any(
-        r.status is Status.UNSUPPORTED if r.activations is None else r.activations.count == 0
+        r.status == "unsupported" if r.activations is None else r.activations.count == 0
         for r in called(observation)
         if r.name and (r is record or is_inside(record.name, r.name))
     )
@@ -186,7 +187,7 @@ def _are_equal(a: TensorStatistics, b: TensorStatistics) -> bool:
 def _is_detached_around(record: LayerRecord, observation: Observation) -> bool:
     """Whether a module around it returned what has no graph, although this layer made one."""
     return any(
-        other.name and is_inside(record.name, other.name) and other.status is Status.NO_GRAD_PATH
+        other.name and is_inside(record.name, other.name) and other.status == "no_grad_path"
         for other in called(observation)
     )
 
@@ -246,7 +247,7 @@ def _missing_cause(record: LayerRecord, observation: Observation) -> str:
             "the other parameters of this layer get theirs: its forward detaches these or reads "
             f"them through .data ({_CUTS})"
         )
-    if record.status is Status.NO_GRAD_PATH:
+    if record.status == "no_grad_path":
         return "it runs under torch.no_grad(), or its forward detaches or rounds what it returns"
     takers = [taker.label for taker in consumers(observation, record) if _got_gradient(taker)]
     if takers:

@@ -10,10 +10,10 @@ from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called
 from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FORGOTTEN = 0.05
@@ -166,7 +166,7 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
     elif not _has_forgotten_its_start(record):
         seen = record.buffers["num_batches_tracked"].max
         reason = f"{message}, but they have seen {seen:.0f} batches only; train on, then inspect"
-        yield Inconclusive(Normalization.name, record.name, reason)
+        yield Normalization.inconclusive(record, reason)
         return
     else:
         given = record.inputs

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.evidence import called, completed, consumers, innermost
 from pytest_modelhealth.checks.weights import linear_maps
-from pytest_modelhealth.report import LayerRecord, Observation
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation
 
 NORMALIZATIONS = frozenset(
     {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LayerNorm", "GroupNorm"}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.data_flow import DataFlow, Port
 from pytest_modelhealth.checks.evidence import called, producer, trainable
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FLAT_FROM = {
@@ -166,7 +166,7 @@ class Saturation(Check):
 
     def _too_few(self, record: LayerRecord, what: str, needed: Limit) -> Inconclusive:
         reason = f"{what}; give at least {needed.value} (min_samples, {needed.origin})"
-        return Inconclusive(self.name, record.name, reason)
+        return self.inconclusive(record, reason)
 
 
 def _feeds_a_trainable_layer(layer: str, observation: Observation, flow: DataFlow) -> bool:

@@ -27,7 +27,8 @@ _RESERVED = {"artifacts", "compiled", "explain", "model", "on_report", "own_chec
 def all_checks() -> tuple[Check, ...]:
     """Return one of each check that a file of this folder defines, the gravest first."""
     folder = [str(Path(__file__).parent)]
-    names = [f"{_PACKAGE}.{module.name}" for module in pkgutil.iter_modules(folder)]
+    modules = (module for module in pkgutil.iter_modules(folder) if not module.ispkg)
+    names = [f"{_PACKAGE}.{module.name}" for module in modules]
     return _by_gravity(
         check() for name in names for check in _defined_in(importlib.import_module(name))
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import completed
-from pytest_modelhealth.report import Inconclusive, Observation, TaskGradients
 from pytest_modelhealth.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Observation, TaskGradients
 
 
 class TaskBalance(Check):
@@ -56,7 +59,7 @@ class TaskBalance(Check):
                 reason = (
                     f"the loss of task {weak.name!r} is zero: it asks for nothing on this batch"
                 )
-                yield Inconclusive(self.name, layer, reason)
+                yield self.inconclusive(observation.layers[layer], reason)
                 continue
             ratio = high / low if low else math.inf
             yield self.violation(

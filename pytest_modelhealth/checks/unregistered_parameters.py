@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.report import Observation, UnregisteredParameter, Violation
 from pytest_modelhealth.settings import Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Observation, UnregisteredParameter, Violation
 
 _SHOWN = 3
 

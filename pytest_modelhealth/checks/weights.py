@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.report import LayerRecord
-
 if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord
     from pytest_modelhealth.statistics import TensorStatistics
 
 

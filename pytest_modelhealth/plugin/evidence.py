@@ -32,10 +32,8 @@ def pytest_runtest_makereport(
 
 
 def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
-    from pytest_modelhealth.report import HealthReport
-
     judged = error.report if isinstance(error, ModelHealthError) else None
-    if judged is not None and not isinstance(judged, HealthReport):
+    if judged is not None and not _is_report(judged):
         comparison = ComparisonEvidence(judged, explains_failure=True)
         item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=comparison)
         return
@@ -43,6 +41,12 @@ def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) 
     if health is not None and health.violations:
         evidence = Evidence(health, explains_failure=health is judged)
         item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)
+
+
+def _is_report(judged: object) -> bool:
+    from pytest_modelhealth.report import HealthReport  # not loaded by a run without reports
+
+    return isinstance(judged, HealthReport)
 
 
 def _first_unhealthy(item: pytest.Item) -> HealthReport | None:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.snapshot.unfinished import kept
-
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
@@ -78,6 +76,8 @@ class _Unfinished:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self) -> Generator[None, Any, Any]:
+        from pytest_modelhealth.snapshot.unfinished import kept
+
         with kept(self._tests) as self._kept:
             return (yield)
 

@@ -1,7 +1,7 @@
 """Tests of a run that did not pass: `--snapshot-update` deletes no snapshot of theirs.
 
 syrupy deletes what no test used, and a test that failed early, or never ran because of Ctrl-C or
-``-x``, used nothing. Imports no torch: the plugin loads this at every start.
+``-x``, used nothing.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import pytest
 PLAIN = "def test_pass(): pass\ndef test_fail(): assert 1 == 2\n"
 
 
-def imported_by(*arguments: str, cwd: object) -> str:
-    """The import log of a pytest run in a fresh interpreter."""
+def imported_by(*arguments: str, cwd: object) -> set[str]:
+    """The modules that a pytest run in a fresh interpreter imports."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "pytest", *arguments],
         cwd=str(cwd),
@@ -20,8 +20,9 @@ def imported_by(*arguments: str, cwd: object) -> str:
         timeout=60,
         check=False,
     )
-    assert "pytest_modelhealth.plugin.inspections" in done.stderr
-    return done.stderr
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pytest_modelhealth.plugin.inspections" in names
+    return names
 
 
 @pytest.mark.parametrize("arguments", [["--help"], []], ids=["help", "unused"])
@@ -30,9 +31,22 @@ def test_an_unused_plugin_imports_no_heavy_library(
 ) -> None:
     """Neither `pytest --help` nor a suite without inspectors loads torch, numpy or matplotlib."""
     pytester.makepyfile(PLAIN)
-    log = imported_by(*arguments, cwd=pytester.path)
-    names = {line.rpartition("|")[2].strip() for line in log.splitlines()}
+    names = imported_by(*arguments, cwd=pytester.path)
     assert not names & {"torch", "numpy", "matplotlib"}
+
+
+def test_help_loads_what_declares_checks_and_not_what_judges(pytester: pytest.Pytester) -> None:
+    """`pytest --help` lists the settings of the checks without loading the report."""
+    names = imported_by("--help", cwd=pytester.path)
+    assert "pytest_modelhealth.settings" in names
+    assert not names & {"pytest_modelhealth.report", "pytest_modelhealth.checks.judging"}
+
+
+def test_an_unused_plugin_loads_no_check(pytester: pytest.Pytester) -> None:
+    """A suite without inspectors needs no settings: neither they nor a check are loaded."""
+    pytester.makepyfile(PLAIN)
+    names = imported_by(cwd=pytester.path)
+    assert not names & {"pytest_modelhealth.settings", "pytest_modelhealth.checks"}
 
 
 def test_an_unused_plugin_says_nothing(pytester: pytest.Pytester) -> None:

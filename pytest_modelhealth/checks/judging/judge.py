@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.diagnosis import diagnose
+from pytest_modelhealth.checks.judging.diagnosis import diagnose
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
 from pytest_modelhealth.settings import Settings, Waiver
