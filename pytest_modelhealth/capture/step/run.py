@@ -247,13 +247,13 @@ def _run_backward(
                 for layer, name, parameter in parameters
                 if (gradient := parameter.grad) is not None
             ]
-        recorder.add_state("parameter_gradients", gradients)
-        del unknown, gradients
-        try:
-            return registered.leaves_out(leaves)
-        except Exception as error:  # noqa: BLE001 - ours, as in a hook
-            recorder.errors.append(f"unregistered parameters: {type(error).__name__}: {error}")
-            return ()
+            recorder.add_state("parameter_gradients", gradients)
+            del unknown, gradients
+            try:
+                return registered.leaves_out(leaves)
+            except Exception as error:  # noqa: BLE001 - ours, as in a hook
+                recorder.errors.append(f"unregistered parameters: {type(error).__name__}: {error}")
+                return ()
 
 
 def _samples(batch: Any) -> int:

@@ -49,7 +49,7 @@ class Registered:
         What the model does not hold belongs to somebody else, a loss or another model, unless
         nobody does: then the forward made it.
         """
-        strays = [leaf for leaf in leaves if leaf.grad is not None and id(leaf) not in self._ids]
+        strays = [leaf for leaf in leaves if id(leaf) not in self._ids and leaf.grad is not None]
         if not strays:
             return ()
         places = _places(self._model, {id(leaf) for leaf in strays})
