@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -159,19 +159,6 @@ def activation_of(module: nn.Module) -> str | None:
     return None
 
 
-def calls_no_functional_layer(module: nn.Module) -> bool:
-    """Whether `module` is one of torch's own without others in it: of these only activations call
-    functional layers, and in an activation none counts. Losses call functions that are recorded.
-    """
-    home = type(module).__module__
-    return (
-        home.startswith("torch.nn.modules.")
-        and home != "torch.nn.modules.loss"
-        and not module._modules
-        and "forward" not in vars(module)
-    )
-
-
 class NamedModule(NamedTuple):
     """A distinct module of a model.
 
@@ -189,10 +176,25 @@ class NamedModule(NamedTuple):
 
 
 class ModuleKind(NamedTuple):
-    """What the class of a module says of it: `type_name` and `activation_of`."""
+    """What the class of a module says of it.
+
+    Args:
+        type_name: `type_name`.
+        activation: `activation_of`.
+        is_torchs: whether it is one of torch's own layers, losses not among them.
+    """
 
     type_name: str
     activation: str | None
+    is_torchs: bool
+
+    def calls_no_functional_layer(self, module: nn.Module) -> bool:
+        """Whether `module`, of this kind, is one of torch's own without others in it.
+
+        Of these only activations call functional layers, and in an activation none counts. Losses
+        call functions that are recorded.
+        """
+        return self.is_torchs and not module._modules and "forward" not in vars(module)
 
 
 class ModuleKinds:
@@ -205,8 +207,10 @@ class ModuleKinds:
         """Return what `module` is."""
         known = self._by_class.get(type(module))
         if known is None:
-            known = ModuleKind(type_name(module), activation_of(module))
-            if not type(module).__module__.startswith(_STAND_INS):  # one class stands in for many
+            home = type(module).__module__
+            is_torchs = home.startswith("torch.nn.modules.") and home != "torch.nn.modules.loss"
+            known = ModuleKind(type_name(module), activation_of(module), is_torchs)
+            if not home.startswith(_STAND_INS):  # one class stands in for many
                 self._by_class[type(module)] = known
         return known
 
@@ -259,12 +263,7 @@ def named_modules(model: nn.Module) -> list[NamedModule]:
     checkpointing) are no layers, and leave no trace in the names below them.
     """
     found: dict[nn.Module, NamedModule] = {}
-    for path, module, around in _walk(model, "", _Around()):
-        first = found.get(module)
-        if first is None:
-            found[module] = NamedModule(path, module, (), _why_opaque(module, around))
-        else:
-            found[module] = first._replace(aliases=(*first.aliases, path))
+    _find(model, "", _Around(), found)
     return list(found.values())
 
 
@@ -292,21 +291,26 @@ def _why_opaque(module: nn.Module, around: _Around) -> str:
     return ""
 
 
-def _walk(
-    module: nn.Module, path: str, around: _Around
-) -> Iterator[tuple[str, nn.Module, _Around]]:
+def _find(
+    module: nn.Module, path: str, around: _Around, found: dict[nn.Module, NamedModule]
+) -> None:
+    """Add `module` and those in it to what was found."""
     wrapped = _wrapped(module)
     if wrapped is not None:
-        yield from _walk(wrapped, path, around.within(module))
+        _find(wrapped, path, around.within(module), found)
         return
-    yield path, module, around
+    first = found.get(module)
+    if first is None:
+        found[module] = NamedModule(path, module, (), _why_opaque(module, around))
+    else:
+        found[module] = first._replace(aliases=(*first.aliases, path))
     children = module._modules
     if not children:
         return
     inside = around.within(module)
     for name, child in children.items():
         if child is not None and child not in inside.modules:
-            yield from _walk(child, f"{path}.{name}" if path else name, inside)
+            _find(child, f"{path}.{name}" if path else name, inside, found)
 
 
 _WRAPPER_ATTRIBUTES = {

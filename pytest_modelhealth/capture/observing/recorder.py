@@ -22,7 +22,6 @@ from pytest_modelhealth.layers import (
     NamedModule,
     Selection,
     UnitDimensions,
-    calls_no_functional_layer,
     has_forward,
 )
 from pytest_modelhealth.report import LayerRecord, LayerRecords, LossCall, Option, Status
@@ -123,17 +122,17 @@ class Recorder:
         self._events = 0
         kinds = ModuleKinds()
         for name, module, aliases, opaque in modules:
-            type_name, activation = kinds.of(module)
+            kind = kinds.of(module)
             layer = Layer(
                 name,
-                type_name,
+                kind.type_name,
                 selection.roles(name, module),
                 module,
                 False,
                 aliases,
-                activation,
+                kind.activation,
                 opaque=opaque,
-                calls_no_functional_layer=calls_no_functional_layer(module),
+                calls_no_functional_layer=kind.calls_no_functional_layer(module),
                 frozen=_frozen(module),
             )
             self.layers[name] = self.by_module[module] = layer
@@ -595,6 +594,5 @@ _NONE: frozenset[str] = frozenset()
 def _frozen(module: nn.Module) -> frozenset[str]:
     """Return the names of the parameters that require no gradient."""
     parameters: Mapping[str, torch.nn.Parameter | None] = module._parameters
-    if not parameters:
-        return _NONE
-    return frozenset(n for n, p in parameters.items() if p is not None and not p.requires_grad)
+    frozen = [n for n, p in parameters.items() if p is not None and not p.requires_grad]
+    return frozenset(frozen) if frozen else _NONE
