@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 
-from torch import nn
-from torch.nn.parameter import UninitializedBuffer, is_lazy
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer
 
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.step.run import run_step
+from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.report import Observation
 
 
@@ -24,16 +24,17 @@ class EagerEngine(Engine):
         """Run the batch with hooks on every module that can have them."""
         notes = []
         model = request.model
-        modules = list(model.modules())
-        if any(map(is_compiled, modules)):
+        state = State(model)
+        if any(map(is_compiled, state.modules)):
             notes.append(
                 "the model is compiled: these are the values it has when run eagerly; "
                 'Inspector(model, compiled="observe") looks at the compiled code'
             )
-        if _is_lazy(modules):
+        if state.lazy:
             notes.append("the model is lazy: a copy was inspected, the model is not initialised")
-            model = _copy_of_lazy(model)
-        return run_step(request, model, notes)
+            model = _copy_of_lazy(model, state.lazy)
+            state = State(model)
+        return run_step(request, model, notes, state=state)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -44,24 +45,13 @@ def is_compiled(module: nn.Module) -> bool:
     )
 
 
-def _is_lazy(modules: Iterable[nn.Module]) -> bool:
-    """Whether the first forward of one of them creates parameters or buffers."""
-    return any(
-        tensor is not None and is_lazy(tensor)
-        for module in modules
-        for held in (module._parameters, module._buffers)
-        if held
-        for tensor in held.values()
-    )
-
-
-def _copy_of_lazy(model: nn.Module) -> nn.Module:
+def _copy_of_lazy(model: nn.Module, lazy: list[Tensor]) -> nn.Module:
     """Return a deep copy; torch itself cannot copy buffers that are not initialised."""
     memo = {
         id(buffer): UninitializedBuffer(  # type: ignore[call-arg]
             device=buffer.device, dtype=buffer.dtype
         )
-        for buffer in model.buffers()
+        for buffer in lazy
         if isinstance(buffer, UninitializedBuffer)
     }
     return copy.deepcopy(model, memo)

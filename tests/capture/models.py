@@ -365,7 +365,7 @@ class FunctionTransforms(nn.Module):
 
 @dataclass
 class Pair:
-    left: Tensor
+    left: Any
     right: Any
 
 
@@ -950,6 +950,46 @@ class ChangingAttributes(Wrapped):
         self.by_name["b"] = self.step
         self.cached = x
         return x * (1 + self.step)
+
+
+@case("moves between lists")
+class MovesBetweenLists(Wrapped):
+    """All together the lists hold the same as before, in the same order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting, self.done = [1.0, 2.0], [3.0]
+
+    def between(self, x: Tensor) -> Tensor:
+        self.done.insert(0, self.waiting.pop())
+        return x * self.done[0]
+
+
+@case("renames a key")
+class RenamesKey(Wrapped):
+    """The dictionary holds the same values as before, in the same order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name = {"a": 2.0}
+
+    def between(self, x: Tensor) -> Tensor:
+        _, scale = self.by_name.popitem()
+        self.by_name["b"] = scale
+        return x * scale
+
+
+@case("rebinds an equal object")
+class RebindsEqualObject(Wrapped):
+    """What the attribute holds afterwards equals what it held, and is another object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Pair(2.0, None)
+
+    def between(self, x: Tensor) -> Tensor:
+        self.scale = copy.copy(self.scale)
+        return x * self.scale.left
 
 
 @case("changing mode")

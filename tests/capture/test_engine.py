@@ -17,6 +17,7 @@ import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -216,6 +217,27 @@ def test_notes(build: Any, batch: Any, words: str) -> None:
     """What a reader should know is said once."""
     (note,) = inspect(build(), batch).notes
     assert words in note
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_lazy_modules_in_a_plain_list_are_not_initialised_either() -> None:
+    """They are no part of the registry, yet the forward would make their parameters for good."""
+
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [nn.LazyLinear(3), nn.LazyBatchNorm1d()]
+
+        def forward(self, x: Tensor) -> Tensor:
+            for module in self.hidden:
+                x = module(x)
+            return x
+
+    model = Hidden()
+    notes = inspect(model).notes
+    assert any("a copy was inspected" in note for note in notes)
+    held = [t for m in model.hidden for t in (*m._parameters.values(), *m._buffers.values())]
+    assert sum(map(is_lazy, held)) == 6  # all but the count of batches
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

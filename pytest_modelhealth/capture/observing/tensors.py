@@ -63,7 +63,7 @@ def holds_numbers(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
 
 
-_NEVER_LAZY = frozenset({Tensor, nn.Parameter})
+NEVER_LAZY = frozenset({Tensor, nn.Parameter})
 
 
 def version(tensor: Tensor) -> int | None:
@@ -71,7 +71,7 @@ def version(tensor: Tensor) -> int | None:
 
     Tensors made in inference mode have none, and lazy ones before their first call.
     """
-    if type(tensor) not in _NEVER_LAZY and is_lazy(tensor):
+    if type(tensor) not in NEVER_LAZY and is_lazy(tensor):
         return None
     return None if tensor.is_inference() else tensor._version
 

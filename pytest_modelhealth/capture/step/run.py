@@ -54,6 +54,7 @@ def run_step(
     model: nn.Module,
     notes: list[str],
     watch: Callable[[Recorder], AbstractContextManager[Hooks]] = _observed_eagerly,
+    state: State | None = None,
 ) -> Observation:
     """Run the request's batch through `model`, watched.
 
@@ -62,6 +63,7 @@ def run_step(
         model: the module that stands for ``request.model``.
         notes: what a reader should know of this model.
         watch: lets a recorder see the layers; hooks on every module, unless a kind has another way.
+        state: what `model` holds, where the caller has looked already.
 
     Raises:
         InspectionError: the request cannot be carried out on this model.
@@ -73,7 +75,7 @@ def run_step(
     samples = _samples(batch)
     recorder = _recorder(request, model, scale, samples)
     note_sources(recorder)
-    state = State(model)
+    state = State(model) if state is None else state
     parameters = recorder.held("_parameters")
     writes = _Writes(parameters, batch)
     registered = Registered(model, [parameter for _, _, parameter in parameters], batch)

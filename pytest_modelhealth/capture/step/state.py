@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors, version
+from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors, version
 
 
 class State:
@@ -33,6 +33,7 @@ class State:
             that holds anything.
         empty: those that hold nothing, a dozen a module, for hooks.
         generators: random generators kept in attributes.
+        lazy: parameters and buffers that the first forward creates.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,51 +43,55 @@ class State:
         self.containers: list[Any] = []
         self.empty: list[Any] = []
         self.generators: list[Any] = []
+        self.lazy: list[Tensor] = []
         self._seen: dict[int, Any] = {}
         self._visit(model)
 
+    def _visit_all(self, values: Iterable[Any]) -> None:
+        empty = self.empty
+        for value in values:
+            kind = type(value)
+            if kind in _CONTAINERS:  # most are, and hold nothing
+                if value:
+                    self._open(value)
+                else:
+                    empty.append(value)
+            elif kind not in _ATOMS:
+                self._visit(value)
+
+    def _open(self, container: Any) -> None:
+        if id(container) not in self._seen:
+            self._seen[id(container)] = container
+            self.containers.append(container)
+            self._visit_all(container.values() if isinstance(container, dict) else container)
+
     def _visit(self, value: Any) -> None:
-        kind = type(value)
         if id(value) in self._seen:
             return
-        if kind in _CONTAINERS and not value:
-            self.empty.append(value)
-        elif kind in _CONTAINERS:
-            self._seen[id(value)] = value
-            self.containers.append(value)
-            self._visit_all(value.values() if isinstance(value, dict) else value)
-        elif kind is tuple:
-            self._visit_all(value)
-        elif isinstance(value, Tensor):
-            self._seen[id(value)] = value
-            self._add_tensor(value)
-        elif isinstance(value, nn.Module):
-            self._seen[id(value)] = value
+        self._seen[id(value)] = value
+        if isinstance(value, nn.Module):
             self._add_module(value)
+        elif isinstance(value, Tensor):
+            self._add_tensor(value)
+        elif type(value) is tuple:
+            self._visit_all(value)
         elif isinstance(value, _GENERATORS) or _is_numpy_generator(value):
             self.generators.append(value)
 
-    def _visit_all(self, values: Iterable[Any]) -> None:
-        for value in values:
-            kind = type(value)
-            if kind in _ATOMS:  # most are: this spares a call
-                continue
-            if kind in _CONTAINERS and not value:
-                self.empty.append(value)
-            else:
-                self._visit(value)
-
     def _add_module(self, module: nn.Module) -> None:
         self.modules.append(module)
-        self._visit(vars(module))
+        self._open(vars(module))
         if isinstance(module, torch.jit.ScriptModule):  # keeps its own in C++
             for owned in (module._parameters, module._buffers, module._modules):
                 self._visit_all(owned.values())
 
     def _add_tensor(self, tensor: Tensor) -> None:
-        if tensor.is_leaf and (isinstance(tensor, nn.Parameter) or tensor.requires_grad):
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if tensor.is_leaf and (is_parameter or tensor.requires_grad):
             self.leaves.append(tensor)
-        if not (isinstance(tensor, nn.Parameter) or is_lazy(tensor) or not tensor.is_leaf):
+        if type(tensor) not in NEVER_LAZY and is_lazy(tensor):
+            self.lazy.append(tensor)
+        elif tensor.is_leaf and not is_parameter:
             self.tensors.append(tensor)
 
 
@@ -227,33 +232,41 @@ class _Contents:
     def __init__(self, containers: list[Any], empty: list[Any]) -> None:
         self._containers = containers
         self._empty = empty
-        self._items: list[Any] = []
-        self._sizes: list[int] = []
-        for container in containers:
-            self._sizes.append(len(container))
-            self._items += container
-            if isinstance(container, dict):
-                self._items += container.values()
+        self._sizes = list(map(len, containers))
+        self._items = _items(containers)
 
     def restore(self) -> None:
         """Put the same objects in again, in the order they had."""
         if any(self._empty):
             for container in self._empty:
                 container.clear()
+        if self._are_held():  # as a rule, and one look at all of them is the quickest
+            return
         start = 0
         for container, size in zip(self._containers, self._sizes, strict=True):
             end = start + (2 * size if isinstance(container, dict) else size)
             held = self._items[start:end]
             start = end
-            if not _holds(container, held):
+            if not _same(_items([container]), held):
                 _fill(container, held)
 
+    def _are_held(self) -> bool:
+        sizes = list(map(len, self._containers))
+        return sizes == self._sizes and _same(_items(self._containers), self._items)
 
-def _holds(container: Any, items: list[Any]) -> bool:
-    """Whether a container holds these very objects; of a dictionary its keys, then its values."""
-    found = list(container)
-    if isinstance(container, dict):
-        found += container.values()
+
+def _items(containers: Iterable[Any]) -> list[Any]:
+    """Return what containers hold; of a dictionary its keys, then its values."""
+    items: list[Any] = []
+    for container in containers:
+        items += container
+        if isinstance(container, dict):
+            items += container.values()
+    return items
+
+
+def _same(found: list[Any], items: list[Any]) -> bool:
+    """Whether these are the very same objects."""
     return len(found) == len(items) and all(map(is_, found, items))
 
 
