@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.statistics import Ledger, TensorStatistics
 from tests.statistics import oracle
@@ -95,6 +96,44 @@ def test_a_gradient_that_two_layers_share_is_read_once(monkeypatch: pytest.Monke
     found, read = gradients(model, monkeypatch)
     assert found == {"": 1.0, "0": 1.0, "0.0": 1.0}
     assert read == 1
+
+
+def test_a_gradient_of_a_view_that_two_layers_share_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a linear layer makes of three dimensions is a view."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6)), nn.Flatten(0, 1))
+    read: list[torch.Size] = []
+    add = Recorder.add_gradient
+
+    def counted(self: Recorder, layers: list[Any], gradient: Tensor, dim: int | None) -> None:
+        read.append(gradient.shape)
+        add(self, layers, gradient, dim)
+
+    monkeypatch.setattr(Recorder, "add_gradient", counted)
+    layers = Inspector(model).run_inspection(torch.ones(2, 3, 6), loss=torch.sum).observation.layers
+    assert read == [(6, 6), (2, 3, 6)]
+    found = {n: r.gradients.max for n, r in layers.items() if r.gradients is not None}
+    assert found == {"": 1.0, "0": 1.0, "0.0": 1.0, "1": 1.0}
+
+
+def test_a_gradient_of_a_view_whose_base_is_written_to_is_two() -> None:
+    """The layer inside returned the view as it was before, the container as it is after."""
+
+    class WritesToBase(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fold, self.lin = nn.Unflatten(1, (2, 3)), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.lin(x)
+            view = self.fold(x)
+            x.mul_(3)
+            return view
+
+    layers = Inspector(WritesToBase()).run_inspection(BATCH, loss=torch.sum).observation.layers
+    found = {n: r.gradients.max for n, r in layers.items() if r.gradients is not None}
+    assert found == {"": 1.0, "fold": 3.0, "lin": 3.0}
 
 
 def test_a_gradient_changed_between_two_layers_is_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,17 +68,12 @@ class Frame:
         "resume",
     )
 
-    def __init__(
-        self,
-        layer: Layer,
-        handling: BaseException | None = None,
-        resume: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, layer: Layer, handling: BaseException | None = None) -> None:
         self.layer = layer
         self.handling = handling
         self.inputs: list[tuple[Tensor, int | None]] = []
         self.functions: dict[str, int] | None = None
-        self.resume = resume
+        self.resume: Callable[[], None] | None = None
         self.is_recomputation = _is_recomputation()
         self.is_simple = False
 
@@ -187,7 +182,8 @@ class Hooks:
         resume = self.functional.step_aside_alone()
         if resume is None:
             return False
-        frame = Frame(layer, sys.exception(), resume)
+        frame = Frame(layer, sys.exception())
+        frame.resume = resume
         self._stack.append(frame)
         try:
             if not frame.is_recomputation:
@@ -325,11 +321,11 @@ class Hooks:
         that is written to later never fires; the hook on its base does.
         """
         _ = tensor.grad_fn
-        base = tensor._base
-        if base is None and self._share_hook(layer, tensor, unit_dimension):
+        if self._share_hook(layer, tensor, unit_dimension):
             return
         hook = _GradientHook(self, layer, unit_dimension)
         self._register(tensor, hook)
+        base = tensor._base
         if base is not None and base.requires_grad and base.grad_fn is not None:
             self._register(base, _BaseGradientHook(hook, tensor, base))
 
@@ -337,6 +333,8 @@ class Hooks:
         """Let the hook of a layer inside, which returned the same tensor, serve both.
 
         It does unless the user's code hooked the tensor in between: then there are two gradients.
+        A tensor that was written to has lost its hooks; one whose base was, once its ``grad_fn``
+        was read.
         """
         hooks: dict[Any, Any] | None = tensor._backward_hooks
         latest = next(reversed(hooks), None) if hooks else None
