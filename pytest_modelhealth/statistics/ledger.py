@@ -8,7 +8,6 @@ stay there, so that nobody waits for the device, and are fetched all at once.
 
 from __future__ import annotations
 
-import math
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import fields, replace
@@ -22,18 +21,17 @@ from torch import Tensor
 
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.statistics.exponents import ExponentCounts
-from pytest_modelhealth.statistics.kernels import fused, queued
+from pytest_modelhealth.statistics.kernels import queued
 from pytest_modelhealth.statistics.kernels.queued import Queued
+from pytest_modelhealth.statistics.kinds import Kind, kind_of
 from pytest_modelhealth.statistics.native import (
     EQUAL_SAMPLES,
     NOT_ALL_FINITE,
     OUT_OF_RANGE,
-    Layout,
-    PackedJob,
     Results,
 )
 from pytest_modelhealth.statistics.nonfinite import first_nonfinite
-from pytest_modelhealth.statistics.reduction import Subject, is_plain, reduce, unseen
+from pytest_modelhealth.statistics.reduction import Subject, reduce, unseen
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
 
@@ -112,11 +110,11 @@ class Ledger:
         """
         if not tensor.is_cpu or self._queue_all:
             return self._add_queued(tensor, unit_dim)
-        kind = _kind(tensor, unit_dim, samples) if is_plain(tensor) else None
+        kind = kind_of(tensor, unit_dim, samples)
         if kind is not None:
             # unlike data_ptr, this does not make a lazy copy real
-            storage = torch._C._data_address(tensor)  # type: ignore[attr-defined]
-            address = storage + tensor.storage_offset() * kind.itemsize
+            address = torch._C._data_address(tensor)  # type: ignore[attr-defined]
+            address += tensor.storage_offset() * kind.itemsize
             results = self._by_thread.get(get_ident()) or self._begin()
             place, remarks = results.reduce_packed(kind.job, address)
             if not remarks & OUT_OF_RANGE:
@@ -214,57 +212,10 @@ class _Reshaped(Entry):
 # ---- read by the compiled kernel ---------------------------------------------------------------
 
 
-class _Kind:
-    """What CPU tensors of one shape, dtype and layout have in common."""
-
-    __slots__ = (
-        "compares_samples",
-        "count",
-        "dtype",
-        "has_units",
-        "itemsize",
-        "job",
-        "observations",
-        "shape",
-    )
-
-    def __init__(self, tensor: Tensor, dim: int | None, layout: Layout) -> None:
-        self.job = PackedJob(layout)
-        self.shape = tuple(tensor.shape)
-        self.count = tensor.numel()
-        self.dtype = str(tensor.dtype).removeprefix("torch.")
-        self.itemsize = tensor.itemsize
-        self.has_units = dim is not None
-        self.observations = math.prod(self.shape[:dim])
-        self.compares_samples = layout.samples > 1
-
-
-_kinds: dict[tuple[object, ...], _Kind | None] = {}
-_MOST_KINDS = 4096
-
-
-def _kind(tensor: Tensor, unit_dim: int | None, samples: int) -> _Kind | None:
-    """Return how the compiled kernel reads a CPU tensor, or ``None`` where it does not."""
-    key: tuple[object, ...] = (tensor.shape, tensor.dtype, unit_dim, samples)
-    if not tensor.is_contiguous():
-        key = (*key, tensor.stride())
-    try:
-        return _kinds[key]
-    except KeyError:
-        pass
-    dim = None if unit_dim is None else range(tensor.ndim)[unit_dim]
-    compared = samples if tensor.ndim and tensor.shape[0] == samples > 1 else 0
-    job = fused.job(tensor, dim, compared)
-    if len(_kinds) >= _MOST_KINDS:
-        _kinds.clear()
-    kind = _kinds[key] = None if job is None else _Kind(tensor, dim, job.layout)
-    return kind
-
-
 class _Compiled(Entry):
     __slots__ = ("_kind", "_known", "_place", "_results", "first_nonfinite", "samples_equal")
 
-    def __init__(self, kind: _Kind, results: Results, place: int, equal: bool | None) -> None:
+    def __init__(self, kind: Kind, results: Results, place: int, equal: bool | None) -> None:
         self._kind = kind
         self._results = results
         self._place = place
@@ -313,7 +264,7 @@ class _ReadOutLater(TensorStatistics):
 
 
 def _statistics(
-    kind: _Kind, results: Results, place: int, first_nonfinite: tuple[int, ...] | None
+    kind: Kind, results: Results, place: int, first_nonfinite: tuple[int, ...] | None
 ) -> TensorStatistics:
     """Make the statistics of one tensor from what the kernel found."""
     made = _ReadOutLater.__new__(_ReadOutLater)

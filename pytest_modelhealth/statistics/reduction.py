@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_modelhealth.statistics.dense import DenseValues, dense_values
 from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import fused
+from pytest_modelhealth.statistics.kinds import kind_of
 from pytest_modelhealth.statistics.nonfinite import first_nonfinite
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
@@ -120,7 +121,7 @@ def reduce(tensor: Tensor, unit_dim: int | None = None) -> TensorStatistics:
 
 def _reduce_compiled(tensor: Tensor, unit_dim: int | None) -> TensorStatistics | None:
     """Return the statistics of a plain dense tensor, without one call that torch could see."""
-    if not is_plain(tensor):
+    if kind_of(tensor, unit_dim) is None:
         return None
     dense = DenseValues(tensor, tuple(tensor.shape))
     subject = Subject.of(tensor, dense, unit_dim)
@@ -128,21 +129,6 @@ def _reduce_compiled(tensor: Tensor, unit_dim: int | None) -> TensorStatistics |
     if found is None:
         return None
     return subject.statistics(*found, _first_nonfinite(tensor, dense, found[0]))
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor has nothing about it that `dense_values` would have to look at."""
-    return (
-        type(tensor) in _PLAIN_TYPES
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_neg()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        and torch._C._data_address(tensor) != 0  # type: ignore[attr-defined]  # FSDP frees it
-    )
-
-
-_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 
 
 def _reduce(tensor: Tensor, unit_dim: int | None) -> TensorStatistics:

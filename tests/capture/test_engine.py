@@ -478,6 +478,16 @@ def without_gc() -> Any:
 
 
 @pytest.mark.usefixtures("without_gc")
+def test_a_run_leaves_nothing_to_the_garbage_collector() -> None:
+    """All that a run made is freed with its report: results of layers are a good part of it."""
+    step = nn.Sequential(nn.Linear(6, 6), nn.Flatten(), nn.ReLU(), Functional())
+    inspect(step)
+    gc.collect()
+    inspect(step)
+    assert gc.collect() == 0
+
+
+@pytest.mark.usefixtures("without_gc")
 @pytest.mark.parametrize("grad", [True, False])
 def test_no_activation_outlives_the_bare_run(grad: bool) -> None:
     """At every layer as many outputs are alive as in a bare run, and none after it."""

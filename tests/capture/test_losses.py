@@ -124,7 +124,7 @@ def test_an_output_in_another_shape_is_not_read_again(
     output = torch.randn(made_as)
     output = output if output.ndim == 2 else output.view(6, 10)
     output[2, 3] = math.nan
-    recorder.complete(recorder.layers[""], [output], [1])
+    recorder.add_output(recorder.layers[""], output, 1)
     values = output.view(shape)
     expected = reduce(values.clone())
     added = []
@@ -145,7 +145,7 @@ def test_a_view_of_what_was_written_to_since_is_read(made_as: tuple[int, ...]) -
     recorder = Recorder(named_modules(nn.Identity()), Selection())
     output = torch.zeros(made_as)
     output = output if output.ndim == 2 else output.view(6, 10)
-    recorder.complete(recorder.layers[""], [output], [1])
+    recorder.add_output(recorder.layers[""], output, 1)
     part = output.view(-1)[:30]
     recorder.add_loss_call(None, F.mse_loss, (part, part), {}, torch.tensor(1.0))
     turned = output.t()

@@ -22,7 +22,7 @@ from pytest_modelhealth.statistics import (
     Ledger,
     TensorStatistics,
     UnsupportedTensorError,
-    ledger,
+    kinds,
     native,
     reduce,
 )
@@ -141,7 +141,7 @@ def test_what_has_no_values_is_refused() -> None:
 
 def test_without_the_library_a_ledger_works() -> None:
     """Where nothing is compiled, each tensor goes to `reduce`."""
-    with patch.object(native, "library", lambda: None), patch.dict(ledger._kinds, clear=True):
+    with patch.object(native, "library", lambda: None), patch.dict(kinds._kinds, clear=True):
         found = Ledger().add(noise(30, 30), 1).statistics
         assert oracle.bits(found) == oracle.bits(reduce(noise(30, 30), 1))
 

@@ -53,7 +53,8 @@ class FunctionalLayers(TorchFunctionMode):
 
     def __init__(self, observe: Callable[[str | None, Call, tuple[Any, ...], dict[str, Any]], Any]):
         super().__init__()
-        self._observe = observe
+        self.observe: Callable[..., Any] | None = observe
+        """The observer, ``None`` when the run is over."""
         self.onlooker: Callable[[Call, tuple[Any, ...], dict[str, Any]], None] | None = None
         """Told of every call, of whatever function."""
         self.read: set[int] = set()
@@ -75,9 +76,9 @@ class FunctionalLayers(TorchFunctionMode):
             self.onlooker(func, args, kwargs or {})
         if name is None and func in _CLAMPS and _is_relu(args, kwargs or {}):
             name = "relu"
-        if name is None and func not in _UNNAMED:
+        if self.observe is None or (name is None and func not in _UNNAMED):
             return func(*args, **(kwargs or {}))
-        return self._observe(name, func, args, kwargs or {})
+        return self.observe(name, func, args, kwargs or {})
 
     def turn_on(self) -> None:
         """Let calls be seen from here on."""

@@ -27,6 +27,7 @@ from pytest_modelhealth.capture.observing.tensors import (
     version,
     version_probe,
 )
+from pytest_modelhealth.statistics import Entry
 
 _P = ParamSpec("_P")
 
@@ -156,6 +157,9 @@ class Hooks:
             module._forward_hooks_always_called.pop(self._id, None)
         for hook, hooks in zip(self._tensor_hooks, self._hook_dictionaries, strict=True):
             hooks.pop(hook, None)
+        # each of these leads back here: what a run made would be left to the garbage collector
+        self._tensor_hooks.clear()
+        self.functional.observe = None
 
     @contextmanager
     def differentiating(self) -> Iterator[None]:
@@ -175,22 +179,22 @@ class Hooks:
 
         Returns:
             Whether that was possible: it is not where the user's code may run inside the call, in
-            another hook or in a function mode.
+            another hook or in a function mode, nor in a recomputation.
         """
         if len(module._forward_hooks) != 1:
+            return False
+        frame = Frame(layer, sys.exception())
+        if frame.is_recomputation:
             return False
         resume = self.functional.step_aside_alone()
         if resume is None:
             return False
-        frame = Frame(layer, sys.exception())
         frame.resume = resume
         self._stack.append(frame)
         try:
-            if not frame.is_recomputation:
-                self.recorder.enter(layer)
-            frame.inputs = [(tensor, version(tensor))]
-            if not frame.is_recomputation:
-                self.recorder.add_inputs(layer, [tensor])
+            self.recorder.enter(layer)
+            frame.inputs.append((tensor, version(tensor)))
+            self.recorder.add_input(layer, tensor)
             frame.is_simple = True
         except Exception as error:  # noqa: BLE001 - as in _guarded
             self.recorder.fail(layer, error)
@@ -198,7 +202,7 @@ class Hooks:
 
     def complete_simply(self, layer: Layer, output: Any) -> bool:
         """End such a call; return whether it was one and returned one plain tensor."""
-        if not self._stack or type(output) is not Tensor:
+        if type(output) is not Tensor or not self._stack:
             return False
         frame = self._stack[-1]
         if not frame.is_simple or frame.layer is not layer:
@@ -300,11 +304,13 @@ class Hooks:
     def _see_tensors(self, frame: Frame, tensors: list[Tensor]) -> None:
         """Take the tensors with numbers that a call returned."""
         layer, recorder = frame.layer, self.recorder
-        dimensions = [recorder.unit_dimension(layer, tensor) for tensor in tensors]
+        entries: list[Entry | None] = []
         if not frame.is_recomputation:
-            entries = recorder.complete(layer, tensors, dimensions)
-            recorder.compare_samples(layer, frame.inputs, tensors, entries)
-        for tensor, dimension in zip(tensors, dimensions, strict=True):
+            recorder.complete(layer)
+        for tensor in tensors:
+            dimension = recorder.unit_dimension(layer.module, tensor)
+            if not frame.is_recomputation:
+                entries.append(recorder.add_output(layer, tensor, dimension))
             if _is_among(tensor, frame.inputs):
                 layer.returned_input = True
                 continue
@@ -312,6 +318,8 @@ class Hooks:
             if tensor.requires_grad and "gradients" in layer.roles:
                 layer.requires_grad = True
                 self._hook_gradient(layer, tensor, dimension)
+        if not frame.is_recomputation:
+            recorder.compare_samples(layer, frame.inputs, tensors, entries)
 
     def _hook_gradient(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> None:
         """Hook a tensor's gradient, and its base's where the tensor is a view.
@@ -321,7 +329,7 @@ class Hooks:
         that is written to later never fires; the hook on its base does.
         """
         _ = tensor.grad_fn
-        if self._share_hook(layer, tensor, unit_dimension):
+        if tensor._backward_hooks and self._share_hook(layer, tensor, unit_dimension):
             return
         hook = _GradientHook(self, layer, unit_dimension)
         self._register(tensor, hook)
@@ -336,45 +344,54 @@ class Hooks:
         A tensor that was written to has lost its hooks; one whose base was, once its ``grad_fn``
         was read.
         """
-        hooks: dict[Any, Any] | None = tensor._backward_hooks
-        latest = next(reversed(hooks), None) if hooks else None
+        hooks: dict[Any, Any] = tensor._backward_hooks  # type: ignore[assignment]
+        latest = next(reversed(hooks))
         if type(latest) is not _GradientHook:
             return False
         return latest.add(self, layer, unit_dimension)
 
     def _register(self, tensor: Tensor, hook: Callable[[Tensor | None], None]) -> None:
         """Do what `Tensor.register_hook` does, without a handle."""
-        if tensor._backward_hooks is None:
-            tensor._backward_hooks = OrderedDict()
+        hooks: dict[Any, Any] | None = tensor._backward_hooks
+        if hooks is None:
+            hooks = OrderedDict()
+            tensor._backward_hooks = hooks
             if tensor.grad_fn is not None:
                 tensor.grad_fn._register_hook_dict(tensor)
-        hooks: dict[Any, Any] = tensor._backward_hooks
         hooks[hook] = hook
         self._tensor_hooks.append(hook)
         self._hook_dictionaries.append(hooks)
 
-    def takes_gradients(self, layer: Layer) -> bool:
-        """Whether what flows back now is the gradient of the loss.
+    def takes_gradients(self, layers: list[Layer]) -> bool:
+        """Whether what flows back to `layers` now is the gradient of the loss.
 
         A pass that builds a graph, for a gradient penalty say, is a part of computing the loss.
         """
         if not self._differentiating:
             return False
         if torch.is_grad_enabled():
-            layer.passed_with_graph = True
+            for layer in layers:
+                layer.passed_with_graph = True
             return False
         return True
 
     def see_gradient(
         self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
-    ) -> None:
-        """Take the gradient of the loss with respect to a tensor that all of `layers` returned."""
+    ) -> bool:
+        """Take the gradient of the loss with respect to a tensor that all of `layers` returned.
+
+        Returns:
+            Whether it is one.
+        """
+        if not self.takes_gradients(layers):
+            return False
         try:
             with torch._C.DisableTorchFunction():
                 self.recorder.add_gradient(layers, gradient, unit_dimension)
         except Exception as error:  # noqa: BLE001 - as in _guarded
             for layer in layers:
                 self.recorder.fail(layer, error)
+        return True
 
 
 def _is_among(tensor: Tensor, given: list[tuple[Tensor, int | None]]) -> bool:
@@ -484,12 +501,8 @@ class _GradientHook:
         return True
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is None:
-            return
-        layers = [layer for layer in self._layers if self._hooks.takes_gradients(layer)]
-        if layers:
-            self.fired = True
-            self._hooks.see_gradient(layers, gradient, self._unit_dimension)
+        if gradient is not None:
+            self.fired |= self._hooks.see_gradient(self._layers, gradient, self._unit_dimension)
 
 
 class _BaseGradientHook:

@@ -34,7 +34,7 @@ class Listener:
         if begins:
             self._hooks.recorder.enter(layer)
         self._hooks.recorder.forget()
-        self._hooks.recorder.add_inputs(layer, [value])
+        self._hooks.recorder.add_input(layer, value)
 
     def output(self, index: int, value: Tensor, begins: bool, requires_grad: bool) -> None:
         """Take one tensor that a layer returned."""
@@ -46,14 +46,15 @@ class Listener:
         layer.returned_own = True
         layer.requires_grad |= requires_grad or value.requires_grad
         self._hooks.recorder.forget()
-        dimension = self._hooks.recorder.unit_dimension(layer, value)
-        self._hooks.recorder.complete(layer, [value], [dimension])
+        dimension = self._hooks.recorder.unit_dimension(layer.module, value)
+        self._hooks.recorder.complete(layer)
+        self._hooks.recorder.add_output(layer, value, dimension)
 
     def gradient(self, index: int, gradient: Tensor) -> None:
         """Take the gradient with respect to one tensor that a layer returned."""
         layer = self._layers[index]
-        if "gradients" in layer.roles and self._hooks.takes_gradients(layer):
-            dimension = self._hooks.recorder.unit_dimension(layer, gradient)
+        if "gradients" in layer.roles and self._hooks.takes_gradients([layer]):
+            dimension = self._hooks.recorder.unit_dimension(layer.module, gradient)
             self._hooks.recorder.add_gradient([layer], gradient, dimension)
 
     def close(self) -> None:

@@ -115,7 +115,8 @@ class Recorder:
         self._selection = selection
         self._scale = scale
         self._samples = samples
-        self._unit_dimensions = UnitDimensions()
+        self.unit_dimension = UnitDimensions().of
+        """Tells where the units of an output of a module lie."""
         self._ledger = Ledger() if ledger is None else ledger
         self._loss: Entry | float | None = None
         self._seen: dict[int, _Seen] = {}
@@ -179,39 +180,40 @@ class Recorder:
 
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> None:
         """Take what `layer` was called with; integers only where there is nothing else."""
+        if len(tensors) > 1:
+            tensors = [t for t in tensors if holds_numbers(t)] or tensors
+        for tensor in tensors:
+            self.add_input(layer, tensor)
+
+    def add_input(self, layer: Layer, tensor: Tensor) -> None:
+        """Take one tensor that `layer` was called with."""
         if "inputs" in layer.roles:
-            if len(tensors) > 1:
-                tensors = [t for t in tensors if holds_numbers(t)] or tensors
-            for tensor in tensors:
-                entry = self._read(layer, tensor, None)
-                if entry is not None:
-                    _add(layer.inputs, entry)
+            entry = self._read(layer, tensor, None)
+            if entry is not None:
+                _add(layer.inputs, entry)
 
-    def complete(
-        self, layer: Layer, tensors: list[Tensor], unit_dimensions: list[int | None]
-    ) -> list[Entry | None]:
-        """Take what a call of `layer` returned, and where the units of each tensor lie.
-
-        Returns:
-            What was found in the tensors, ``None`` for one that cannot be read; nothing where they
-            were not looked at.
-        """
+    def complete(self, layer: Layer) -> None:
+        """Note that a call of `layer` has returned."""
         self._events += 1
         layer.completed = self._events
+
+    def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
+        """Take one tensor that `layer` returned, and where its units lie.
+
+        Returns:
+            What was found; ``None`` where it cannot be read or was not looked at.
+        """
         if "activations" not in layer.roles:
-            return []
-        entries = []
-        for tensor, unit_dimension in zip(tensors, unit_dimensions, strict=True):
-            entry = self._read(layer, tensor, unit_dimension)
-            entries.append(entry)
-            if entry is not None:
-                _add(layer.activations, entry)
-        return entries
+            return None
+        entry = self._read(layer, tensor, unit_dimension)
+        if entry is not None:
+            _add(layer.activations, entry)
+        return entry
 
     def compare_samples(
         self,
         layer: Layer,
-        given: Iterable[tuple[Tensor, int | None]],
+        given: list[tuple[Tensor, int | None]],
         returned: list[Tensor],
         entries: list[Entry | None],
     ) -> None:
@@ -221,20 +223,20 @@ class Recorder:
             layer: the layer.
             given: the tensors it was called with, each with its version then.
             returned: the tensors it returned.
-            entries: what was found in these, as `complete` returns it.
+            entries: what `add_output` found in these.
         """
         if layer.equal_samples is False or "activations" not in layer.roles:
             return
-        if len(entries) == 1 and entries[0] is not None and entries[0].samples_equal is False:
-            layer.equal_samples = False  # it nearly always is
-            if layer.name:
-                return
         equal = equal_samples(returned, self._samples, entries)
         if equal is not None:
             layer.equal_samples = equal
         if (equal or not layer.name) and layer.equal_input_samples is not False:
-            unchanged = [tensor for tensor, seen in given if version(tensor) == seen]
-            equal = equal_samples(unchanged, self._samples, map(self._seen_before, unchanged))
+            unchanged, known = [], []
+            for tensor, version_then in given:
+                if version(tensor) == version_then:
+                    unchanged.append(tensor)
+                    known.append(self._seen_before(tensor))
+            equal = equal_samples(unchanged, self._samples, known)
             if equal is not None:
                 layer.equal_input_samples = equal
 
@@ -341,10 +343,6 @@ class Recorder:
         if isinstance(self._loss, Entry):
             return self._loss.statistics.mean_of_all
         return self._loss
-
-    def unit_dimension(self, layer: Layer, tensor: Tensor) -> int | None:
-        """Return where the units of an output of `layer` lie."""
-        return self._unit_dimensions.of(layer.module, tensor)
 
     def add_state(self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]) -> None:
         """Read parameters, their gradients or buffers."""

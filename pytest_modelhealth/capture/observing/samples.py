@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import zip_longest
-
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.statistics import Entry
 
 
-def equal_samples(
-    tensors: Iterable[Tensor], samples: int, known: Iterable[Entry | None] = ()
-) -> bool | None:
+def equal_samples(tensors: list[Tensor], samples: int, known: list[Entry | None]) -> bool | None:
     """Return whether in each tensor with a batch dimension all samples have equal values.
 
     A tensor has one if its dimension 0 is as large as the batch, `samples`.
@@ -21,7 +16,7 @@ def equal_samples(
     Args:
         tensors: the tensors.
         samples: the size of the batch.
-        known: entries of the first of them, ``None`` for a tensor without one.
+        known: the entry of each, ``None`` for a tensor without one.
 
     Returns:
         ``None`` where there are fewer than two samples, no such tensor, or one that cannot be read
@@ -29,8 +24,10 @@ def equal_samples(
     """
     if samples < 2:
         return None
+    if len(known) == 1 and known[0] is not None and known[0].samples_equal is not None:
+        return known[0].samples_equal  # most layers give one tensor
     equal = None
-    for tensor, entry in zip_longest(tensors, known):
+    for tensor, entry in zip(tensors, known, strict=True):
         settled = None if entry is None else entry.samples_equal
         if settled is None:
             if not _has_samples(tensor, samples):

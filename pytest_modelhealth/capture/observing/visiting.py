@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
-from pytest_modelhealth.capture.observing.tensors import holds_numbers
 from pytest_modelhealth.statistics import Entry
 
 
@@ -43,20 +42,16 @@ class VisitedRecorder(Recorder):
         super().forget()
         self.visitor.forget()
 
-    def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> None:
-        """Take and show what `layer` was called with."""
-        super().add_inputs(layer, tensors)
-        for tensor in [t for t in tensors if holds_numbers(t)] or tensors:
-            self.visitor.see(layer.name, "inputs", "", tensor)
+    def add_input(self, layer: Layer, tensor: Tensor) -> None:
+        """Take and show one tensor that `layer` was called with."""
+        super().add_input(layer, tensor)
+        self.visitor.see(layer.name, "inputs", "", tensor)
 
-    def complete(
-        self, layer: Layer, tensors: list[Tensor], unit_dimensions: list[int | None]
-    ) -> list[Entry | None]:
-        """Take and show what a call of `layer` returned."""
-        entries = super().complete(layer, tensors, unit_dimensions)
-        for tensor in tensors:
-            self.visitor.see(layer.name, "activations", "", tensor)
-        return entries
+    def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
+        """Take and show one tensor that a call of `layer` returned."""
+        entry = super().add_output(layer, tensor, unit_dimension)
+        self.visitor.see(layer.name, "activations", "", tensor)
+        return entry
 
     def add_gradient(
         self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
