@@ -2,8 +2,9 @@
 
 Usage: ``python -m benchmarks.speed [--threads 2] [--rounds 15] [STEP ...]``
 
-Every contender runs in turns with the bare step, in one process; a ratio is the median over rounds
-of contender / bare, its spread the quartiles. Contenders are in `benchmarks.contenders`.
+Every contender runs in turns with the bare step, in one process, and each starts without gradients,
+as a test and a training loop do; a ratio is the median over rounds of contender / bare, its spread
+the quartiles. Contenders are in `benchmarks.contenders`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def measure(name: str, contenders: list[str], rounds: int) -> dict[str, Timing]:
     torch.manual_seed(0)
     step = STEPS[name]()
     runs = {contender: partial(CONTENDERS[contender].run, step) for contender in contenders}
-    return time_in_turns(step.run, runs, rounds)
+    return time_in_turns(step.run, runs, rounds, step.forget_gradients)
 
 
 def bare_milliseconds(timings: dict[str, Timing]) -> str:

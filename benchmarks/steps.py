@@ -25,9 +25,13 @@ class Step:
 
     def run(self) -> None:
         """Run forward and backward as a training loop does."""
-        self.model.zero_grad(set_to_none=True)
+        self.forget_gradients()
         output = self.model(**self.inputs) if self.takes_keywords else self.model(self.inputs)
         self.loss_of(output).backward()
+
+    def forget_gradients(self) -> None:
+        """Have no gradient on any parameter: memory of an earlier one would be kept for it."""
+        self.model.zero_grad(set_to_none=True)
 
     @property
     def takes_keywords(self) -> bool:

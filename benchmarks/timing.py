@@ -53,13 +53,17 @@ def time_once(run: Callable[[], object]) -> Seconds:
 
 
 def time_in_turns(
-    base: Callable[[], object], others: Mapping[str, Callable[[], object]], rounds: int
+    base: Callable[[], object],
+    others: Mapping[str, Callable[[], object]],
+    rounds: int,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
     """Run `base` and every other once a round, the dear ones not in all rounds.
 
-    A first run of each, not counted, warms up; one that raises there is out, with its error. A run
-    is slower after one that freed much memory, so another goes first in each round, the dear ones
-    come last, and a run of the base that is not counted follows them.
+    Each starts from what `before` leaves, which is not counted. A first run of each, not counted
+    either, warms up; one that raises there is out, with its error. A run is slower after one that
+    freed much memory, so another goes first in each round, the dear ones come last, and a run of
+    the base that is not counted follows them.
     """
     timings = {name: Timing() for name in others}
     with warnings.catch_warnings():
@@ -71,10 +75,10 @@ def time_in_turns(
             base()
             first = number % len(cheap)
             dear = [name for name, stride in strides.items() if stride > 1 and number % stride == 0]
-            seconds = {
-                name: time_once(base if name is None else others[name])
-                for name in (*cheap[first:], *cheap[:first], *dear)
-            }
+            seconds = {}
+            for name in (*cheap[first:], *cheap[:first], *dear):
+                before()
+                seconds[name] = time_once(base if name is None else others[name])
             base_seconds = seconds.pop(None)
             for name, own in seconds.items():
                 timings[name].runs.append((own, base_seconds))

@@ -41,7 +41,9 @@ def test_ratio_is_that_of_contender_to_base(monkeypatch):
     """A contender that takes 1.4 times as long as the base is reported as 1.40, in every round."""
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)
-    timings = timing.time_in_turns(clock.spend(2.0), {"other": clock.spend(2.8)}, rounds=2)
+    timings = timing.time_in_turns(
+        clock.spend(2.0), {"other": clock.spend(2.8)}, rounds=2, before=clock.spend(7.0)
+    )
     assert timings["other"].ratio() == timings["other"].ratio("cpu") == "1.40 (1.40-1.40)"
     assert len(timings["other"].runs) == 2
 
