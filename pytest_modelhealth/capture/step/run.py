@@ -19,6 +19,7 @@ from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.observing.sources import note_sources
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.observing.visiting import VisitedRecorder
+from pytest_modelhealth.capture.step.collection import collected_rarely
 from pytest_modelhealth.capture.step.inputs import Inputs
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.loss import compute_loss
@@ -49,6 +50,7 @@ def _observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
         yield hooks
 
 
+@collected_rarely()
 def run_step(
     request: Request,
     model: nn.Module,
