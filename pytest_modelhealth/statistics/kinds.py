@@ -1,4 +1,4 @@
-"""`kind_of`: how the compiled kernel reads a tensor, worked out once for all of its kind."""
+"""`find_kind`: how the compiled kernel reads a tensor, worked out once for all of its kind."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ class Kind:
         self.compares_samples = layout.samples > 1
 
 
-def kind_of(tensor: Tensor, unit_dim: int | None, samples: int = 0) -> Kind | None:
-    """Return how the compiled kernel reads a tensor, ``None`` where it does not.
+def find_kind(tensor: Tensor, unit_dim: int | None, samples: int = 0) -> tuple[Kind | None, int]:
+    """Return how the compiled kernel reads a tensor, and the address of its first element.
 
     It reads what is dense, on the CPU, and as it lies in memory: no subclass, no view that is yet
-    to be negated or conjugated, nothing of a functional transform, and nothing that FSDP freed.
+    to be negated or conjugated, nothing of a functional transform, and nothing that FSDP freed. For
+    anything else the two are ``None`` and 0.
 
     Args:
         tensor: any tensor.
@@ -63,16 +64,22 @@ def kind_of(tensor: Tensor, unit_dim: int | None, samples: int = 0) -> Kind | No
         or tensor.is_nested
         or tensor.is_neg()
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        or not torch._C._data_address(tensor)  # type: ignore[attr-defined]  # FSDP frees it
     ):
-        return None
+        return None, 0
+    # unlike data_ptr, this does not make a lazy copy real
+    storage: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
+    if not storage:  # FSDP freed it
+        return None, 0
     key: tuple[object, ...] = (tensor.shape, tensor.dtype, unit_dim, samples)
     if not tensor.is_contiguous():
         key = (*key, tensor.stride())
     try:
-        return _kinds[key]
+        kind = _kinds[key]
     except KeyError:
-        return _new_kind(key, tensor, unit_dim, samples)
+        kind = _new_kind(key, tensor, unit_dim, samples)
+    if kind is None:
+        return None, 0
+    return kind, storage + int(tensor.storage_offset()) * kind.itemsize
 
 
 _PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})

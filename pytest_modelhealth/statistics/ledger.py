@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from threading import get_ident
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import queued
 from pytest_modelhealth.statistics.kernels.queued import Queued
-from pytest_modelhealth.statistics.kinds import Kind, kind_of
+from pytest_modelhealth.statistics.kinds import Kind, find_kind
 from pytest_modelhealth.statistics.native import (
     EQUAL_SAMPLES,
     NOT_ALL_FINITE,
@@ -110,22 +111,49 @@ class Ledger:
         """
         if not tensor.is_cpu or self._queue_all:
             return self._add_queued(tensor, unit_dim)
-        kind = kind_of(tensor, unit_dim, samples)
+        kind, address = find_kind(tensor, unit_dim, samples)
         if kind is not None:
-            # unlike data_ptr, this does not make a lazy copy real
-            address = torch._C._data_address(tensor)  # type: ignore[attr-defined]
-            address += tensor.storage_offset() * kind.itemsize
             results = self._by_thread.get(get_ident()) or self._begin()
             place, remarks = results.reduce_packed(kind.job, address)
             if not remarks & OUT_OF_RANGE:
                 equal = remarks >= EQUAL_SAMPLES if kind.compares_samples else None
                 entry = _Compiled(kind, results, place, equal)
-                if remarks & NOT_ALL_FINITE and self._looks_again > 0:
-                    self._looks_again -= 1
-                    with unseen():
-                        entry.first_nonfinite = first_nonfinite(tensor)
+                if remarks & NOT_ALL_FINITE:
+                    self._look_again(entry, tensor)
                 return entry
         return _Known(reduce(tensor, unit_dim))
+
+    def add_many(self, tensors: Sequence[Tensor]) -> list[Entry | None]:
+        """Read tensors, without units, in one call of the kernel.
+
+        Returns:
+            The entry of each, ``None`` for one that the kernel does not read: it is left to `add`.
+        """
+        found: list[Entry | None] = [None] * len(tensors)
+        places, kinds, addresses = [], [], []
+        for place, tensor in enumerate(tensors):
+            kind, address = find_kind(tensor, None)
+            if kind is not None and not self._queue_all:
+                places.append(place)
+                kinds.append(kind)
+                addresses.append(address)
+        if not kinds:
+            return found
+        results = self._by_thread.get(get_ident()) or self._begin()
+        done = results.reduce_many([kind.job for kind in kinds], addresses)
+        for place, kind, (where, remarks) in zip(places, kinds, done, strict=True):
+            if not remarks & OUT_OF_RANGE:
+                entry = found[place] = _Compiled(kind, results, where, None)
+                if remarks & NOT_ALL_FINITE:
+                    self._look_again(entry, tensors[place])
+        return found
+
+    def _look_again(self, entry: _Compiled, tensor: Tensor) -> None:
+        """Find the first value that is not finite, if that was not done too often."""
+        if self._looks_again > 0:
+            self._looks_again -= 1
+            with unseen():
+                entry.first_nonfinite = first_nonfinite(tensor)
 
     @property
     def has_queued(self) -> bool:

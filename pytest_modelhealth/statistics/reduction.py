@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_modelhealth.statistics.dense import DenseValues, dense_values
 from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import fused
-from pytest_modelhealth.statistics.kinds import kind_of
+from pytest_modelhealth.statistics.kinds import find_kind
 from pytest_modelhealth.statistics.nonfinite import first_nonfinite
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
@@ -121,7 +121,7 @@ def reduce(tensor: Tensor, unit_dim: int | None = None) -> TensorStatistics:
 
 def _reduce_compiled(tensor: Tensor, unit_dim: int | None) -> TensorStatistics | None:
     """Return the statistics of a plain dense tensor, without one call that torch could see."""
-    if kind_of(tensor, unit_dim) is None:
+    if find_kind(tensor, unit_dim)[0] is None:
         return None
     dense = DenseValues(tensor, tuple(tensor.shape))
     subject = Subject.of(tensor, dense, unit_dim)

@@ -378,8 +378,9 @@ def test_a_checkpointed_layer_counts_once(reentrant: bool) -> None:
 def tensors_added(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Return the list in which every tensor will be that is added to a ledger."""
     added: list[Tensor] = []
-    add = Ledger.add
+    add, add_many = Ledger.add, Ledger.add_many
     monkeypatch.setattr(Ledger, "add", lambda self, t, *a: added.append(t) or add(self, t, *a))
+    monkeypatch.setattr(Ledger, "add_many", lambda self, t: added.extend(t) or add_many(self, t))
     return added
 
 

@@ -52,6 +52,32 @@ def test_a_ledger_finds_what_reduce_finds(drawn: list[Tensor], data: st.DataObje
         assert oracle.bits(entry.statistics) == oracle.bits(expected)
 
 
+@given(drawn=st.lists(tensors(), max_size=6))
+def test_many_tensors_at_once_are_what_each_is_alone(drawn: list[Tensor]) -> None:
+    """Every bit is that of `reduce`; what the kernel does not read is left out."""
+    for entry, tensor in zip(Ledger().add_many(drawn), drawn, strict=True):
+        if entry is not None:
+            assert not entry.has_units
+            assert oracle.bits(entry.statistics) == oracle.bits(reduce(tensor))
+        else:
+            is_read = kinds.find_kind(tensor, None)[0] is not None
+            assert not is_read or tensor.dtype is torch.float64  # out of the kernel's range
+
+
+@needs_library
+def test_many_tensors_fill_several_pages() -> None:
+    """More than a page has room for is read in several calls, in the same order."""
+    many = [noise(n % 90 + 1, 40) for n in range(400)]
+    found = Ledger().add_many([*many, noise(3, 3).to_sparse(), *many[:3]])
+    expected = [*map(reduce, many), None, *map(reduce, many[:3])]
+    for entry, statistics in zip(found, expected, strict=True):
+        if statistics is None:
+            assert entry is None
+        else:
+            assert entry is not None
+            assert oracle.bits(entry.statistics) == oracle.bits(statistics)
+
+
 @needs_library
 @pytest.mark.parametrize(
     "tensor",

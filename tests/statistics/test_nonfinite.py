@@ -21,6 +21,8 @@ def test_index_is_that_of_numpy(index, bad, dtype):
         truth = tuple(np.argwhere(~np.isfinite(tensor.double().numpy()))[0].tolist())
         assert reduce(tensor).first_nonfinite == truth
         assert Ledger().add(tensor).statistics.first_nonfinite == truth
+        together = Ledger().add_many([torch.ones(3), tensor])[1]
+        assert together is None or together.statistics.first_nonfinite == truth
 
 
 def test_finite_tensor_has_none():

@@ -190,7 +190,9 @@ class Recorder:
         if "inputs" in layer.roles:
             entry = self._read(layer, tensor, None)
             if entry is not None:
-                _add(layer.inputs, entry)
+                layer.inputs.append(entry)
+                if len(layer.inputs) > _MOST_ENTRIES:
+                    _merge(layer.inputs)
 
     def complete(self, layer: Layer) -> None:
         """Note that a call of `layer` has returned."""
@@ -207,7 +209,9 @@ class Recorder:
             return None
         entry = self._read(layer, tensor, unit_dimension)
         if entry is not None:
-            _add(layer.activations, entry)
+            layer.activations.append(entry)
+            if len(layer.activations) > _MOST_ENTRIES:
+                _merge(layer.activations)
         return entry
 
     def compare_samples(
@@ -327,7 +331,9 @@ class Recorder:
         """Read the gradient of the loss with respect to a tensor that all of `layers` returned."""
         entry = self._read_gradient(gradient, unit_dimension)
         for layer in layers:
-            _add(layer.gradients, entry)
+            layer.gradients.append(entry)
+            if len(layer.gradients) > _MOST_ENTRIES:
+                _merge(layer.gradients)
 
     def add_loss(self, loss: Tensor) -> None:
         """Take the loss; from another device its value is fetched with everything else."""
@@ -344,22 +350,32 @@ class Recorder:
             return self._loss.statistics.mean_of_all
         return self._loss
 
-    def add_state(self, role: str, tensors: Iterable[tuple[Layer, str, Tensor]]) -> None:
+    def add_state(self, role: str, tensors: Iterable[Held]) -> None:
         """Read parameters, their gradients or buffers."""
         read = self._read_gradient if role == "parameter_gradients" else self._ledger.add
+        held = [(layer, name, tensor) for layer, name, tensor in tensors if role in layer.roles]
         found: dict[Layer, dict[str, Entry]] = {}
         # what we ask of a tensor is no call of the user's: a function mode would see each
         with torch._C.DisableTorchFunction():
-            for layer, name, tensor in tensors:
-                if role in layer.roles:
-                    try:
-                        found.setdefault(layer, {})[name] = read(tensor)
-                    except UnsupportedTensorError as error:
-                        layer.unsupported = f"{name}: {error}"
-                    except Exception as error:  # noqa: BLE001 - ours, as in a hook
-                        self.fail(layer, error)
+            for (layer, name, tensor), known in zip(held, self._read_many(role, held), strict=True):
+                try:
+                    entry = read(tensor) if known is None else known
+                    found.setdefault(layer, {})[name] = entry
+                except UnsupportedTensorError as error:
+                    layer.unsupported = f"{name}: {error}"
+                except Exception as error:  # noqa: BLE001 - ours, as in a hook
+                    self.fail(layer, error)
         for layer, entries in found.items():
             setattr(layer, role, entries)
+
+    def _read_many(self, role: str, held: list[Held]) -> list[Entry | None]:
+        """Return the entry of each tensor, ``None`` for one that is to be read by itself."""
+        if role != "parameter_gradients" or self._scale.factor == 1.0:
+            try:
+                return self._ledger.add_many([tensor for _, _, tensor in held])
+            except Exception:  # noqa: BLE001 - ours: read by itself, it is of one layer
+                pass
+        return [None] * len(held)
 
     def _read_gradient(self, gradient: Tensor, unit_dimension: int | None = None) -> Entry:
         if self._scale.factor == 1.0:
@@ -459,10 +475,8 @@ _MOST_ENTRIES = 256
 """A layer that is called more often has what was found in its calls merged meanwhile."""
 
 
-def _add(entries: list[Entry], entry: Entry) -> None:
-    entries.append(entry)
-    if len(entries) > _MOST_ENTRIES:
-        entries[:] = [Entry.of(merged)] if (merged := _merged(entries)) else []
+def _merge(entries: list[Entry]) -> None:
+    entries[:] = [Entry.of(merged)] if (merged := _merged(entries)) else []
 
 
 def _merged(entries: Iterable[Entry]) -> TensorStatistics | None:

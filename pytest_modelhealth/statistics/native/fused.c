@@ -491,8 +491,8 @@ EXPORT const char *modelhealth_source(void) { return SOURCE; }
 /* Reduce tensors and write their results one after the other; return the words written.
  *
  * Room is needed for each job's RESULT_WORDS, twice its units rounded up to 8, its units rounded up to
- * 64 as bytes, and ROWS. places: NULL, or where each result begins, in words from the first.
- * threads: how many torch has for this thread, or 1.
+ * 64 as bytes, and ROWS. places: where each result begins, in words from the first, and from
+ * REMARKS_FROM_BIT on its remarks. threads: how many torch has for this thread, or 1.
  */
 EXPORT int64_t modelhealth_reduce(const Job *jobs, int64_t count, int64_t *results,
                                   int64_t *places, int64_t threads) {
@@ -500,7 +500,7 @@ EXPORT int64_t modelhealth_reduce(const Job *jobs, int64_t count, int64_t *resul
     for (int64_t i = 0; i < count; i++) {
         Result *result = (Result *)(results + words);
         reduce_job(jobs + i, threads, result);
-        if (places) places[i] = words;
+        places[i] = words | result->remarks << REMARKS_FROM_BIT;
         words += result->words;
     }
     return words;
