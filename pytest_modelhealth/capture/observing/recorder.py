@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -32,11 +31,14 @@ from pytest_modelhealth.statistics import (
     UnsupportedTensorError,
 )
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+class _Nothing(dict[str, Any]):
+    """An empty mapping that a data class takes for a default: it is hashed, and never filled."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-def _nothing() -> Mapping[str, Any]:
-    return _NOTHING
+_NOTHING = _Nothing()
 
 
 @dataclass(slots=True, eq=False)
@@ -56,9 +58,9 @@ class Layer:
     inputs: list[Entry] = field(default_factory=list)
     activations: list[Entry] = field(default_factory=list)
     gradients: list[Entry] = field(default_factory=list)
-    parameters: Mapping[str, Entry] = field(default_factory=_nothing)
-    parameter_gradients: Mapping[str, Entry] = field(default_factory=_nothing)
-    buffers: Mapping[str, Entry] = field(default_factory=_nothing)
+    parameters: Mapping[str, Entry] = _NOTHING
+    parameter_gradients: Mapping[str, Entry] = _NOTHING
+    buffers: Mapping[str, Entry] = _NOTHING
     returned_own: bool = False
     returned_input: bool = False
     requires_grad: bool = False
@@ -69,7 +71,7 @@ class Layer:
     opaque: str = ""
     source: str = ""
     calls_no_functional_layer: bool = False
-    options: Mapping[str, Option] = field(default_factory=_nothing)
+    options: Mapping[str, Option] = _NOTHING
     frozen: frozenset[str] = frozenset()
     unreached: frozenset[str] = frozenset()
     read_in_vain: frozenset[str] = frozenset()
@@ -605,6 +607,8 @@ _NONE: frozenset[str] = frozenset()
 
 def _frozen(module: nn.Module) -> frozenset[str]:
     """Return the names of the parameters that require no gradient."""
-    parameters: Mapping[str, torch.nn.Parameter | None] = module._parameters
-    frozen = [n for n, p in parameters.items() if p is not None and not p.requires_grad]
-    return frozenset(frozen) if frozen else _NONE
+    frozen = _NONE
+    for name, parameter in module._parameters.items():
+        if parameter is not None and not parameter.requires_grad:
+            frozen |= {name}
+    return frozen
