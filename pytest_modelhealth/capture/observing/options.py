@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,11 +53,14 @@ _DROPOUT_DEFAULTS: dict[Callable[..., Any], dict[str, Option]] = {
 
 def module_options(module: nn.Module) -> dict[str, Option]:
     """Return the plain public attributes of a module: `training`, `eps`, `p`, `num_embeddings`."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if type(value) in _PLAIN and not name.startswith("_")
-    }
+    held = vars(module)
+    return {name: value for name in _public(tuple(held)) if type(value := held[name]) in _PLAIN}
+
+
+@lru_cache(maxsize=1024)
+def _public(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those that do not begin with an underscore: few, and the same in most of a class."""
+    return tuple(name for name in names if not name.startswith("_"))
 
 
 def call_options(
