@@ -29,9 +29,6 @@ class State:
         modules: every module, the model first.
         leaves: every parameter and every other tensor that collects a gradient.
         tensors: every tensor that is no parameter: buffers and plain attributes.
-        containers: the attributes of each module and each dictionary, list, set or deque in them
-            that holds anything.
-        empty: those that hold nothing, a dozen a module, for hooks.
         generators: random generators kept in attributes.
         lazy: parameters and buffers that the first forward creates.
     """
@@ -40,15 +37,36 @@ class State:
         self.modules: list[nn.Module] = []
         self.leaves: list[Tensor] = []
         self.tensors: list[Tensor] = []
-        self.containers: list[Any] = []
-        self.empty: list[Any] = []
         self.generators: list[Any] = []
         self.lazy: list[Tensor] = []
+        self._empty: list[Any] = []  # containers that hold nothing: a dozen a module, for hooks
+        self._containers: list[Any] = []  # all others
+        self._sizes: list[int] = []
+        self._items: list[Any] = []  # all in one list: one for each would be one more to collect
         self._seen: dict[int, Any] = {}
         self._visit(model)
 
+    def restore_containers(self) -> None:
+        """Put the same objects in again, in the order they had."""
+        if any(self._empty):
+            for container in self._empty:
+                container.clear()
+        if self._is_as_it_was():  # as a rule, and one look at all is the quickest
+            return
+        start = 0
+        for container, size in zip(self._containers, self._sizes, strict=True):
+            end = start + (2 * size if isinstance(container, dict) else size)
+            held = self._items[start:end]
+            start = end
+            if not _same(_items([container]), held):
+                _fill(container, held)
+
+    def _is_as_it_was(self) -> bool:
+        sizes = list(map(len, self._containers))
+        return sizes == self._sizes and _same(_items(self._containers), self._items)
+
     def _visit_all(self, values: Iterable[Any]) -> None:
-        empty = self.empty
+        empty = self._empty
         for value in values:
             kind = type(value)
             if kind in _CONTAINERS:  # most are, and hold nothing
@@ -60,10 +78,18 @@ class State:
                 self._visit(value)
 
     def _open(self, container: Any) -> None:
-        if id(container) not in self._seen:
-            self._seen[id(container)] = container
-            self.containers.append(container)
-            self._visit_all(container.values() if isinstance(container, dict) else container)
+        if id(container) in self._seen:
+            return
+        self._seen[id(container)] = container
+        self._containers.append(container)
+        self._sizes.append(len(container))
+        self._items += container
+        if isinstance(container, dict):
+            values = container.values()
+            self._items += values
+            self._visit_all(values)
+        else:
+            self._visit_all(container)
 
     def _visit(self, value: Any) -> None:
         if id(value) in self._seen:
@@ -116,7 +142,7 @@ def untouched(state: State, batch: Any) -> Iterator[None]:
         stack.callback(_restore_random_state, _random_state())
         for generator in state.generators:
             stack.callback(_generator_restorer(generator))
-        stack.callback(_Contents(state.containers, state.empty).restore)
+        stack.callback(state.restore_containers)
         for tensor in state.tensors:
             if not tensor.is_meta:
                 stack.callback(_restorer(tensor))
@@ -224,35 +250,6 @@ def _generator_restorer(generator: Any) -> Callable[[], Any]:
     if hasattr(generator, "set_state"):  # numpy.random.RandomState
         return partial(generator.set_state, generator.get_state())
     return partial(setattr, generator, "state", generator.state)
-
-
-class _Contents:
-    """What containers hold, all in one list: a tuple for each is a dozen a module to collect."""
-
-    def __init__(self, containers: list[Any], empty: list[Any]) -> None:
-        self._containers = containers
-        self._empty = empty
-        self._sizes = list(map(len, containers))
-        self._items = _items(containers)
-
-    def restore(self) -> None:
-        """Put the same objects in again, in the order they had."""
-        if any(self._empty):
-            for container in self._empty:
-                container.clear()
-        if self._are_held():  # as a rule, and one look at all of them is the quickest
-            return
-        start = 0
-        for container, size in zip(self._containers, self._sizes, strict=True):
-            end = start + (2 * size if isinstance(container, dict) else size)
-            held = self._items[start:end]
-            start = end
-            if not _same(_items([container]), held):
-                _fill(container, held)
-
-    def _are_held(self) -> bool:
-        sizes = list(map(len, self._containers))
-        return sizes == self._sizes and _same(_items(self._containers), self._items)
 
 
 def _items(containers: Iterable[Any]) -> list[Any]:
