@@ -78,9 +78,8 @@ def run_step(
     recorder = _recorder(request, model, scale, samples)
     note_sources(recorder)
     state = State(model) if state is None else state
-    parameters = recorder.held("_parameters")
-    writes = _Writes(parameters, batch)
-    registered = Registered(model, [parameter for _, _, parameter in parameters], batch)
+    writes = _Writes(recorder, batch)
+    registered = Registered(model, writes.parameters, batch)
     notes = [*notes, *_unregistered(registered, state)]
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
@@ -180,20 +179,25 @@ def _unregistered(registered: Registered, state: State) -> list[str]:
 
 
 class _Writes:
-    """Tells what was written to of that which is not copied beforehand."""
+    """Tells what was written to of that which is not copied beforehand.
 
-    def __init__(self, parameters: list[Held], batch: Any) -> None:
-        self._parameters = parameters
-        self._versions = Versions([*(p for _, _, p in parameters), *find_tensors(batch)])
+    Attributes:
+        parameters: those of the model, each once.
+    """
+
+    def __init__(self, recorder: Recorder, batch: Any) -> None:
+        self._recorder = recorder
+        self.parameters = [parameter for _, _, parameter in recorder.held("_parameters")]
+        self._versions = Versions([*self.parameters, *find_tensors(batch)])
 
     def written(self) -> list[str]:
-        """Return what was written to, by name."""
+        """Return what was written to, by name; the model holds the same parameters again."""
         return [self._name(index) for index in self._versions.written()]
 
     def _name(self, index: int) -> str:
-        if index >= len(self._parameters):
-            return f"tensor {index - len(self._parameters)} of the batch"
-        layer, name, _ = self._parameters[index]
+        if index >= len(self.parameters):
+            return f"tensor {index - len(self.parameters)} of the batch"
+        layer, name, _ = self._recorder.held("_parameters")[index]
         return f"the parameter {'.'.join(filter(None, (layer.name, name)))!r}"
 
 
@@ -245,19 +249,21 @@ def _run_backward(
             backward(loss)
         else:
             loss.backward()
+        del unknown
         with torch._C.DisableTorchFunction():  # a function mode would see each attribute
-            gradients: list[Held] = [
-                (layer, name, gradient)
-                for layer, name, parameter in parameters
-                if (gradient := parameter.grad) is not None
-            ]
-            recorder.add_state("parameter_gradients", gradients)
-            del unknown, gradients
+            recorder.add_state("parameter_gradients", _gradients(parameters))
             try:
                 return registered.leaves_out(leaves)
             except Exception as error:  # noqa: BLE001 - ours, as in a hook
                 recorder.errors.append(f"unregistered parameters: {type(error).__name__}: {error}")
                 return ()
+
+
+def _gradients(parameters: Iterable[Held]) -> Iterator[Held]:
+    for layer, name, parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None:
+            yield layer, name, gradient
 
 
 def _samples(batch: Any) -> int:
