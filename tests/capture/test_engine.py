@@ -259,6 +259,8 @@ def test_a_parameter_that_the_forward_writes_to_is_noted() -> None:
 
     (note,) = inspect(Normalises(6, 2)).notes
     assert "the parameter 'weight'" in note
+    (note,) = inspect(nn.Sequential(nn.Linear(6, 6), Normalises(6, 2))).notes
+    assert "the parameter '1.weight'" in note
 
 
 # ---- functional layers -------------------------------------------------------------------------

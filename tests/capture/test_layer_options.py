@@ -35,6 +35,16 @@ def test_modules_tell_how_they_are_set_up() -> None:
     assert seen[""].options == {"training": False}
 
 
+def test_modules_of_one_class_tell_each_its_own() -> None:
+    """An attribute that one of them alone has, or has as a number, is none of the other."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].rank = 4
+    model[2].rank = [4]
+    own = [records(model)[name].options for name in "012"]
+    shared = {"training": True, "in_features": 6, "out_features": 6}
+    assert own == [shared, shared | {"rank": 4}, shared]
+
+
 def test_embedding_tells_its_rows_and_padding() -> None:
     """The number of rows and the padding index of an embedding are recorded."""
     seen = records(
