@@ -8,22 +8,36 @@ numpy or matplotlib when it loads, as pytest loads them at every start.
 from __future__ import annotations
 
 import importlib
-import pkgutil
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pytest_modelhealth.plugin import attachments
-from pytest_modelhealth.plugin.own_checks import Hooks
 
 if TYPE_CHECKING:
     import pytest
 
+_FOLDER = Path(__file__).parent
+_SHELVES = ("[!_]*.py", "attachments/[!_]*.py")
+
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register every part."""
+    _leave_asserts_alone(pluginmanager)
+    from pytest_modelhealth.plugin import attachments
+    from pytest_modelhealth.plugin.own_checks import Hooks
+
     pluginmanager.add_hookspecs(attachments)
     pluginmanager.add_hookspecs(Hooks)
-    for package, folder in ((__name__, __path__), (attachments.__name__, attachments.__path__)):
-        for module in pkgutil.iter_modules(folder):
-            if not module.ispkg:
-                part = importlib.import_module(f"{package}.{module.name}")
-                pluginmanager.register(part, f"modelhealth.{module.name}")
+    for path in (path for shelf in _SHELVES for path in sorted(_FOLDER.glob(shelf))):
+        module = ".".join(path.relative_to(_FOLDER).with_suffix("").parts)
+        part = importlib.import_module(f"{__name__}.{module}")
+        pluginmanager.register(part, f"modelhealth.{path.stem}")
+
+
+def _leave_asserts_alone(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Have Python load this package from its own bytecode, as it does any library.
+
+    pytest rewrites the asserts of whatever comes with a plugin, keeps the result apart and reads
+    that ten times slower; where no bytecode may be written, as in many containers, it rewrites
+    every module at every start. No public name switches it off: without this one we are slower.
+    """
+    rewritten: set[str] = getattr(pluginmanager.rewrite_hook, "_must_rewrite", set())
+    rewritten.discard("pytest_modelhealth")

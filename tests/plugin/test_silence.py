@@ -49,6 +49,20 @@ def test_an_unused_plugin_loads_no_check(pytester: pytest.Pytester) -> None:
     assert not names & {"pytest_modelhealth.settings", "pytest_modelhealth.checks"}
 
 
+def test_python_loads_the_package_from_its_own_bytecode(pytester: pytest.Pytester) -> None:
+    """No assert of ours is rewritten, which would cost each start more than our imports do."""
+    pytester.makepyfile(
+        "import sys\n"
+        "def test_it(inspector):\n"
+        "    import pytest_modelhealth.inspector\n"
+        "    ours = {n: m for n, m in sys.modules.items() if n.startswith('pytest_modelhealth.')}\n"
+        "    rewritten = [n for n, m in ours.items() if 'Rewrit' in type(m.__loader__).__name__]\n"
+        "    assert len(ours) > 50\n"
+        "    assert rewritten == ['pytest_modelhealth.plugin']\n"
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
 def test_an_unused_plugin_says_nothing(pytester: pytest.Pytester) -> None:
     """Beside its place in the list of plugins, the output is what it is without the plugin."""
     pytester.makepyfile(PLAIN)
