@@ -16,7 +16,8 @@ from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
-from pytest_modelhealth.settings import Settings, Waiver
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.waiver import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.evidence import called, completed, same_values
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(NamedTuple):
     """One end of a layer: what goes into it, or what comes out."""
 
     layer: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -26,18 +25,15 @@ _RESERVED = {"artifacts", "compiled", "explain", "model", "on_report", "own_chec
 @cache
 def all_checks() -> tuple[Check, ...]:
     """Return one of each check that a file of this folder defines, the gravest first."""
-    folder = [str(Path(__file__).parent)]
-    modules = (module for module in pkgutil.iter_modules(folder) if not module.ispkg)
-    names = [f"{_PACKAGE}.{module.name}" for module in modules]
-    return _by_gravity(
-        check() for name in names for check in _defined_in(importlib.import_module(name))
-    )
+    names = [path.stem for path in Path(__file__).parent.glob("[!_]*.py")]
+    modules = [importlib.import_module(f"{_PACKAGE}.{name}") for name in names]
+    return _by_gravity(check() for module in modules for check in _defined_in(module))
 
 
 def _defined_in(module: ModuleType) -> Iterator[type[Check]]:
     for defined in vars(module).values():
-        is_check = isinstance(defined, type) and issubclass(defined, Check)
-        if is_check and defined.__module__ == module.__name__ and not isabstract(defined):
+        is_own = isinstance(defined, type) and defined.__module__ == module.__name__
+        if is_own and issubclass(defined, Check) and not isabstract(defined):
             yield defined
 
 

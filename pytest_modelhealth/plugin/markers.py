@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from _pytest.nodes import Node
 
-    from pytest_modelhealth.settings import Settings, Waiver
+    from pytest_modelhealth.settings import Settings
+    from pytest_modelhealth.settings.waiver import Waiver
 
 SETTINGS_MARKER = "modelhealth"
 WAIVER_MARKER = "modelhealth_waive"
@@ -83,7 +84,7 @@ def _waivers(item: pytest.Item) -> Iterable[Waiver]:
 
 
 def _parse_waiver(marker: pytest.Mark, origin: str) -> list[Waiver]:
-    from pytest_modelhealth.settings import Waiver
+    from pytest_modelhealth.settings.waiver import Waiver
 
     unknown = sorted(set(marker.kwargs) - {"check", "reason"})
     if unknown:

@@ -59,15 +59,16 @@ def _waive() -> Setting:
 def _declare(parser: pytest.Parser, settings: Iterable[Setting]) -> None:
     group = parser.getgroup("modelhealth", "model health")
     for setting in settings:
+        option = _option(setting)
         text = f"{setting.help} (default: {setting.shown_default})"
         group.addoption(
-            _option(setting),
+            option,
             action="append" if setting.takes_lines else "store",
             metavar=_metavar(setting),
             default=None,
             help=text.replace("%", "%%"),  # argparse formats it
         )
-        parser.addini(_ini(setting), text, type=_ini_type(setting), default=None)
+        parser.addini(_ini(setting), f"default of {option}", type=_ini_type(setting), default=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -158,7 +159,7 @@ def _with_option_value(settings: Settings, setting: Setting, config: pytest.Conf
 def _read(settings: Settings, setting: Setting, value: str | list[str], origin: str) -> Settings:
     text = "\n".join(value) if isinstance(value, list) else value
     if setting.name == "waive":
-        from pytest_modelhealth.settings import parse_waivers
+        from pytest_modelhealth.settings.waiver import parse_waivers
 
         return settings.waive(*parse_waivers(text, origin))
     return settings.read(setting.name, text, origin)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from pytest_modelhealth.report import HealthReport
-    from pytest_modelhealth.settings import LayerLimit, Settings, Waiver
+    from pytest_modelhealth.settings import LayerLimit, Settings
+    from pytest_modelhealth.settings.waiver import Waiver
 
 
 _SELECTING = ("keyword", "markexpr", "deselect", "lf", "maxfail")
@@ -74,7 +75,7 @@ def _met(health: HealthReport) -> Iterator[str]:
 
 
 def _describe(shared: Waiver | LayerLimit) -> str:
-    from pytest_modelhealth.settings import Waiver
+    from pytest_modelhealth.settings.waiver import Waiver
 
     if isinstance(shared, Waiver):
         return f"{shared.origin}: the waiver of {shared}"

@@ -12,7 +12,7 @@ from pytest_modelhealth.plugin.inspections import INSPECTOR, InspectorFixture
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_modelhealth.settings import Waiver
+    from pytest_modelhealth.settings.waiver import Waiver
 
 
 # Outside the check of unread reports, whose judgements count too.

@@ -59,10 +59,10 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
             for violation, waiver in judgement.waived
         ],
         "unused_waivers": [asdict(waiver) for waiver in judgement.unused_waivers],
-        "settings": {name: asdict(limit) for name, limit in report.settings.items()},
+        "settings": dict(report.settings),
         "layers": [_layer(record) for record in report],
     }
-    return {key: _finite(value) for key, value in data.items()}
+    return {key: _plain(value) for key, value in data.items()}
 
 
 def _layer(record: LayerRecord) -> dict[str, Any]:
@@ -121,10 +121,12 @@ def _units(units: UnitStatistics) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
-    """Return `value` with ``None`` for each float that is no finite number, however deep."""
+def _plain(value: Any) -> Any:
+    """Return `value` in dictionaries and lists, with ``None`` for floats that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if hasattr(value, "_asdict"):  # a named tuple, as limits are
+        value = value._asdict()
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pytest_modelhealth.report.observation import Observation
-from pytest_modelhealth.settings import Settings, Waiver
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.waiver import Waiver
 
 
 class Verdict(StrEnum):

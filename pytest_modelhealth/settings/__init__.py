@@ -3,7 +3,8 @@
 A setting has one name everywhere: keyword of `Inspector` and of the `modelhealth` marker, ini
 option ``modelhealth_<name>``, command line option ``--modelhealth-<name>``. Layers of values lie
 over each other, default < ini < option < marker < call, and each value keeps its origin, so that a
-failure can say which line set the limit. This package imports neither torch nor pytest.
+failure can say which line set the limit. This package imports neither torch nor pytest; `waiver`
+loads where violations are accepted.
 """
 
 from pytest_modelhealth.settings.choices import (
@@ -14,7 +15,6 @@ from pytest_modelhealth.settings.choices import (
 )
 from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
 from pytest_modelhealth.settings.settings import LAYERS, Settings
-from pytest_modelhealth.settings.waiver import Waiver, parse_waivers
 
 __all__ = [
     "LAYERS",
@@ -26,6 +26,4 @@ __all__ = [
     "Settings",
     "Severity",
     "SeverityRule",
-    "Waiver",
-    "parse_waivers",
 ]

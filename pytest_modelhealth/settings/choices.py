@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
@@ -15,8 +14,7 @@ Severity = Literal["warn", "fail"]
 SEVERITIES: tuple[Severity, ...] = ("warn", "fail")
 
 
-@dataclass(frozen=True)
-class SeverityRule:
+class SeverityRule(NamedTuple):
     """How grave the violations of the checks that `checks`, a shell wildcard, matches are."""
 
     checks: str
@@ -24,8 +22,7 @@ class SeverityRule:
     origin: str
 
 
-@dataclass(frozen=True)
-class LayerLimit:
+class LayerLimit(NamedTuple):
     """A limit for the layers that `layers`, a shell wildcard, matches.
 
     Args:
@@ -55,14 +52,11 @@ def require_check(pattern: str, known: Iterable[str], origin: str) -> None:
         )
 
 
-@dataclass(frozen=True)
 class CheckNames(Setting):
     """Names of checks or shell wildcards: a list of strings, or one string with commas.
 
-    The value is a tuple of patterns, each of which matches a known check.
+    The value is a tuple of patterns, each of which matches a check in `one_of`.
     """
-
-    known: tuple[str, ...] = ()
 
     def validate(self, value: object, origin: str) -> SettingValue:
         """Return `value` as a tuple of patterns.
@@ -79,7 +73,7 @@ class CheckNames(Setting):
             )
         patterns = tuple(names)
         for pattern in patterns:
-            require_check(pattern, self.known, f"{origin}: {self.name}")
+            require_check(pattern, self.one_of, f"{origin}: {self.name}")
         return patterns
 
     def parse(self, text: str, origin: str) -> SettingValue:
@@ -95,14 +89,12 @@ def _split(text: str) -> list[str]:
     return re.split(r"[\s,]+", text.strip(" \t\n,")) if text.strip(" \t\n,") else []
 
 
-@dataclass(frozen=True)
 class Severities(Setting):
     """``"warn"`` or ``"fail"`` for all checks, or a mapping from names or wildcards to them.
 
-    The value is a tuple of `SeverityRule`; what is laid over it is added, and the last one wins.
+    Each matches a check in `one_of`. The value is a tuple of `SeverityRule`; what is laid over it
+    is added, and the last one wins.
     """
-
-    known: tuple[str, ...] = ()
 
     def validate(self, value: object, origin: str) -> tuple[SeverityRule, ...]:
         """Return `value` as a tuple of rules.
@@ -119,7 +111,7 @@ class Severities(Setting):
                     f"{origin}: {self.name}{where} must be 'warn' or 'fail'"
                     f"{'' if where else ' or a mapping from checks to them'}, not {severity!r}"
                 )
-            require_check(checks, self.known, f"{origin}: {self.name}")
+            require_check(checks, self.one_of, f"{origin}: {self.name}")
             rules.append(SeverityRule(checks, severity, origin))
         return tuple(rules)
 
@@ -141,14 +133,21 @@ class Severities(Setting):
         return ", ".join(f"{rule.checks}: {rule.severity}" for rule in value) or "none"
 
 
-@dataclass(frozen=True)
 class LayerLimits(Setting):
     """Thresholds by layer pattern: ``{"head.*": {"max_grad_norm": 100}}``.
 
     The value is a tuple of `LayerLimit`; what is laid over it is added, and the last one wins.
+
+    Args:
+        known: the settings there are.
+        **declaration: the arguments of `Setting`.
     """
 
-    known: tuple[Setting, ...] = ()
+    known: tuple[Setting, ...]
+
+    def __init__(self, known: tuple[Setting, ...], **declaration: Any) -> None:
+        super().__init__(**declaration)
+        object.__setattr__(self, "known", known)  # as a data class it takes 1 ms to import
 
     def validate(self, value: object, origin: str) -> SettingValue:
         """Return `value` as a tuple of limits.
@@ -193,7 +192,7 @@ class LayerLimits(Setting):
         """
         lines = [line for line in text.splitlines() if line.strip() not in ("", "none")]
         limits = [limit for line in lines for limit in self._line(line, origin)]
-        return tuple(replace(limit, shared=True) for limit in limits)
+        return tuple(limit._replace(shared=True) for limit in limits)
 
     def _line(self, line: str, origin: str) -> Iterable[LayerLimit]:
         layers, _, thresholds = (part.strip() for part in line.rpartition(":"))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_modelhealth.errors import SettingsError, suggest
 
 SettingValue = float | int | bool | str | tuple[Any, ...] | None
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """A setting's value in force and where it came from, for example ``"default"``."""
 
     value: Any
@@ -31,7 +30,8 @@ class Setting:
         help: one sentence for ``--help`` and the reference; it names the source of the default.
         minimum: the least value allowed, inclusive.
         maximum: the greatest value allowed, inclusive.
-        one_of: the only values allowed, for a ``str``; empty allows all.
+        one_of: the only values allowed, for a ``str``; empty allows all. For the settings
+            in `choices` that name checks, the names there are.
         per_layer: whether its value may differ from layer to layer: its check asks for it with
             `Settings.limit`, by layer.
     """

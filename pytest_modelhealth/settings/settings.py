@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.settings.choices import (
@@ -16,7 +16,9 @@ from pytest_modelhealth.settings.choices import (
     require_check,
 )
 from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
-from pytest_modelhealth.settings.waiver import Waiver
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.settings.waiver import Waiver
 
 LAYERS = Setting(
     "layers",
@@ -47,7 +49,7 @@ def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
         default=("*",),
         help="checks to run, by name or shell wildcard",
         per_layer=False,
-        known=names,
+        one_of=names,
     )
     skipped = CheckNames(
         "skip_checks",
@@ -55,7 +57,7 @@ def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
         default=(),
         help="checks to leave out, by name or shell wildcard; wins over checks",
         per_layer=False,
-        known=names,
+        one_of=names,
     )
     severity = Severities(
         "severity",
@@ -64,16 +66,16 @@ def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
         help="warn or fail, for all checks or by name or shell wildcard: a violation of a check "
         "that warns is shown and warned about, and fails nothing",
         per_layer=False,
-        known=names,
+        one_of=names,
     )
     thresholds = LayerLimits(
-        "thresholds",
-        dict,
+        (LAYERS, chosen, skipped, severity, *declared),
+        name="thresholds",
+        type=dict,
         default=(),
         help="thresholds for the layers that a name or shell wildcard matches; they win over the "
         "value for all layers, and of several that match the last one wins",
         per_layer=False,
-        known=(LAYERS, chosen, skipped, severity, *declared),
     )
     return (LAYERS, chosen, skipped, severity, thresholds)
 
@@ -140,7 +142,7 @@ class Settings(Mapping[str, Limit]):
 
     def limit(self, name: str, layer: str) -> Limit:
         """Return the value of setting `name` in force for `layer`."""
-        for special in reversed(self.layer_limits):
+        for special in self.layer_limits[::-1]:
             if special.setting == name and fnmatchcase(layer, special.layers):
                 return special.limit
         return self[name]

@@ -7,7 +7,7 @@ from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
 from pytest_modelhealth.report import Inconclusive, Reference, Violation
-from pytest_modelhealth.settings import Waiver
+from pytest_modelhealth.settings.waiver import Waiver
 
 
 def violation(check, layer, role="activations", **fields):

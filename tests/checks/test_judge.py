@@ -6,7 +6,7 @@ from torch import nn
 
 from pytest_modelhealth import Inspector, LayerNotFoundError, ModelHealthError, SettingsError
 from pytest_modelhealth.checks import Check, all_checks, default_settings
-from pytest_modelhealth.settings import Waiver
+from pytest_modelhealth.settings.waiver import Waiver
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from pytest_modelhealth.report import (
     Status,
     Violation,
 )
-from pytest_modelhealth.settings import Settings, Waiver
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.waiver import Waiver
 from tests.builders import layer, observation
 
 HOSTILE = '<b id="x">&amp;{{ 7*7 }}\n\t\x1b[31m,"quoted"; \u202e\u65e5\u672c$x_{$'

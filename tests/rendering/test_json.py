@@ -71,6 +71,20 @@ def test_findings_and_limits_are_included() -> None:
     assert waived["unused_waivers"][0]["layers"] == "fc9"
 
 
+def test_choices_by_pattern_are_included_by_name() -> None:
+    """Limits by layer and severities by check are dictionaries, not bare rows."""
+    settings = {"thresholds": {"*": {"max_grad_norm": 3}}, "severity": {"dead_*": "warn"}}
+    report = Inspector(torch.nn.Linear(4, 2), **settings).run_inspection(torch.randn(8, 4))
+    written = report.to_dict()["settings"]
+    origin = "argument of inspector"
+    assert written["severity"]["value"] == [
+        {"checks": "dead_*", "severity": "warn", "origin": origin}
+    ]
+    (limit,) = written["thresholds"]["value"]
+    assert limit["limit"] == {"value": 3.0, "origin": f"{origin} for '*'"}
+    assert (limit["layers"], limit["setting"]) == ("*", "max_grad_norm")
+
+
 def test_the_file_is_the_text(tmp_path) -> None:
     """`to_json` writes what `render` returns."""
     path = tmp_path / "health.json"

@@ -13,7 +13,8 @@ from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
-from pytest_modelhealth.settings import Settings, Waiver
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.waiver import Waiver
 
 
 def judge(observation: Observation, settings: Settings) -> Judgement:
