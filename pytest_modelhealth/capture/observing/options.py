@@ -54,7 +54,12 @@ _DROPOUT_DEFAULTS: dict[Callable[..., Any], dict[str, Option]] = {
 def module_options(module: nn.Module) -> dict[str, Option]:
     """Return the plain public attributes of a module: `training`, `eps`, `p`, `num_embeddings`."""
     held = vars(module)
-    return {name: value for name in _public(tuple(held)) if type(value := held[name]) in _PLAIN}
+    options = {}
+    for name in _public(tuple(held)):
+        value = held[name]
+        if type(value) in _PLAIN:
+            options[name] = value
+    return options
 
 
 @lru_cache(maxsize=1024)
