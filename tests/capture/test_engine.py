@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.observing import hooks
+from pytest_modelhealth.capture.observing import hooks, recorder
 from pytest_modelhealth.layers import Rule, Selection
 from pytest_modelhealth.report import Observation, Status
 from pytest_modelhealth.statistics import Ledger
@@ -74,7 +74,7 @@ def run(model: Any, batch: Any = None, **options: Any) -> Observation:
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(Ledger, "add"), (hooks, "holds_numbers"), (hooks, "version")]
+    ("place", "name"), [(Ledger, "add"), (hooks, "holds_numbers"), (recorder, "version")]
 )
 def test_our_own_errors_never_reach_the_user(
     monkeypatch: pytest.MonkeyPatch, place: Any, name: str

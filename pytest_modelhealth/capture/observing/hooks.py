@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from pytest_modelhealth.capture.observing.functional import Call, FunctionalLayers
 from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.options import call_options, dropout_options
-from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
+from pytest_modelhealth.capture.observing.recorder import Given, Layer, Recorder
 from pytest_modelhealth.capture.observing.tensors import (
     find_tensors,
     holds_numbers,
@@ -52,7 +52,7 @@ class Frame:
     Attributes:
         layer: the layer.
         handling: the exception that was being handled when the call began, if any.
-        inputs: the tensors it was called with, each with its version then.
+        inputs: the tensors it was called with.
         functions: how many calls of each function it has made so far.
         resume: puts the functional mode back on, where the call turned it off.
         is_recomputation: whether activation checkpointing makes the call again.
@@ -72,7 +72,7 @@ class Frame:
     def __init__(self, layer: Layer, handling: BaseException | None = None) -> None:
         self.layer = layer
         self.handling = handling
-        self.inputs: list[tuple[Tensor, int | None]] = []
+        self.inputs: list[Given] = []
         self.functions: dict[str, int] | None = None
         self.resume: Callable[[], None] | None = None
         self.is_recomputation = _is_recomputation()
@@ -193,8 +193,7 @@ class Hooks:
         self._stack.append(frame)
         try:
             self.recorder.enter(layer)
-            frame.inputs.append((tensor, version(tensor)))
-            self.recorder.add_input(layer, tensor)
+            frame.inputs.append(self.recorder.add_input(layer, tensor))
             frame.is_simple = True
         except Exception as error:  # noqa: BLE001 - as in _guarded
             self.recorder.fail(layer, error)
@@ -231,12 +230,12 @@ class Hooks:
                 self.recorder.note_blind_spot(layer)
 
     def _see_inputs(self, frame: Frame, arguments: Any) -> None:
-        if not frame.is_recomputation:
-            self.recorder.enter(frame.layer)
         tensors = find_tensors(arguments)
-        frame.inputs = [(tensor, version(tensor)) for tensor in tensors]
-        if not frame.is_recomputation:
-            self.recorder.add_inputs(frame.layer, tensors)
+        if frame.is_recomputation:
+            frame.inputs = [(tensor, version(tensor), None) for tensor in tensors]
+        else:
+            self.recorder.enter(frame.layer)
+            frame.inputs = self.recorder.add_inputs(frame.layer, tensors)
 
     @_guarded
     def complete(self, layer: Layer, output: Any) -> None:
@@ -394,11 +393,11 @@ class Hooks:
         return True
 
 
-def _is_among(tensor: Tensor, given: list[tuple[Tensor, int | None]]) -> bool:
+def _is_among(tensor: Tensor, given: list[Given]) -> bool:
     """Whether `tensor` is one of those given, and was not written to since."""
-    for other, seen in given:
+    for other, version_then, _ in given:
         if tensor is other:
-            return version(tensor) == seen
+            return version(tensor) == version_then
     return False
 
 

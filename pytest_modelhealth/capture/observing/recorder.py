@@ -93,6 +93,9 @@ class _Seen(weakref.ref[Tensor]):
     version: int
 
 
+Given = tuple[Tensor, int | None, Entry | None]
+"""A tensor that a layer was called with, its version then, and what was found if it was read."""
+
 Held = tuple[Layer, str, Tensor]
 """A parameter, a buffer or a gradient: the layer that has it, and its own name there."""
 
@@ -179,21 +182,26 @@ class Recorder:
         if layer.entered is None:
             layer.entered = self._events
 
-    def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> None:
+    def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> list[Given]:
         """Take what `layer` was called with; integers only where there is nothing else."""
-        if len(tensors) > 1:
-            tensors = [t for t in tensors if holds_numbers(t)] or tensors
-        for tensor in tensors:
-            self.add_input(layer, tensor)
+        has_numbers = len(tensors) > 1 and any(map(holds_numbers, tensors))
+        return [
+            (tensor, version(tensor), None)
+            if has_numbers and not holds_numbers(tensor)
+            else self.add_input(layer, tensor)
+            for tensor in tensors
+        ]
 
-    def add_input(self, layer: Layer, tensor: Tensor) -> None:
+    def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
+        entry = None
         if "inputs" in layer.roles:
             entry = self._read(layer, tensor, None)
             if entry is not None:
                 layer.inputs.append(entry)
                 if len(layer.inputs) > _MOST_ENTRIES:
                     _merge(layer.inputs)
+        return tensor, version(tensor), entry
 
     def complete(self, layer: Layer) -> None:
         """Note that a call of `layer` has returned."""
@@ -218,7 +226,7 @@ class Recorder:
     def compare_samples(
         self,
         layer: Layer,
-        given: list[tuple[Tensor, int | None]],
+        given: list[Given],
         returned: list[Tensor],
         entries: list[Entry | None],
     ) -> None:
@@ -226,7 +234,7 @@ class Recorder:
 
         Args:
             layer: the layer.
-            given: the tensors it was called with, each with its version then.
+            given: what it was called with.
             returned: the tensors it returned.
             entries: what `add_output` found in these.
         """
@@ -237,10 +245,10 @@ class Recorder:
             layer.equal_samples = equal
         if (equal or not layer.name) and layer.equal_input_samples is not False:
             unchanged, known = [], []
-            for tensor, version_then in given:
+            for tensor, version_then, entry in given:
                 if version(tensor) == version_then:
                     unchanged.append(tensor)
-                    known.append(self._seen_before(tensor))
+                    known.append(entry)
             equal = equal_samples(unchanged, self._samples, known)
             if equal is not None:
                 layer.equal_input_samples = equal

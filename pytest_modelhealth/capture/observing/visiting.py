@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
+from pytest_modelhealth.capture.observing.recorder import Given, Layer, Recorder
 from pytest_modelhealth.statistics import Entry
 
 
@@ -42,10 +42,11 @@ class VisitedRecorder(Recorder):
         super().forget()
         self.visitor.forget()
 
-    def add_input(self, layer: Layer, tensor: Tensor) -> None:
+    def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take and show one tensor that `layer` was called with."""
-        super().add_input(layer, tensor)
+        given = super().add_input(layer, tensor)
         self.visitor.see(layer.name, "inputs", "", tensor)
+        return given
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Take and show one tensor that a call of `layer` returned."""
