@@ -20,6 +20,7 @@ from pytest_modelhealth import (
     SettingsError,
     compare,
 )
+from pytest_modelhealth.settings import Settings
 
 BATCH = torch.linspace(-1, 1, 256).reshape(64, 4)
 
@@ -84,6 +85,13 @@ def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], message: s
     """An unknown name gets the nearest one, a wrong value what was expected."""
     with pytest.raises(SettingsError, match=message):
         inspector(**settings)
+
+
+def test_settings_without_checks_say_that_none_is_left() -> None:
+    """The verdict asks for checks, and these settings have none."""
+    report = inspector(settings=Settings(())).run_inspection(BATCH)
+    with pytest.raises(SettingsError, match="no check is left to run"):
+        _ = report.verdict
 
 
 @pytest.mark.parametrize(
