@@ -80,7 +80,7 @@ def run_step(
     state = State(model) if state is None else state
     writes = _Writes(recorder, batch)
     registered = Registered(model, writes.parameters, batch)
-    notes = [*notes, *_unregistered(registered, state)]
+    notes = [*notes, *_unregistered(recorder, registered, state)]
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
     function: Any = tasks or request.loss
@@ -164,9 +164,10 @@ def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:
     return [note]
 
 
-def _unregistered(registered: Registered, state: State) -> list[str]:
+def _unregistered(recorder: Recorder, registered: Registered, state: State) -> list[str]:
     """Return a note on modules with parameters that torch does not know to be in the model."""
-    unknown = [module for module in state.modules if not registered.knows(module)]
+    others = [module for module in state.modules if module not in recorder.by_module]
+    unknown = [module for module in others if not registered.knows(module)]
     if not unknown:
         return []
     types = ", ".join(sorted({type(module).__name__ for module in unknown}))
