@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import pytest
 
 _FOLDER = Path(__file__).parent
-_SHELVES = ("[!_]*.py", "attachments/[!_]*.py")
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -26,10 +25,10 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
     pluginmanager.add_hookspecs(attachments)
     pluginmanager.add_hookspecs(Hooks)
-    for path in (path for shelf in _SHELVES for path in sorted(_FOLDER.glob(shelf))):
-        module = ".".join(path.relative_to(_FOLDER).with_suffix("").parts)
-        part = importlib.import_module(f"{__name__}.{module}")
-        pluginmanager.register(part, f"modelhealth.{path.stem}")
+    for package, folder in ((__name__, _FOLDER), (attachments.__name__, _FOLDER / "attachments")):
+        for name in sorted(path.stem for path in folder.glob("[!_]*.py")):
+            part = importlib.import_module(f"{package}.{name}")
+            pluginmanager.register(part, f"modelhealth.{name}")
 
 
 def _leave_asserts_alone(pluginmanager: pytest.PytestPluginManager) -> None:
