@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -60,14 +61,13 @@ def find_kind(tensor: Tensor, unit_dim: int | None, samples: int = 0) -> tuple[K
     if (
         type(tensor) not in _PLAIN_TYPES
         or not tensor.is_cpu
-        or tensor.layout is not torch.strided
+        or tensor.layout is not _STRIDED
         or tensor.is_nested
         or tensor.is_neg()
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or _is_transformed(tensor)
     ):
         return None, 0
-    # unlike data_ptr, this does not make a lazy copy real
-    storage: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
+    storage = _address(tensor)
     if not storage:  # FSDP freed it
         return None, 0
     key: tuple[object, ...] = (tensor.shape, tensor.dtype, unit_dim, samples)
@@ -82,7 +82,13 @@ def find_kind(tensor: Tensor, unit_dim: int | None, samples: int = 0) -> tuple[K
     return kind, storage + int(tensor.storage_offset()) * kind.itemsize
 
 
+# looked up once: this runs for every tensor of a step
 _PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
+_STRIDED = torch.strided
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+_address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
+"""Unlike ``data_ptr``, this does not make a lazy copy real."""
+
 _kinds: dict[tuple[object, ...], Kind | None] = {}
 _MOST_KINDS = 4096
 
