@@ -11,6 +11,7 @@ from typing import cast
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
+from pytest_modelhealth.checks.judging.unseen import unseen
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
 from pytest_modelhealth.settings import Settings
@@ -20,7 +21,8 @@ from pytest_modelhealth.settings.waiver import Waiver
 def judge(observation: Observation, settings: Settings) -> Judgement:
     """Run every check that is chosen, and sort out what is waived and what only warns.
 
-    A check that raises is named in the judgement; the others still run.
+    A check that raises is named in the judgement; the others still run. A run that showed no number
+    is inconclusive.
 
     Raises:
         LayerNotFoundError: the setting ``layers``, or a pattern of ``thresholds``, matches no
@@ -43,7 +45,11 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
             text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
             broken.append(BrokenCheck(check.name, text, _place(error)))
     told = [f for f in _told(observation, findings, settings) if not judged.isdisjoint(_layers(f))]
-    return _sort_out(told, settings, tuple(broken))
+    judgement = _sort_out(told, settings, tuple(broken))
+    nothing = unseen(observation)
+    if nothing is None:
+        return judgement
+    return replace(judgement, inconclusive=(nothing, *judgement.inconclusive))
 
 
 def _chosen_checks(settings: Settings) -> list[Check]:

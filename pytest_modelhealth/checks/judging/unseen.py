@@ -1,0 +1,30 @@
+"""Tells a run that showed no check anything: what none objects to is then not healthy."""
+
+from __future__ import annotations
+
+from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Status
+
+
+def unseen(observation: Observation) -> Inconclusive | None:
+    """Return why no layer that ran returned a number, if none did."""
+    ran = [record for record in called(observation) if "activations" in record.watched]
+    if not ran or not all(map(_returned_nothing, ran)):
+        return None
+    outermost = ran[0]
+    return Inconclusive("observation", outermost.name, _reason(outermost))
+
+
+def _returned_nothing(record: LayerRecord) -> bool:
+    if record.activations is None:
+        return record.status is Status.UNSUPPORTED
+    return record.activations.count == 0
+
+
+def _reason(record: LayerRecord) -> str:
+    if record.activations is not None:
+        return "every activation is empty: the batch has no samples; give at least one"
+    move = "return what it computes, and consume generators, before it is inspected"
+    if "meta device" in record.reason:
+        move = "move model and batch to a device with values, such as the CPU"
+    return f"no layer that ran returned a number to judge ({record.reason}); {move}"
