@@ -61,7 +61,32 @@ for _exception in (
     _exception.__module__ = "pytest_modelhealth"
 
 
+def require_kind(other: object, kind: type) -> None:
+    """Do nothing if `other`, which is to be merged, is of this `kind`.
+
+    Raises:
+        InspectionError: it is not.
+    """
+    if not isinstance(other, kind):
+        raise InspectionError(
+            f"merge() takes another {kind.__name__}, of another batch or run, not {other!r} "
+            f"({type(other).__name__})"
+        )
+
+
 def suggest(wrong: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known name nearest to `wrong`, or ``"."``."""
     nearest = difflib.get_close_matches(str(wrong), list(known), n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]!r}?" if nearest else "."
+
+
+def suggest_layer(wrong: object, layers: Iterable[str]) -> str:
+    """Return what `suggest` does, or else which layers there are, the outermost of them."""
+    names = sorted(filter(None, layers), key=lambda name: name.count("."))
+    nearest = suggest(wrong, names)
+    if nearest != ".":
+        return nearest
+    if not names:
+        return "; it has no layers inside: '*' matches the model itself."
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return f". Its layers are {', '.join(map(repr, names[:3]))}{more}."

@@ -45,7 +45,8 @@ class Inspector:
             them).
 
     Raises:
-        InspectionError: `model` is nothing that can be inspected.
+        InspectionError: `model` is nothing that can be inspected, or `on_report` or `calibrate` is
+            of a wrong type.
         SettingsError: an override has an unknown name, a wrong type or an impossible value, or an
             own check is not sound.
     """
@@ -61,6 +62,7 @@ class Inspector:
         calibrate: bool | None = None,
         **overrides: object,
     ) -> None:
+        _require_switches(on_report, calibrate)
         self._engine = find_engine(model, compiled=compiled)
         self._model = model
         base = default_settings() if settings is None else settings
@@ -181,7 +183,7 @@ class Inspector:
 
         Raises:
             InspectionError: there was no batch, a batch is no pair although there is a loss, or
-                `batches` or `max_batches` is of a wrong type.
+                `batches`, `max_batches` or `progress` is of a wrong type.
         """
         if not isinstance(batches, Iterable):
             raise InspectionError(
@@ -190,6 +192,8 @@ class Inspector:
             )
         if not _is_count(max_batches):
             raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
+        if not isinstance(progress, bool):
+            raise InspectionError(f"progress must be True or False, not {progress!r}")
         self._calibration = Calibration()
         merged: Observation | None = None
         for index, batch in enumerate(_taken(batches, max_batches, progress)):
@@ -252,6 +256,15 @@ class Inspector:
         if self._on_report is not None:
             self._on_report(self._report)
         return self._report
+
+
+def _require_switches(on_report: object, calibrate: object) -> None:
+    if not (on_report is None or callable(on_report)):
+        raise InspectionError(
+            f"on_report must be a function that takes the report, or None, not {on_report!r}"
+        )
+    if not isinstance(calibrate, bool | None):
+        raise InspectionError(f"calibrate must be True, False or None, not {calibrate!r}")
 
 
 def _roles(what: object) -> frozenset[str]:

@@ -17,9 +17,11 @@ from pytest_modelhealth import (
     InspectionError,
     Inspector,
     LayerNotFoundError,
+    Setting,
     SettingsError,
     compare,
 )
+from pytest_modelhealth.errors import suggest_layer
 from pytest_modelhealth.settings import Settings
 
 BATCH = torch.linspace(-1, 1, 256).reshape(64, 4)
@@ -54,10 +56,12 @@ def report() -> HealthReport:
         (lambda: Inspector(None), "cannot inspect an object of type NoneType"),
         (lambda: Inspector(model().state_dict()), "must be a torch.nn.Module"),
         (lambda: inspector(compiled="yes"), "neither 'eager' nor 'observe'"),
+        (lambda: inspector(on_report=3), "on_report must be a function that takes the report"),
+        (lambda: inspector(calibrate="no"), "calibrate must be True, False or None, not 'no'"),
     ],
 )
 def test_what_is_no_model_is_refused(make: Callable[[], object], message: str) -> None:
-    """The message says what a model is."""
+    """The message says what a model is, and what else was asked for."""
     with pytest.raises(InspectionError, match=message):
         make()
 
@@ -163,6 +167,7 @@ def test_a_wrong_loss_is_refused(arguments: dict[str, Any], message: str) -> Non
         ([BATCH], {"max_batches": 0}, "there was no batch"),
         ([BATCH], {"max_batches": -1}, "a whole number"),
         ([BATCH], {"max_batches": "2"}, "a whole number"),
+        ([BATCH], {"progress": "no"}, "progress must be True or False"),
         ([BATCH], {"loss": F.mse_loss}, "not a pair"),
     ],
 )
@@ -173,11 +178,67 @@ def test_wrong_batches_are_refused(batches: Any, arguments: Any, message: str) -
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": 3}, "the name of a setting must be a string, not 3"),
+        ({"type": "float"}, "the type of limit must be the class float.*not 'float'"),
+        ({"minimum": "0"}, "minimum and maximum of limit must be numbers or None"),
+    ],
+)
+def test_a_wrong_declaration_of_a_setting_is_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    """Where it is written, not where a value is first read."""
+    with pytest.raises(SettingsError, match=message):
+        Setting(**{"name": "limit", "type": float, "default": 1.0, "help": "it"} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": "encoder.*"}, r"Sequential\. Its layers are '0', '1', '2'\."),
+        ({"thresholds": {"encoder.*": {"max_grad_norm": 1}}}, "Its layers are '0', '1', '2'"),
+        ({"layers": "00"}, "did you mean '0'"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_names_what_there_is(
+    settings: dict[str, Any], message: str
+) -> None:
+    """The nearest layer, or else the outermost ones."""
+    with pytest.raises(LayerNotFoundError, match=message):
+        inspector(**settings).run_inspection(BATCH).assert_healthy()
+
+
+def test_of_many_layers_the_outermost_are_named() -> None:
+    """A list of all would hide them; a model of one layer says that it is one."""
+    names = [
+        "",
+        *(f"{block}.{i}" for block in ("stem", "body") for i in range(9)),
+        "body",
+        "classifier",
+    ]
+    assert suggest_layer("xyz*", names) == (
+        ". Its layers are 'body', 'classifier', 'stem.0' and 17 more."
+    )
+    assert suggest_layer("xyz*", [""]) == (
+        "; it has no layers inside: '*' matches the model itself."
+    )
+
+
+@pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
         (lambda r: r["00"], LayerNotFoundError, "has no layer '00'"),
         (lambda r: r[3], LayerNotFoundError, "has no layer 3"),
         (lambda r: r[None], LayerNotFoundError, "has no layer None"),
+        (lambda r: r[[]], LayerNotFoundError, r"has no layer \[\]"),
+        (
+            lambda r: r["0"].activations.merge(3),
+            InspectionError,
+            r"TensorStatistics.*not 3 \(int\)",
+        ),
+        (lambda r: r["0"].merge(r), InspectionError, "takes another LayerRecord"),
+        (lambda r: r.observation.merge(None), InspectionError, "takes another Observation"),
         (lambda r: r["0"].statistics("grads"), LayerNotFoundError, "did you mean 'gradients'"),
         (lambda r: r["0"].tensors(3), LayerNotFoundError, "unknown role 3"),
         (lambda r: r.render("jsn"), InspectionError, "did you mean 'json'"),
@@ -185,7 +246,9 @@ def test_wrong_batches_are_refused(batches: Any, arguments: Any, message: str) -
         (lambda r: r.render(3), InspectionError, "unknown format 3"),
         (lambda r: r.plot_histogram("5"), LayerNotFoundError, "has no layer '5'"),
         (lambda r: r.plot_histogram("0", "buffers"), InspectionError, "no buffers were seen"),
-        (lambda r: r.plot_histograms("encoder*"), LayerNotFoundError, "no layer matches"),
+        (lambda r: r.plot_histograms("encoder*"), LayerNotFoundError, "layers are '0', '1', '2'"),
+        (lambda r: r.plot_histograms(3), InspectionError, "must be a shell wildcard"),
+        (lambda r: r.settings.override(3, "here"), SettingsError, "here: values must be a mapping"),
         (lambda r: r.assert_healthy(max_dead=0.1), SettingsError, "did you mean"),
         (lambda r: r.to_csv("/no/such/folder/x.csv"), FileNotFoundError, "x.csv"),
     ],

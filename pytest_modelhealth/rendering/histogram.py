@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
+from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest_layer
 from pytest_modelhealth.rendering.evidence import (
     bulk_start,
     culprit_and_predecessor,
@@ -166,11 +166,15 @@ def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activ
 
     Raises:
         LayerNotFoundError: no layer matches, or no such role; the message names the nearest.
-        InspectionError: no layer that matches has anything in this role.
+        InspectionError: no layer that matches has anything in this role, or `pattern` is no string.
     """
+    if not isinstance(pattern, str):
+        raise InspectionError(
+            f"the pattern of layers must be a shell wildcard such as 'encoder.*', not {pattern!r}"
+        )
     matched = [record for record in report if fnmatchcase(record.name, pattern)]
     if not matched:
-        nearest = suggest(pattern, report.layers)
+        nearest = suggest_layer(pattern, report.layers)
         raise LayerNotFoundError(f"no layer matches {pattern!r}{nearest} report.layers lists all.")
     shown = [(record, seen) for record in matched if (seen := record.statistics(what)) is not None]
     if not shown:

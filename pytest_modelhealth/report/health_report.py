@@ -108,7 +108,8 @@ class HealthReport:
             LayerNotFoundError: no such layer; the message names the nearest.
         """
         layers = self.observation.layers
-        if layer in layers:
+        asked: object = layer
+        if isinstance(asked, str) and layer in layers:
             return layers[layer]
         for record in layers.values():
             if layer in record.aliases:

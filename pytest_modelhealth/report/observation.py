@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_modelhealth.errors import LayerNotFoundError, suggest
+from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
@@ -143,7 +143,11 @@ class LayerRecord:
         """Return what both saw of this layer; the status is the one that saw more.
 
         Parameters and buffers are no flow through the layer: they are the later ones.
+
+        Raises:
+            InspectionError: `other` is no record.
         """
+        require_kind(other, LayerRecord)
         fuller = self if _FULLNESS.index(self.status) <= _FULLNESS.index(other.status) else other
         roles = {role: _merged_role(getattr(self, role), getattr(other, role)) for role in _SEEN}
         return replace(
@@ -403,7 +407,12 @@ class Observation:
     tasks: tuple[TaskGradients, ...] = ()
 
     def merge(self, other: Observation) -> Observation:
-        """Return what both saw, layer by layer; the loss is the mean over batches."""
+        """Return what both saw, layer by layer; the loss is the mean over batches.
+
+        Raises:
+            InspectionError: `other` is no observation.
+        """
+        require_kind(other, Observation)
         layers = dict(self.layers)
         for name, record in other.layers.items():
             layers[name] = layers[name].merge(record) if name in layers else record

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pytest_modelhealth.errors import SettingsError, suggest
 
 SettingValue = float | int | bool | str | tuple[Any, ...] | None
+_TYPES = (float, int, bool, str, list, dict)
 
 
 class Limit(NamedTuple):
@@ -34,6 +35,9 @@ class Setting:
             in `choices` that name checks, the names there are.
         per_layer: whether its value may differ from layer to layer: its check asks for it with
             `Settings.limit`, by layer.
+
+    Raises:
+        SettingsError: an argument is of a wrong type.
     """
 
     name: str
@@ -44,6 +48,21 @@ class Setting:
     maximum: float | None = None
     one_of: tuple[str, ...] = ()
     per_layer: bool = True
+
+    def __post_init__(self) -> None:
+        name: object = self.name
+        kind: object = self.type
+        bounds: tuple[object, ...] = (self.minimum, self.maximum)
+        if not isinstance(name, str):
+            raise SettingsError(f"the name of a setting must be a string, not {name!r}")
+        if kind not in _TYPES:
+            raise SettingsError(
+                f"the type of {name} must be the class float, int, bool or str, not {kind!r}"
+            )
+        if not all(isinstance(bound, float | int | None) for bound in bounds):
+            raise SettingsError(
+                f"minimum and maximum of {name} must be numbers or None, not {bounds!r}"
+            )
 
     def validate(self, value: object, origin: str) -> SettingValue:
         """Return `value` as this setting's type.

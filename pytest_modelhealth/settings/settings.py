@@ -182,6 +182,11 @@ class Settings(Mapping[str, Limit]):
         Raises:
             SettingsError: a name is unknown, or a value has the wrong type or range.
         """
+        if not isinstance(values, Mapping):
+            raise SettingsError(
+                f"{origin}: values must be a mapping from names of settings, such as "
+                f"{{'max_grad_norm': 10.0}}, not {values!r}"
+            )
         settings = self
         for name, value in values.items():
             setting = self.declared(name, origin)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_modelhealth.errors import require_kind
 from pytest_modelhealth.statistics.moments import Moments
 
 if TYPE_CHECKING:
@@ -124,7 +125,11 @@ class TensorStatistics:
 
         Counts, extremes and histograms are exact, moments right to float64 rounding. Shape, dtype
         and device stay those of `self`. Units survive where both have the same number of them.
+
+        Raises:
+            InspectionError: `other` is something else.
         """
+        require_kind(other, TensorStatistics)
         moments = self._moments.merge(other._moments)
         return replace(
             self,

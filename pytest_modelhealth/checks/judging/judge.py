@@ -12,7 +12,7 @@ from typing import cast
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
 from pytest_modelhealth.checks.judging.unseen import unseen
-from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest
+from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.waiver import Waiver
@@ -112,7 +112,7 @@ def _judged_layers(observation: Observation, settings: Settings) -> set[str]:
     pattern = settings["layers"]
     matched = {name for name in observation.layers if fnmatchcase(name, pattern.value)}
     if not matched:
-        nearest = suggest(pattern.value, observation.layers)
+        nearest = suggest_layer(pattern.value, observation.layers)
         raise LayerNotFoundError(
             f"layers={pattern.value!r} ({pattern.origin}) matches no layer of "
             f"{observation.model_type}{nearest}"
@@ -124,7 +124,7 @@ def _require_layers(observation: Observation, settings: Settings) -> None:
     """Do nothing if each threshold by layer has a layer; shared ones may be for other models."""
     for special in settings.layer_limits:
         if not special.shared and not _matches(special.layers, observation):
-            nearest = suggest(special.layers, observation.layers)
+            nearest = suggest_layer(special.layers, observation.layers)
             raise LayerNotFoundError(
                 f"thresholds={{{special.layers!r}: ...}} ({special.limit.origin}) matches no "
                 f"layer of {observation.model_type}{nearest}"
