@@ -148,8 +148,9 @@ def _can_die(record: LayerRecord, observation: Observation) -> bool:
         return record.activation in DYING_ACTIVATIONS
     if record.functional or record.parameters or given is None or not given.finite_count:
         return False
-    is_leaf = not any(is_inside(name, record.name) for name in observation.layers)
-    return is_leaf and out.count == given.count and given.min < 0.0 <= out.min
+    if not (out.count == given.count and given.min < 0.0 <= out.min):
+        return False
+    return not any(is_inside(name, record.name) for name in observation.layers)
 
 
 def _sums_to_one(out: TensorStatistics) -> bool:

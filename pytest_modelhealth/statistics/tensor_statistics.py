@@ -96,7 +96,8 @@ class TensorStatistics:
     @property
     def norm(self) -> float:
         """L2 norm: the square root of the sum of squares; 0 for no finite value."""
-        return self.rms * math.sqrt(self.finite_count) if self.finite_count else 0.0
+        count = self.finite_count
+        return self.rms * math.sqrt(count) if count else 0.0
 
     @property
     def abs_max(self) -> float:
