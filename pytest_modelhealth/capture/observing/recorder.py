@@ -462,9 +462,10 @@ class Recorder:
         ordered = sorted(
             self.layers.values(), key=lambda lyr: never if lyr.entered is None else lyr.entered
         )
-        for layer in ordered:
-            if not layer.calls:
-                layer.not_called = _why_not_called(layer, self.layers.values())
+        uncalled = [layer for layer in ordered if not layer.calls]
+        owners = _owners(ordered) if uncalled else {}
+        for layer in uncalled:
+            layer.not_called = _why_not_called(layer, owners)
         for layer in ordered:
             layer.module = None
         seen = {layer.name: layer for layer in ordered}
@@ -588,13 +589,21 @@ def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:
     return Status.OBSERVED, ""
 
 
-def _why_not_called(layer: Layer, layers: Iterable[Layer]) -> str:
+def _owners(layers: Iterable[Layer]) -> dict[int, Layer]:
+    """Return by the id of each parameter the first layer that has it and was called."""
+    owners: dict[int, Layer] = {}
+    for layer in layers:
+        for parameter in _parameters(layer) if layer.calls else ():
+            owners.setdefault(parameter, layer)
+    return owners
+
+
+def _why_not_called(layer: Layer, owners: Mapping[int, Layer]) -> str:
     if isinstance(layer.module, nn.ModuleList | nn.ModuleDict) and not has_forward(layer.module):
         return "it has no forward: it only holds other layers"
     if not has_forward(layer.module):
         return "it has no forward: it holds others, or other methods of it are used, unseen"
-    own = _parameters(layer)
-    tied = next((other for other in layers if other.calls and own & _parameters(other)), None)
+    tied = next((owners[p] for p in _parameters(layer) if p in owners), None)
     if tied is not None:
         return f"it was never called; {tied.label!r}, tied to its parameters, was"
     if layer.parameter_gradients:
@@ -602,11 +611,11 @@ def _why_not_called(layer: Layer, layers: Iterable[Layer]) -> str:
     return "it was never called in this batch"
 
 
-def _parameters(layer: Layer) -> set[int]:
+def _parameters(layer: Layer) -> list[int]:
     """Return the ids of the layer's own parameters."""
     if layer.module is None:
-        return set()
-    return {id(p) for p in layer.module._parameters.values() if p is not None}
+        return []
+    return [id(p) for p in layer.module._parameters.values() if p is not None]
 
 
 _NONE: frozenset[str] = frozenset()
