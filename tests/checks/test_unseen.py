@@ -63,10 +63,12 @@ def inspect(model: nn.Module, batch: Tensor = BATCH, **arguments: Any) -> Health
             "on the meta device has no values",
             "move model and batch to a device",
         ),
-        (lambda: inspect(Stream()), "no floating-point tensor", "consume generators"),
-        (lambda: inspect(Silent()), "no floating-point tensor", "return what it computes"),
+        (lambda: inspect(Stream()), "returned a value of type generator", "consume generators"),
+        (lambda: inspect(Silent()), "it returned None", "return what it computes"),
+        (lambda: inspect(Net(lambda y: None)), "it returned None", "return what it computes"),
+        (lambda: inspect(Net(str)), "returned a value of type str", "return what it computes"),
     ],
-    ids=["empty-batch", "meta", "generator", "nothing"],
+    ids=["empty-batch", "meta", "generator", "nothing", "lost", "text"],
 )
 def test_a_run_that_showed_no_number_is_inconclusive(
     make: Callable[[], HealthReport], reason: str, move: str

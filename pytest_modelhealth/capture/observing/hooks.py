@@ -298,7 +298,10 @@ class Hooks:
         self._see_output(frame, output)
 
     def _see_output(self, frame: Frame, output: Any) -> None:
-        self._see_tensors(frame, [t for t in find_tensors(output) if holds_numbers(t)])
+        tensors = find_tensors(output)
+        if not tensors:
+            frame.layer.returned_no_tensor = _described(output)
+        self._see_tensors(frame, [t for t in tensors if holds_numbers(t)])
 
     def _see_tensors(self, frame: Frame, tensors: list[Tensor]) -> None:
         """Take the tensors with numbers that a call returned."""
@@ -391,6 +394,10 @@ class Hooks:
             for layer in layers:
                 self.recorder.fail(layer, error)
         return True
+
+
+def _described(output: Any) -> str:
+    return "None" if output is None else f"a value of type {type(output).__name__}"
 
 
 def _is_among(tensor: Tensor, given: list[Given]) -> bool:

@@ -66,6 +66,7 @@ class Layer:
     buffers: Mapping[str, Entry] = _NOTHING
     returned_own: bool = False
     returned_input: bool = False
+    returned_no_tensor: str = ""
     requires_grad: bool = False
     passed_with_graph: bool = False
     raised: str = ""
@@ -575,9 +576,7 @@ def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:
     if layer.unsupported:
         return Status.UNSUPPORTED, layer.unsupported
     if not (layer.returned_own or layer.returned_input):
-        if layer.raised:
-            return Status.UNSUPPORTED, f"it raised {layer.raised}, which the model caught"
-        return Status.UNSUPPORTED, "its output holds no floating-point tensor"
+        return Status.UNSUPPORTED, _why_no_numbers(layer)
     if not layer.returned_own:
         return Status.ALIAS_OF_INPUT, "it returned its own input, whose gradient is not its alone"
     if backward and "gradients" in layer.roles and not layer.gradients:
@@ -587,6 +586,14 @@ def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:
             return Status.UNUSED_IN_LOSS, "its output requires a gradient but none came back"
         return Status.NO_GRAD_PATH, "its output does not require a gradient"
     return Status.OBSERVED, ""
+
+
+def _why_no_numbers(layer: Layer) -> str:
+    if layer.raised:
+        return f"it raised {layer.raised}, which the model caught"
+    if layer.returned_no_tensor:
+        return f"it returned {layer.returned_no_tensor}, no tensor"
+    return "its output holds no floating-point tensor"
 
 
 def _owners(layers: Iterable[Layer]) -> dict[int, Layer]:

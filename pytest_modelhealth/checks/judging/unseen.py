@@ -7,11 +7,14 @@ from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, St
 
 
 def unseen(observation: Observation) -> Inconclusive | None:
-    """Return why no layer that ran returned a number, if none did."""
+    """Return why no layer that ran returned a number, if none did, or the model no tensor."""
     ran = [record for record in called(observation) if "activations" in record.watched]
-    if not ran or not all(map(_returned_nothing, ran)):
+    if not ran:
         return None
     outermost = ran[0]
+    is_silent = outermost.name == "" and outermost.reason.endswith(", no tensor")
+    if not is_silent and not all(map(_returned_nothing, ran)):
+        return None
     return Inconclusive("observation", outermost.name, _reason(outermost))
 
 
@@ -24,7 +27,8 @@ def _returned_nothing(record: LayerRecord) -> bool:
 def _reason(record: LayerRecord) -> str:
     if record.activations is not None:
         return "every activation is empty: the batch has no samples; give at least one"
-    move = "return what it computes, and consume generators, before it is inspected"
     if "meta device" in record.reason:
         move = "move model and batch to a device with values, such as the CPU"
-    return f"no layer that ran returned a number to judge ({record.reason}); {move}"
+        return f"no layer that ran returned a number to judge ({record.reason}); {move}"
+    move = "return what it computes, and consume generators, before it is inspected"
+    return f"nothing came of the model ({record.reason}); {move}"
