@@ -28,10 +28,11 @@ def collected_rarely() -> Iterator[None]:
     global _holders, _usual
     with _lock:
         _holders += 1
-        if _holders == 1:
+        is_first = _holders == 1
+    try:
+        if is_first:  # in here, so that Ctrl-C finds a way out
             _usual = gc.get_threshold()
             gc.set_threshold(*_rare())
-    try:
         yield
     finally:
         with _lock:
