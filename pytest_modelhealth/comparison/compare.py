@@ -39,6 +39,7 @@ MEMORY_BUDGET = 1 << 30
 """Bytes of tensors that a comparison keeps in memory."""
 
 _ARGUMENTS = (
+    Setting("strict_names", bool, False, "a layer by another name fails"),
     Setting("factor", float, FACTOR, "times the natural noise", minimum=0.0),
     Setting("memory_budget", int, MEMORY_BUDGET, "bytes", minimum=0),
     Setting("noise_runs", int, RUNS, "perturbed runs", minimum=1),
@@ -84,11 +85,13 @@ def compare(
         noise_runs: perturbed runs of the reference, made where something seems to differ.
 
     Raises:
-        SettingsError: `factor`, `memory_budget` or `noise_runs` is of a wrong type or size.
+        SettingsError: `strict_names`, `factor`, `memory_budget` or `noise_runs` is of a wrong type
+            or size.
         InspectionError: one of the two is nothing that can be run, or a `state_dict` does not fit.
         Exception: whatever a model or the loss raises, with a note on which of the two ran.
     """
-    for argument, value in zip(_ARGUMENTS, (factor, memory_budget, noise_runs), strict=True):
+    given = (strict_names, factor, memory_budget, noise_runs)
+    for argument, value in zip(_ARGUMENTS, given, strict=True):
         argument.validate(value, "argument of compare")
     ours, theirs = reference_subject(reference), candidate_subject(candidate, reference)
     request = Request(reference, inputs, target, loss, backward)

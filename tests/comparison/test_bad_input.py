@@ -243,6 +243,7 @@ def test_a_memory_budget_of_nothing_gives_the_same_verdict():
         ({"factor": "10"}, r"factor must be a number of at least 0, not '10' \(str\)"),
         ({"memory_budget": -1}, "memory_budget must be a whole number of at least 0, not -1"),
         ({"noise_runs": 0}, "noise_runs must be a whole number of at least 1, not 0"),
+        ({"strict_names": 3}, "strict_names must be true or false, not 3"),
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_runs(argument, message):
