@@ -131,9 +131,9 @@ class Ledger:
         """
         found: list[Entry | None] = [None] * len(tensors)
         places, kinds, addresses = [], [], []
-        for place, tensor in enumerate(tensors):
+        for place, tensor in enumerate(() if self._queue_all else tensors):
             kind, address = find_kind(tensor, None)
-            if kind is not None and not self._queue_all:
+            if kind is not None:
                 places.append(place)
                 kinds.append(kind)
                 addresses.append(address)

@@ -121,11 +121,12 @@ def reduce(tensor: Tensor, unit_dim: int | None = None) -> TensorStatistics:
 
 def _reduce_compiled(tensor: Tensor, unit_dim: int | None) -> TensorStatistics | None:
     """Return the statistics of a plain dense tensor, without one call that torch could see."""
-    if find_kind(tensor, unit_dim)[0] is None:
+    kind, address = find_kind(tensor, unit_dim)
+    if kind is None:
         return None
     dense = DenseValues(tensor, tuple(tensor.shape))
     subject = Subject.of(tensor, dense, unit_dim)
-    found = fused.summarize_compiled(tensor, subject.dim)
+    found = fused.summarize_packed(kind.job, address)
     if found is None:
         return None
     return subject.statistics(*found, _first_nonfinite(tensor, dense, found[0]))

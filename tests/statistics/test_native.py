@@ -43,6 +43,11 @@ def job(values: Tensor, dim: int | None) -> Job:
     return wanted
 
 
+def place_of(results: Results, wanted: Job) -> int:
+    """Reduce one tensor; return the place of its result."""
+    return results.reduce_packed(PackedJob(wanted.layout), wanted.address)[0]
+
+
 def many(results: Results, jobs: list[Job]) -> list[tuple[int, int]]:
     """Reduce in one call; return places and remarks."""
     return results.reduce_many(
@@ -95,7 +100,7 @@ def examples(count: int) -> list[tuple[Tensor, int | None]]:
 def test_results_are_read_out_in_any_order(words: int) -> None:
     """Results stay as they were written, however many follow and wherever they lie."""
     results, seen = Results(words), examples(60)
-    places = [results.reduce(job(*example)) for example in seen[:20]]
+    places = [place_of(results, job(*example)) for example in seen[:20]]
     places += [place for place, _ in many(results, [job(*example) for example in seen[20:]])]
     assert results.reduce_many([], []) == []
     for place, (values, dim) in reversed(list(zip(places, seen, strict=True))):
@@ -105,7 +110,7 @@ def test_results_are_read_out_in_any_order(words: int) -> None:
 def test_results_are_of_the_moment() -> None:
     """What is written to a tensor after it was reduced changes nothing."""
     results, values = Results(), torch.arange(100.0)
-    place = results.reduce(job(values, 0))
+    place = place_of(results, job(values, 0))
     values.zero_()
     assert_found(results[place], torch.arange(100.0), 0)
 
@@ -114,7 +119,7 @@ def test_a_found_outlives_its_results() -> None:
     """Arrays are views of memory that they keep alive."""
     values = torch.arange(100.0)
     results = Results()
-    found = results[results.reduce(job(values, 0))]
+    found = results[place_of(results, job(values, 0))]
     del results
     assert_found(found, values, 0)
 
@@ -123,7 +128,7 @@ def test_memory_is_written_to_again_after_clear() -> None:
     """One `Results` serves any number of tensors without growing."""
     results = Results()
     for values, dim in examples(12):
-        place = results.reduce(job(values, dim))
+        place = place_of(results, job(values, dim))
         assert place == 0
         assert_found(results[place], values, dim)
         results.clear()
@@ -140,7 +145,7 @@ def test_many_tensors_are_each_what_they_are_alone(drawn: list[Tensor], data: An
         if wanted is not None:
             jobs.append(wanted)
     alone, together = Results(), Results()
-    singles = [bits(alone[alone.reduce(wanted)]) for wanted in jobs]
+    singles = [bits(alone[place_of(alone, wanted)]) for wanted in jobs]
     assert [bits(together[place]) for place, _ in many(together, jobs)] == singles
 
 

@@ -25,7 +25,7 @@ from pytest_modelhealth.statistics import native
 from pytest_modelhealth.statistics.kernels import fused
 from pytest_modelhealth.statistics.native import Results, forks
 from tests.statistics.tensors import FLOATS, tensors
-from tests.statistics.test_native import assert_found, bits, job
+from tests.statistics.test_native import assert_found, bits, job, place_of
 
 pytestmark = [
     pytest.mark.skipif(
@@ -55,7 +55,7 @@ SHAPES = [
 def reduced(values: Tensor, dim: int | None, threads: int | None) -> list[bytes]:
     """Return all that is found with this many threads."""
     results = Results(threads=threads)
-    return bits(results[results.reduce(job(values, dim))])
+    return bits(results[place_of(results, job(values, dim))])
 
 
 def noise(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -98,7 +98,7 @@ def test_threads_find_what_is_there_in_any_small_tensor(
     if wanted is None:
         return
     results = [Results(threads=threads) for threads in THREADS]
-    alone, *shared = (each[each.reduce(wanted)] for each in results)
+    alone, *shared = (each[place_of(each, wanted)] for each in results)
     for found in shared:
         assert bits(found) == bits(alone)
     if not alone.out_of_range:

@@ -199,9 +199,7 @@ class Recorder:
         if "inputs" in layer.roles:
             entry = self._read(layer, tensor, None)
             if entry is not None:
-                layer.inputs.append(entry)
-                if len(layer.inputs) > _MOST_ENTRIES:
-                    _merge(layer.inputs)
+                _add(layer.inputs, entry)
         return tensor, version(tensor), entry
 
     def complete(self, layer: Layer) -> None:
@@ -219,9 +217,7 @@ class Recorder:
             return None
         entry = self._read(layer, tensor, unit_dimension)
         if entry is not None:
-            layer.activations.append(entry)
-            if len(layer.activations) > _MOST_ENTRIES:
-                _merge(layer.activations)
+            _add(layer.activations, entry)
         return entry
 
     def compare_samples(
@@ -341,9 +337,7 @@ class Recorder:
         """Read the gradient of the loss with respect to a tensor that all of `layers` returned."""
         entry = self._read_gradient(gradient, unit_dimension)
         for layer in layers:
-            layer.gradients.append(entry)
-            if len(layer.gradients) > _MOST_ENTRIES:
-                _merge(layer.gradients)
+            _add(layer.gradients, entry)
 
     def add_loss(self, loss: Tensor) -> None:
         """Take the loss; from another device its value is fetched with everything else."""
@@ -362,12 +356,14 @@ class Recorder:
 
     def add_state(self, role: str, tensors: Iterable[Held]) -> None:
         """Read parameters, their gradients or buffers."""
-        read = self._read_gradient if role == "parameter_gradients" else self._ledger.add
+        is_scaled = role == "parameter_gradients" and self._scale.factor != 1.0
+        read = self._read_gradient if is_scaled else self._ledger.add
         held = [(layer, name, tensor) for layer, name, tensor in tensors if role in layer.roles]
         found: dict[Layer, dict[str, Entry]] = {}
         # what we ask of a tensor is no call of the user's: a function mode would see each
         with torch._C.DisableTorchFunction():
-            for (layer, name, tensor), known in zip(held, self._read_many(role, held), strict=True):
+            entries = [None] * len(held) if is_scaled else self._read_many(held)
+            for (layer, name, tensor), known in zip(held, entries, strict=True):
                 try:
                     entry = read(tensor) if known is None else known
                     found.setdefault(layer, {})[name] = entry
@@ -375,17 +371,15 @@ class Recorder:
                     layer.unsupported = f"{name}: {error}"
                 except Exception as error:  # noqa: BLE001 - ours, as in a hook
                     self.fail(layer, error)
-        for layer, entries in found.items():
-            setattr(layer, role, entries)
+        for layer, by_name in found.items():
+            setattr(layer, role, by_name)
 
-    def _read_many(self, role: str, held: list[Held]) -> list[Entry | None]:
+    def _read_many(self, held: list[Held]) -> list[Entry | None]:
         """Return the entry of each tensor, ``None`` for one that is to be read by itself."""
-        if role != "parameter_gradients" or self._scale.factor == 1.0:
-            try:
-                return self._ledger.add_many([tensor for _, _, tensor in held])
-            except Exception:  # noqa: BLE001 - ours: read by itself, it is of one layer
-                pass
-        return [None] * len(held)
+        try:
+            return self._ledger.add_many([tensor for _, _, tensor in held])
+        except Exception:  # noqa: BLE001 - ours: read by itself, it is of one layer
+            return [None] * len(held)
 
     def _read_gradient(self, gradient: Tensor, unit_dimension: int | None = None) -> Entry:
         if self._scale.factor == 1.0:
@@ -445,8 +439,7 @@ class Recorder:
             return None
         base = value._base
         if base is not None and base.dtype is value.dtype and base.numel() == value.numel():
-            entry = self._seen_before(base)
-            entry = entry or self._seen_view(base)
+            entry = self._seen_before(base) or self._seen_view(base)
             if entry is not None and base.is_contiguous() and value.is_contiguous():
                 return entry.reshaped(tuple(value.shape))
         try:
@@ -486,8 +479,10 @@ _MOST_ENTRIES = 256
 """A layer that is called more often has what was found in its calls merged meanwhile."""
 
 
-def _merge(entries: list[Entry]) -> None:
-    entries[:] = [Entry.of(merged)] if (merged := _merged(entries)) else []
+def _add(entries: list[Entry], entry: Entry) -> None:
+    entries.append(entry)
+    if len(entries) > _MOST_ENTRIES:
+        entries[:] = [Entry.of(merged)] if (merged := _merged(entries)) else []
 
 
 def _merged(entries: Iterable[Entry]) -> TensorStatistics | None:

@@ -19,7 +19,7 @@ from pytest_modelhealth.statistics.exponents import ExponentCounts
 from pytest_modelhealth.statistics.kernels import plain
 from pytest_modelhealth.statistics.kernels.kernel import Extremes, KernelResult
 from pytest_modelhealth.statistics.moments import Moments
-from pytest_modelhealth.statistics.native import Found, Job, Layout, Results
+from pytest_modelhealth.statistics.native import Found, Job, Layout, PackedJob, Results
 
 EXACT_HISTOGRAM = 1 << 14
 """A tensor of up to this many elements has all of them in its histogram. Counting bins takes three
@@ -75,10 +75,16 @@ def summarize_compiled(
 ) -> tuple[KernelResult, Extremes | None] | None:
     """Return what `summarize_units` does, or ``None`` where only `plain` can."""
     wanted = job(values, dim)
-    if wanted is None:
-        return None
+    return None if wanted is None else summarize_packed(PackedJob(wanted.layout), wanted.address)
+
+
+def summarize_packed(
+    wanted: PackedJob, address: int
+) -> tuple[KernelResult, Extremes | None] | None:
+    """Return what `summarize_compiled` does of the tensor whose first element is at `address`."""
     results = _own.results
-    found = results[results.reduce(wanted)]
+    place, _ = results.reduce_packed(wanted, address)
+    found = results[place]
     decoded = None if found.out_of_range else decode(_copied(found))
     results.clear()
     return decoded

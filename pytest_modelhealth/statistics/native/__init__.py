@@ -190,10 +190,6 @@ class Results:
         self._reduce_one = library().modelhealth_reduce_one
         self._threads = threads
 
-    def reduce(self, job: Job) -> int:
-        """Reduce one tensor at once and return the place of its result."""
-        return self.reduce_packed(PackedJob(job.layout), job.address)[0]
-
     def reduce_packed(self, job: PackedJob, address: int) -> tuple[int, int]:
         """Reduce the tensor whose first element is at `address`.
 
