@@ -435,6 +435,7 @@ class Loader:
             self.open -= 1
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("progress", [False, True])
 def test_ctrl_c_ends_run_batches_cleanly(model, x, monkeypatch, progress):
     """KeyboardInterrupt passes; the loader is closed, the bar ended, the model as it was."""

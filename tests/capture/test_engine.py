@@ -661,6 +661,7 @@ class DrawsImpatiently(Wrapped):
         return x * self.drawn
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("fails", [False, True])
 def test_ctrl_c_waits_until_the_model_is_put_back(fails: bool) -> None:
     """A Ctrl-C that falls into the restoration is raised after it, not in the middle of it."""

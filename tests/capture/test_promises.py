@@ -143,6 +143,7 @@ RAISING += [
 ]
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("name", "site", "kind"), RAISING, ids=[f"{n}-{s}-{k.__name__}" for n, s, k in RAISING]
 )

@@ -160,6 +160,7 @@ def test_a_runtime_may_give_fewer_threads_than_were_asked_for() -> None:
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_in_a_call_is_raised_after_it() -> None:
     """Ctrl-C stops a run at once, and leaves the kernel as it was."""
     values = noise((300, 7000))
