@@ -44,10 +44,24 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
 
     # Asked for here rather than as an argument: without syrupy there is no such fixture.
     snapshot = request.getfixturevalue("snapshot")
+    _require_syrupys(snapshot)
     settings = {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot) if f.init}
     ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
     ours.strict_names = request.config.getini(_STRICT_NAMES)
     return ours
+
+
+def _require_syrupys(snapshot: object) -> None:
+    from syrupy.assertion import SnapshotAssertion
+
+    if not isinstance(snapshot, SnapshotAssertion):
+        kind = f"{type(snapshot).__module__}.{type(snapshot).__qualname__}"
+        pytest.fail(
+            "health_snapshot needs syrupy's fixture `snapshot`, but another plugin or a "
+            f"conftest.py gives the fixture of this name (a {kind}): rename that one, or switch "
+            "its plugin off with -p no:NAME",
+            pytrace=False,
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -497,6 +497,15 @@ def test_without_syrupy_the_fixture_says_so(project: Project) -> None:
     result.stdout.fnmatch_lines(["health_snapshot needs the pytest plugin syrupy, *"])
 
 
+def test_another_fixture_called_snapshot_is_named(project: Project) -> None:
+    """A project or plugin that gives its own `snapshot` gets one clear line, not a TypeError."""
+    fixture = "\n@pytest.fixture\ndef snapshot():\n    return {}\n"
+    project.write("import pytest\n" + fixture + ONE_TEST)
+    result = project.run()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["health_snapshot needs syrupy's * (a builtins.dict): rename *"])
+
+
 def test_the_extension_works_with_syrupy_s_own_fixture(project: Project) -> None:
     """`snapshot.use_extension` records the same file and explains drift in its first lines."""
     project.write(
