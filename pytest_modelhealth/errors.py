@@ -6,7 +6,8 @@
     └── ModelHealthError       the verdict on a model: unhealthy, drifted or not equivalent
     RuntimeError
     └── InspectionError        the model could not be inspected as asked
-        └── LayerNotFoundError a layer name or pattern matches nothing
+        ├── LayerNotFoundError a layer name or pattern matches nothing
+        └── UnknownNameError   an object of ours has no such attribute; also an AttributeError
     ValueError
     └── SettingsError          a setting has an unknown name, a wrong type or an impossible value
 
@@ -42,6 +43,10 @@ class LayerNotFoundError(InspectionError):
     """No layer has this name, or none matches this pattern."""
 
 
+class UnknownNameError(InspectionError, AttributeError):
+    """An object of this package has no attribute of this name."""
+
+
 class SettingsError(ValueError):
     """A setting has an unknown name, a wrong type or an impossible value."""
 
@@ -55,6 +60,7 @@ for _exception in (
     ModelHealthError,
     InspectionError,
     LayerNotFoundError,
+    UnknownNameError,
     SettingsError,
     ModelHealthWarning,
 ):
@@ -74,10 +80,22 @@ def require_kind(other: object, kind: type) -> None:
         )
 
 
+def public_names(kind: type) -> list[str]:
+    """Return the names of what users call and read of a `kind`."""
+    return [name for name in dir(kind) if not name.startswith("_")]
+
+
 def suggest(wrong: object, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the known name nearest to `wrong`, or ``"."``."""
-    nearest = difflib.get_close_matches(str(wrong), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {nearest[0]!r}?" if nearest else "."
+    """Return ``"; did you mean 'x'?"`` for the known name nearest to `wrong`, or ``"."``.
+
+    Near is what two typing mistakes in ten letters leave, or, where nothing is, what contains
+    `wrong` whole: ``grad`` of ``grad_norm``.
+    """
+    word, names = str(wrong), list(known)
+    nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
+    if not nearest and len(word) > 2:
+        nearest = [name for name in names if word in name][:3]
+    return f"; did you mean {' or '.join(map(repr, nearest))}?" if nearest else "."
 
 
 def suggest_layer(wrong: object, layers: Iterable[str]) -> str:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.checks import Check, default_settings, with_own_checks
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
+from pytest_modelhealth.errors import (
+    InspectionError,
+    ModelHealthWarning,
+    SettingsError,
+    UnknownNameError,
+    public_names,
+    suggest,
+)
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
@@ -25,6 +34,9 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from pytest_modelhealth.statistics import TensorStatistics
+
+
+_NEXT_CALL = "; the batch goes into the next call: inspector(model).run_inspection(batch)"
 
 
 class Inspector:
@@ -54,7 +66,7 @@ class Inspector:
     def __init__(
         self,
         model: nn.Module,
-        *,
+        *batch: Never,
         compiled: Compiled = "eager",
         settings: Settings | None = None,
         on_report: Callable[[HealthReport], None] | None = None,
@@ -62,6 +74,8 @@ class Inspector:
         calibrate: bool | None = None,
         **overrides: object,
     ) -> None:
+        if batch:
+            raise InspectionError(f"Inspector takes the model alone{_NEXT_CALL}")
         _require_switches(on_report, calibrate)
         self._engine = find_engine(model, compiled=compiled)
         self._model = model
@@ -185,11 +199,7 @@ class Inspector:
             InspectionError: there was no batch, a batch is no pair although there is a loss, or
                 `batches`, `max_batches` or `progress` is of a wrong type.
         """
-        if not isinstance(batches, Iterable):
-            raise InspectionError(
-                f"batches must be batches to iterate over, such as a DataLoader, not {batches!r}; "
-                "one batch goes into run_inspection"
-            )
+        _require_batches(batches)
         if not _is_count(max_batches):
             raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
         if not isinstance(progress, bool):
@@ -236,6 +246,24 @@ class Inspector:
         """Return a figure of gradient norms through depth from the latest report."""
         return self.report.plot_gradient_flow()
 
+    def __call__(self, *_: Never, **__: Never) -> NoReturn:
+        """Refuse, as a model would take the batch here.
+
+        Raises:
+            InspectionError: always; the message says which method runs a batch.
+        """
+        raise InspectionError(f"an inspector is not called itself{_NEXT_CALL}")
+
+    if not TYPE_CHECKING:  # a type checker knows the names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)  # what copy, pickle and others ask for
+            names = public_names(Inspector)
+            raise UnknownNameError(
+                f"an inspector has no {name!r}{suggest(name, names)} It has {', '.join(names)}."
+            )
+
     def _observe(
         self,
         inputs: Any,
@@ -245,7 +273,8 @@ class Inspector:
         scaler: GradScaler | None,
     ) -> Observation:
         request = Request(self._model, inputs, target, loss, backward, scaler, self._selection)
-        seen = self._engine.run(request)
+        with hinted(request):
+            seen = self._engine.run(request)
         if self._calibrate:
             self._calibration.add(request, seen)
         return seen
@@ -307,6 +336,33 @@ def _taken(batches: Iterable[Any], most: int | None, progress: bool) -> Iterable
     )
 
 
+def _require_batches(batches: object) -> None:
+    if isinstance(batches, Dataset) and not isinstance(batches, Iterable):
+        raise InspectionError(
+            f"batches is a data set of samples ({type(batches).__name__}); "
+            "DataLoader(dataset, batch_size=64) makes batches of them"
+        )
+    if isinstance(batches, str | Mapping) or not isinstance(batches, Iterable):
+        raise InspectionError(
+            "batches must be batches to iterate over, such as a DataLoader, not "
+            f"{_described(batches)}; one batch goes into run_inspection"
+        )
+    if isinstance(batches, Tensor):
+        shape = "x".join(map(str, batches.shape))
+        warnings.warn(
+            f"run_batches takes each row of the tensor {shape} for a batch; run_inspection takes "
+            "the tensor as one batch, and run_batches(x.unbind()) says that rows are meant",
+            ModelHealthWarning,
+            stacklevel=3,
+        )
+
+
+def _described(batches: object) -> str:
+    if isinstance(batches, Mapping):
+        return f"a mapping of {', '.join(map(repr, list(batches)[:3])) or 'nothing'}"
+    return repr(batches)
+
+
 def _is_count(most: object) -> bool:
     return most is None or (isinstance(most, int) and most >= 0)
 
@@ -323,5 +379,6 @@ def _pair(batch: Any, index: int) -> tuple[Any, Any]:
         return batch[0], batch[1]
     raise InspectionError(
         f"batch {index} is a {type(batch).__name__}, not a pair (inputs, target), but a loss needs "
-        "the target; without a target leave loss out or bind it beforehand"
+        "the target. One batch goes into run_inspection(inputs, target=..., loss=...); without a "
+        "target leave loss out or bind it beforehand"
     )

@@ -67,7 +67,9 @@ ACCEPTED: list[tuple[Setting, object, SettingValue]] = [
     (NORM, math.inf, math.inf),
     (SIZE, -3, -3),
     (DEEP, True, True),
-    (LAYERS, "a.*", "a.*"),
+    (LAYERS, "a.*", ("a.*",)),
+    (LAYERS, " a.*,b ", ("a.*", "b")),
+    (LAYERS, ["a.*", "my block"], ("a.*", "my block")),
 ]
 
 
@@ -91,7 +93,15 @@ REFUSED: list[tuple[Setting, object, str]] = [
     (SIZE, 4.0, "size must be a whole number of at most 9, not 4.0 (float)"),
     (SIZE, 10, "size must be a whole number of at most 9, not 10"),
     (DEEP, 1, "deep must be true or false, not 1 (int)"),
-    (LAYERS, None, "layers must be a string, not None (NoneType)"),
+    (
+        LAYERS,
+        None,
+        (
+            "layers must be names or shell wildcards of layers, such as 'encoder.*' or "
+            "['encoder.*', 'head'], not None (NoneType)"
+        ),
+    ),
+    (LAYERS, " , ", "layers=' , ' names no layer; '*' is all"),
     (FORM, 3, "form must be one of round, square or none, not 3 (int)"),
     (FORM, "rond", "form must be one of round, square or none, not 'rond'; did you mean 'round'?"),
 ]
@@ -111,7 +121,8 @@ PARSED: list[tuple[Setting, str, SettingValue]] = [
     (SIZE, "7", 7),
     (DEEP, "Yes", True),
     (DEEP, "off", False),
-    (LAYERS, "none", "none"),
+    (LAYERS, "none", ("none",)),
+    (LAYERS, "a.*\n my block, b\n", ("a.*", "my block", "b")),
 ]
 
 

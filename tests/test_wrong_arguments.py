@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_modelhealth import (
     Check,
@@ -17,6 +19,7 @@ from pytest_modelhealth import (
     InspectionError,
     Inspector,
     LayerNotFoundError,
+    ModelHealthWarning,
     Setting,
     SettingsError,
     compare,
@@ -43,6 +46,11 @@ def run(**arguments: Any) -> HealthReport:
     return inspector().run_inspection(BATCH, **arguments)
 
 
+def run_with(batch: Any, **arguments: Any) -> HealthReport:
+    """One inspection of it on another batch."""
+    return inspector().run_inspection(batch, **arguments)
+
+
 @pytest.fixture(scope="module")
 def report() -> HealthReport:
     """The report of one inspection."""
@@ -58,6 +66,13 @@ def report() -> HealthReport:
         (lambda: inspector(compiled="yes"), "neither 'eager' nor 'observe'"),
         (lambda: inspector(on_report=3), "on_report must be a function that takes the report"),
         (lambda: inspector(calibrate="no"), "calibrate must be True, False or None, not 'no'"),
+        (lambda: Inspector(BATCH), r"goes into the next call: inspector\(model\)\.run_inspection"),
+        (lambda: Inspector(iter([BATCH])), "A batch goes into the next call"),
+        (lambda: Inspector(model(), BATCH), "takes the model alone; the batch goes into the next"),
+        (lambda: inspector()(BATCH), "an inspector is not called itself; the batch goes into"),
+        (lambda: inspector().run(BATCH), "did you mean 'run_batches' or 'run_inspection'"),
+        (lambda: inspector().statistic("0"), "did you mean 'get_statistics'"),
+        (lambda: inspector().frobnicate, r"an inspector has no 'frobnicate'\. It has get_statis"),
     ],
 )
 def test_what_is_no_model_is_refused(make: Callable[[], object], message: str) -> None:
@@ -79,7 +94,11 @@ def test_what_is_no_model_is_refused(make: Callable[[], object], message: str) -
         ({"thresholds": ["0"]}, "must be a mapping from layers"),
         ({"severity": "error"}, "must be 'warn' or 'fail'"),
         ({"severity": {"dead_unit": "warn"}}, "did you mean 'dead_units'"),
-        ({"layers": 3}, "must be a string"),
+        ({"layers": 3}, r"must be names or shell wildcards of layers.*not 3 \(int\)"),
+        ({"layers": ["0", 3]}, "must be names or shell wildcards of layers"),
+        ({"layers": []}, "names no layer"),
+        ({"planned_dtype": torch.int8}, "one of float16, .* or none, not 'int8'"),
+        ({"planned_dtype": 16}, "one of float16, .* not 16"),
         ({"own_checks": Check}, "list of subclasses of Check"),
         ({"own_checks": [3]}, "no subclass of pytest_modelhealth.Check"),
         ({"settings": {"max_grad_norm": 3}}, "arguments of their own"),
@@ -168,13 +187,89 @@ def test_a_wrong_loss_is_refused(arguments: dict[str, Any], message: str) -> Non
         ([BATCH], {"max_batches": -1}, "a whole number"),
         ([BATCH], {"max_batches": "2"}, "a whole number"),
         ([BATCH], {"progress": "no"}, "progress must be True or False"),
-        ([BATCH], {"loss": F.mse_loss}, "not a pair"),
+        (
+            [BATCH],
+            {"loss": F.mse_loss},
+            r"not a pair.*run_inspection\(inputs, target=\.\.\., loss=",
+        ),
+        ({"input": BATCH}, {}, "not a mapping of 'input'; one batch goes into run_inspection"),
+        (TensorDataset(BATCH), {}, r"a data set of samples.*DataLoader\(dataset, batch_size=64\)"),
     ],
 )
 def test_wrong_batches_are_refused(batches: Any, arguments: Any, message: str) -> None:
     """No batch, no pair, no number: each is said."""
     with pytest.raises(InspectionError, match=message):
         inspector().run_batches(batches, **arguments)
+
+
+def test_rows_of_a_tensor_are_taken_for_batches_with_a_warning() -> None:
+    """A tensor may well be a stack of batches, and says so by `unbind`."""
+    with pytest.warns(ModelHealthWarning, match="each row of the tensor 64x4 for a batch") as told:
+        inspector().run_batches(BATCH)
+    assert [warning.filename for warning in told] == [__file__]
+    assert inspector().run_batches(BATCH.reshape(8, 8, 4).unbind()).observation.samples == 64
+
+
+class TakesArrays(nn.Module):
+    """Makes the tensors itself, of whatever it is given an iterator of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, arrays: Any) -> Tensor:
+        return torch.cat([self.linear(torch.as_tensor(array)) for array in arrays])
+
+
+LOADER = DataLoader(TensorDataset(BATCH, BATCH[:, :2]), batch_size=32)
+
+
+@pytest.mark.parametrize(
+    ("batch", "target", "hint"),
+    [
+        (BATCH.numpy(), None, r"a NumPy array \(float32, 64x4\); torch.from_numpy\(batch\) makes"),
+        ({"input": BATCH.double().numpy()}, None, r"torch.from_numpy\(batch\).float\(\) makes a t"),
+        (LOADER, None, r"is a DataLoader: run_batches\(loader, loss=\.\.\.\) runs its batches"),
+        (LOADER.dataset, None, r"data set of samples: run_batches\(DataLoader\(dataset"),
+        (iter(LOADER), None, r"is an iterator.*run_inspection and compare take one: next\(batches"),
+        ((row for row in BATCH), None, r"is an iterator \(generator\)"),
+        (next(iter(LOADER)), None, r"run_inspection\(inputs, target=target, loss=\.\.\.\)"),
+        (
+            BATCH,
+            BATCH[:, :2].numpy(),
+            r"The target holds a NumPy array.*torch.from_numpy\(target\)",
+        ),
+    ],
+)
+def test_what_the_model_cannot_take_gets_a_hint(batch: Any, target: Any, hint: str) -> None:
+    """The model's own exception passes, with one note on what to pass instead."""
+    loss = None if target is None else F.mse_loss
+    with pytest.raises(TypeError) as caught:
+        run_with(batch, target=target, loss=loss)
+    (note,) = caught.value.__notes__
+    assert re.search(hint, note)
+    with pytest.raises(TypeError) as caught:
+        compare(model(), model(), batch, target=target, loss=loss)
+    assert note in caught.value.__notes__
+
+
+@pytest.mark.parametrize("batch", [[[BATCH.numpy()]], iter([BATCH, BATCH])])
+def test_what_the_model_can_take_is_never_refused(batch: Any) -> None:
+    """Lists of arrays and iterators go in as they are."""
+    assert Inspector(TakesArrays()).run_inspection(batch).healthy
+
+
+@pytest.mark.parametrize("error", [ValueError("no such word"), TypeError("of its own")])
+def test_an_exception_for_another_reason_gets_no_hint(error: Exception) -> None:
+    """A model that takes arrays may raise because of something else."""
+
+    class Raises(TakesArrays):
+        def forward(self, arrays: Any) -> Tensor:
+            raise error
+
+    with pytest.raises(type(error)):
+        Inspector(Raises()).run_inspection(BATCH.numpy())
+    assert not hasattr(error, "__notes__")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +294,7 @@ def test_a_wrong_declaration_of_a_setting_is_refused(
         ({"layers": "encoder.*"}, r"Sequential\. Its layers are '0', '1', '2'\."),
         ({"thresholds": {"encoder.*": {"max_grad_norm": 1}}}, "Its layers are '0', '1', '2'"),
         ({"layers": "00"}, "did you mean '0'"),
+        ({"layers": ["0", "5", "2"]}, r"layers='5' \(argument of inspector\) matches no layer"),
     ],
 )
 def test_a_pattern_that_matches_nothing_names_what_there_is(
@@ -251,6 +347,10 @@ def test_of_many_layers_the_outermost_are_named() -> None:
         (lambda r: r.settings.override(3, "here"), SettingsError, "here: values must be a mapping"),
         (lambda r: r.assert_healthy(max_dead=0.1), SettingsError, "did you mean"),
         (lambda r: r.to_csv("/no/such/folder/x.csv"), FileNotFoundError, "x.csv"),
+        (lambda r: r.to_csv(3), InspectionError, r"such as 'health.csv', not 3 \(int\)"),
+        (lambda r: r.to_json([]), InspectionError, r"report.render\('json'\) is its text"),
+        (lambda r: r.settings.waive(3), SettingsError, r"each of type Waiver, not 3 \(int\)"),
+        (lambda _: Settings(3), SettingsError, r"each of type Setting, not 3 \(int\)"),
     ],
 )
 def test_a_wrong_question_to_a_report_is_refused(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -115,11 +115,18 @@ def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
             f"compiled='observe' needs a compiled model, and nothing in {_describe(model)} is: "
             "pass torch.compile(model)"
         )
-    hint = " Pass an instance: Model(), not Model." if isinstance(model, type) else ""
     raise InspectionError(
         f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module or "
-        f"a torch.export.ExportedProgram.{hint}"
+        f"a torch.export.ExportedProgram.{_hint(model)}"
     )
+
+
+def _hint(model: object) -> str:
+    if isinstance(model, type):
+        return " Pass an instance: Model(), not Model."
+    if isinstance(model, Iterable) and not isinstance(model, str | Mapping):
+        return " A batch goes into the next call: inspector(model).run_inspection(batch)."
+    return ""
 
 
 def _describe(model: object) -> str:

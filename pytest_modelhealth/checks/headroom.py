@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import leaves
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import DtypeName, Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Violation
@@ -79,7 +79,7 @@ class Headroom(Check):
             help="largest part of a layer's non-zero weights or gradients below the smallest "
             "normal number of the dtype, where precision is lost bit by bit",
         ),
-        Setting(
+        DtypeName(
             "planned_dtype",
             str,
             default=None,

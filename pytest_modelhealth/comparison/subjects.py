@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture import Inputs, Request, find_engine
+from pytest_modelhealth.capture import Inputs, Request, find_engine, hinted
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.engine import Engine
 from pytest_modelhealth.capture.observing.hooks import Hooks
@@ -192,7 +192,8 @@ def run(
         own = replace(request, model=subject.model, inputs=batch, target=target, visitor=keeper)
         if subject.quantised:
             own = replace(own, backward=False)
-        observation = subject.engine.run(own)
+        with hinted(own):
+            observation = subject.engine.run(own)
         if subject.engine.compiled:
             observation = _with_compiled_outputs(subject, own, keeper, observation)
     except Exception as error:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, NoReturn
 
 import pytest
 
-from pytest_modelhealth.errors import InspectionError, SettingsError
+from pytest_modelhealth.errors import (
+    InspectionError,
+    SettingsError,
+    UnknownNameError,
+    public_names,
+    suggest,
+)
 from pytest_modelhealth.plugin.markers import settings_for
 
 if TYPE_CHECKING:
@@ -53,7 +59,7 @@ class InspectorFixture:
     def __call__(
         self,
         model: nn.Module,
-        *,
+        *batch: Never,
         compiled: Compiled = "eager",
         own_checks: Iterable[type[Check]] = (),
         calibrate: bool | None = None,
@@ -69,6 +75,7 @@ class InspectorFixture:
 
         return Inspector(
             model,
+            *batch,  # refused there
             compiled=compiled,
             settings=self._settings,
             on_report=self._keep,
@@ -76,6 +83,13 @@ class InspectorFixture:
             calibrate=calibrate,
             **settings,
         )
+
+    if not TYPE_CHECKING:  # a type checker knows the names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)  # what copy, pickle and others ask for
+            raise UnknownNameError(_without_model(name))
 
     def compare(
         self,
@@ -177,6 +191,20 @@ def _check_unread(fixture: InspectorFixture, item: pytest.Item) -> None:
         )
         item.stash[UNREAD_FAILURE] = first
         raise first.error
+
+
+def _without_model(name: str) -> str:
+    """Return what to call instead of ``inspector.<name>``, which the fixture does not have."""
+    from pytest_modelhealth.inspector import Inspector  # brings torch
+
+    own, others = public_names(InspectorFixture), public_names(Inspector)
+    if name in others:
+        call = "(...)" if callable(getattr(Inspector, name)) else ""
+        return f"inspector.{name} needs the model first: inspector(model).{name}{call}"
+    return (
+        f"inspector has no {name!r}{suggest(name, (*own, *others))} It has {', '.join(own)}, and "
+        f"inspector(model) has {', '.join(others)}."
+    )
 
 
 def _note_on(others: list[UnreadFailure]) -> str:

@@ -107,6 +107,7 @@ def _ini(setting: Setting) -> str:
 
 
 _METAVARS = {
+    "layers": "LAYERS",
     "checks": "NAMES",
     "skip_checks": "NAMES",
     "severity": "[CHECK:]warn|fail",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -205,12 +206,22 @@ class HealthReport:
         return dict(_rendering("json").to_dict(self))
 
     def to_json(self, path: str | Path) -> None:
-        """Write `to_dict` as JSON."""
-        Path(path).write_text(self.render("json"), encoding="utf-8")
+        """Write `to_dict` as JSON.
+
+        Raises:
+            InspectionError: `path` is no path.
+            OSError: the file cannot be written.
+        """
+        _path(path, "to_json").write_text(self.render("json"), encoding="utf-8")
 
     def to_csv(self, path: str | Path) -> None:
-        """Write one row a layer, role and tensor."""
-        Path(path).write_text(self.render("csv"), encoding="utf-8", newline="")
+        """Write one row a layer, role and tensor.
+
+        Raises:
+            InspectionError: `path` is no path.
+            OSError: the file cannot be written.
+        """
+        _path(path, "to_csv").write_text(self.render("csv"), encoding="utf-8", newline="")
 
     def plot_histogram(self, layer: str, what: str = "activations") -> Figure:
         """Return a figure of one layer's histogram."""
@@ -226,6 +237,16 @@ class HealthReport:
         """Return a figure of gradient norms through the depth of the model."""
         figure: Figure = _rendering("gradient_flow").plot_gradient_flow(self)
         return figure
+
+
+def _path(path: object, method: str) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        form = method.removeprefix("to_")
+        raise InspectionError(
+            f"{method} takes the path of the file to write, such as 'health.{form}', not {path!r} "
+            f"({type(path).__name__}); report.render({form!r}) is its text"
+        )
+    return Path(path)
 
 
 def _format(name: str) -> Any:

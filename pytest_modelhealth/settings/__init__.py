@@ -9,6 +9,7 @@ loads where violations are accepted.
 
 from pytest_modelhealth.settings.choices import (
     SEVERITIES,
+    DtypeName,
     LayerLimit,
     Severity,
     SeverityRule,
@@ -19,6 +20,7 @@ from pytest_modelhealth.settings.settings import LAYERS, Settings
 __all__ = [
     "LAYERS",
     "SEVERITIES",
+    "DtypeName",
     "LayerLimit",
     "Limit",
     "Setting",

@@ -85,6 +85,56 @@ class CheckNames(Setting):
         return ", ".join(value) or "none"
 
 
+class LayerPatterns(Setting):
+    """Names of layers or shell wildcards: a list of strings, or one string with commas.
+
+    The value is a tuple of patterns; whether each matches a layer is seen where a model is judged.
+    """
+
+    def validate(self, value: object, origin: str) -> SettingValue:
+        """Return `value` as a tuple of patterns.
+
+        Raises:
+            SettingsError: it is no string and no list of them, or names no layer.
+        """
+        listed: Any = re.split(r"[,\n]", value) if isinstance(value, str) else value
+        is_list = isinstance(listed, list | tuple | set | frozenset)
+        if not is_list or not all(isinstance(pattern, str) for pattern in listed):
+            raise SettingsError(
+                f"{origin}: {self.name} must be names or shell wildcards of layers, such as "
+                f"'encoder.*' or ['encoder.*', 'head'], not {value!r} ({type(value).__name__})"
+            )
+        patterns = tuple(pattern.strip() for pattern in listed if pattern.strip())
+        if not patterns:
+            raise SettingsError(f"{origin}: {self.name}={value!r} names no layer; '*' is all")
+        return patterns
+
+    def parse(self, text: str, origin: str) -> SettingValue:
+        """Return the patterns in `text`, between commas or a line each."""
+        return self.validate(text, origin)
+
+    def show(self, value: Any) -> str:
+        """Return the patterns between commas."""
+        return ", ".join(value)
+
+
+class DtypeName(Setting):
+    """A `torch.dtype` or its name; the value is the name without ``torch.``."""
+
+    def validate(self, value: object, origin: str) -> SettingValue:
+        """Return the name of `value`.
+
+        Raises:
+            SettingsError: it is not one of those allowed.
+        """
+        # Told by its class's name, as settings are read where torch is not loaded.
+        is_dtype = (type(value).__module__, type(value).__name__) == ("torch", "dtype")
+        name = str(value) if is_dtype else value
+        return super().validate(
+            name.removeprefix("torch.") if isinstance(name, str) else name, origin
+        )
+
+
 def _split(text: str) -> list[str]:
     return re.split(r"[\s,]+", text.strip(" \t\n,")) if text.strip(" \t\n,") else []
 

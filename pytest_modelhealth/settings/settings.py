@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.settings.choices import (
     CheckNames,
     LayerLimit,
     LayerLimits,
+    LayerPatterns,
     Severities,
     Severity,
     require_check,
@@ -20,14 +21,16 @@ from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
 if TYPE_CHECKING:
     from pytest_modelhealth.settings.waiver import Waiver
 
-LAYERS = Setting(
+LAYERS = LayerPatterns(
     "layers",
-    str,
-    default="*",
-    help="shell wildcard on layer names: only these layers are judged; all are still observed, so "
+    list,
+    default=("*",),
+    help="names or shell wildcards of layers: only these are judged; all are still observed, so "
     "that a fault is traced to where it begins",
     per_layer=False,
 )
+
+Kind = TypeVar("Kind")
 
 
 class Declarations(Protocol):
@@ -91,6 +94,9 @@ class Settings(Mapping[str, Limit]):
         limits: values that are not the defaults.
         waivers: violations that are accepted.
         checks: the checks that judge under these settings, the gravest first.
+
+    Raises:
+        SettingsError: `declared` holds something else than settings.
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class Settings(Mapping[str, Limit]):
         waivers: tuple[Waiver, ...] = (),
         checks: tuple[Declarations, ...] = (),
     ) -> None:
+        declared = _listed(declared, Setting, "Settings takes the declared settings")
         self._declared = {setting.name: setting for setting in declared}
         self._limits = {name: Limit(s.default, "default") for name, s in self._declared.items()}
         self._limits.update(limits or {})
@@ -211,8 +218,12 @@ class Settings(Mapping[str, Limit]):
         """Return these settings with `waivers` added.
 
         Raises:
-            SettingsError: a waiver names a check that does not exist.
+            SettingsError: a waiver names a check that does not exist, or is no `Waiver`.
         """
+        if waivers:
+            from pytest_modelhealth.settings.waiver import Waiver
+
+            _listed(waivers, Waiver, "Settings.waive takes waivers")
         for waiver in waivers if self.checks else ():
             if waiver.check is not None:
                 require_check(waiver.check, [c.name for c in self.checks], waiver.origin)
@@ -223,3 +234,18 @@ class Settings(Mapping[str, Limit]):
         """Return these settings for other `checks`, whose declarations are sound."""
         declared = (*general_settings(checks), *(s for check in checks for s in check.settings))
         return Settings(declared, self._limits, self.waivers, checks)
+
+
+def _listed(values: object, kind: type[Kind], what: str) -> tuple[Kind, ...]:
+    """Return `values` as a tuple.
+
+    Raises:
+        SettingsError: it is none, or one of them is of another kind.
+    """
+    listed = tuple(values) if isinstance(values, Iterable) else (values,)
+    for value in listed:
+        if not isinstance(value, kind):
+            raise SettingsError(
+                f"{what}, each of type {kind.__name__}, not {value!r} ({type(value).__name__})"
+            )
+    return listed

@@ -48,7 +48,15 @@ def test_masks_at_the_lowest_number_are_no_overflow(batch, inspect):
 
 
 @pytest.mark.parametrize(
-    ("planned", "names"), [(None, []), ("bfloat16", []), ("float16", ["0"]), ("float8_e5m2", [])]
+    ("planned", "names"),
+    [
+        (None, []),
+        ("bfloat16", []),
+        ("float16", ["0"]),
+        (torch.float16, ["0"]),
+        ("torch.float16", ["0"]),
+        ("float8_e5m2", []),
+    ],
 )
 def test_planned_dtype(planned, names, batch, inspect):
     """Values that float32 holds, and float16 would not; float8 is used with a scale."""

@@ -39,7 +39,7 @@ def test_only_the_shelf_is_the_shelf():
 
 def test_setting_layers_restricts_what_is_judged(dead, batch):
     """A fault outside of `layers` is observed and not judged."""
-    report = Inspector(dead, layers="fc*").run_inspection(batch)
+    report = Inspector(dead, layers=["fc*", "fc1"]).run_inspection(batch)
     assert report.healthy
     assert report["act1"].activations.dead_fraction == 1.0
 

@@ -50,11 +50,23 @@ def test_what_is_in_force_is_shown_with_its_origin(pytester: pytest.Pytester) ->
     assert "left out (tox.ini: modelhealth_skip_checks)" in text
 
 
-def test_an_unknown_check_is_suggested(pytester: pytest.Pytester) -> None:
-    """One line on stderr, exit status 4."""
-    result = pytester.runpytest("--modelhealth-explain=dead_unit")
+@pytest.mark.parametrize(
+    ("asked", "suggested"),
+    [
+        ("dead_unit", "; did you mean 'dead_units'?"),
+        ("grad", "; did you mean 'missing_gradients' or 'grad_norm'?"),
+        ("nope", "."),
+        ("attention", "."),
+    ],
+)
+def test_an_unknown_check_is_suggested(
+    pytester: pytest.Pytester, asked: str, suggested: str
+) -> None:
+    """One line on stderr, exit status 4; nothing is suggested that is not like it."""
+    result = pytester.runpytest(f"--modelhealth-explain={asked}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "unknown check 'dead_unit'; did you mean 'dead_units'?" in result.stderr.str()
+    text = f"unknown check {asked!r}{suggested} Known checks: "
+    assert text in result.stderr.str()
 
 
 @pytest.mark.parametrize("absent", ["html", "xdist", "terminalreporter", "syrupy"])

@@ -86,6 +86,36 @@ def test_a_wrong_argument_points_at_the_call(nets: pytest.Pytester) -> None:
     assert "pytest_modelhealth/" not in result.stdout.str()
 
 
+MISUSES = {
+    "inspector.run_inspection(nets.BATCH)": (
+        "inspector.run_inspection needs the model first: inspector(model).run_inspection(...)"
+    ),
+    "inspector.watch('0')": "inspector.watch needs the model first: inspector(model).watch(...)",
+    "inspector.run_batches([])": "inspector.run_batches needs *(model).run_batches(...)",
+    "inspector.get_statistics('0')": "inspector.get_statistics needs *(model).get_statistics(...)",
+    "inspector.report": "inspector.report needs the model first: inspector(model).report",
+    "inspector.reprots": "inspector has no 'reprots'; did you mean 'reports'?*",
+    "inspector(nets.BATCH)": "cannot inspect * the next call: inspector(model).run_inspection(*",
+    "inspector(nets.healthy(), nets.BATCH)": "* the next call: inspector(model).run_inspection(*",
+}
+
+
+def test_what_is_called_without_the_model_says_how_it_goes(nets: pytest.Pytester) -> None:
+    """The user's line, the right call, and no line of ours; `hasattr` and `copy` work as ever."""
+    tests = (f"def test_{i}(inspector):\n    {call}\n" for i, call in enumerate(MISUSES))
+    sound = """
+import copy
+def test_sound(inspector):
+    assert not hasattr(inspector, "run_inspection")
+    assert copy.copy(inspector).reports == []
+"""
+    nets.makepyfile("import nets\n" + "".join(tests) + sound)
+    result = nets.runpytest()
+    result.assert_outcomes(failed=len(MISUSES), passed=1)
+    result.stdout.fnmatch_lines([f"E * {said}".replace("[", "[[]") for said in MISUSES.values()])
+    assert "pytest_modelhealth/" not in result.stdout.str()
+
+
 def test_ctrl_c_in_the_body_ends_the_run_as_ever(nets: pytest.Pytester) -> None:
     """The exit status is 2, and the unhealthy report made before adds nothing."""
     nets.makepyfile(UNHEALTHY + "    raise KeyboardInterrupt\n")

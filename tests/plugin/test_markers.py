@@ -37,7 +37,7 @@ def test_the_closest_marker_wins_and_says_where_it_stands(pytester: pytest.Pytes
                     (2.0, "@modelhealth on class TestEncoder"),
                     (0.3, "@modelhealth on test_layers.py"),
                     (4, "tox.ini: modelhealth_min_samples"),
-                    ("*", "default"),
+                    (("*",), "default"),
                 ]
 
         @pytest.mark.parametrize(

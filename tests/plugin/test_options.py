@@ -58,6 +58,32 @@ def test_native_toml_may_hold_a_number_or_text(pytester: pytest.Pytester, value:
     assert limit_in_force(pytester) == f"{number} from {origin}"
 
 
+@pytest.mark.parametrize(
+    ("ini", "options"),
+    [
+        ("layers =\n    0\n    2", []),
+        ("layers = 0, 2", []),
+        ("max_grad_norm = 3", ["--modelhealth-layers=0", "--modelhealth-layers=2"]),
+        ("layers = 1", ["--modelhealth-layers=0,2"]),
+    ],
+)
+def test_layers_are_a_list_wherever_they_stand(
+    nets: pytest.Pytester, ini: str, options: list[str]
+) -> None:
+    """A line or a comma each in the ini file, and the option as often as needed; 1 is dead."""
+    nets.makeini(f"[pytest]\nmodelhealth_{ini}\n")
+    nets.makepyfile(
+        """
+        import nets
+
+        def test_it(inspector):
+            assert inspector.settings["layers"].value == ("0", "2")
+            inspector(nets.with_dead_relu()).run_inspection(nets.BATCH).assert_healthy()
+        """
+    )
+    nets.runpytest(*options).assert_outcomes(passed=1)
+
+
 BAD_VALUES = [
     pytest.param(
         {"modelhealth_max_grad_norm": "abc"},

@@ -25,7 +25,7 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
     is inconclusive.
 
     Raises:
-        LayerNotFoundError: the setting ``layers``, or a pattern of ``thresholds``, matches no
+        LayerNotFoundError: a pattern of the setting ``layers``, or of ``thresholds``, matches no
             layer.
         SettingsError: no check is left to run.
     """
@@ -109,15 +109,18 @@ def _shown(filename: str) -> str:
 
 
 def _judged_layers(observation: Observation, settings: Settings) -> set[str]:
-    pattern = settings["layers"]
-    matched = {name for name in observation.layers if fnmatchcase(name, pattern.value)}
-    if not matched:
-        nearest = suggest_layer(pattern.value, observation.layers)
-        raise LayerNotFoundError(
-            f"layers={pattern.value!r} ({pattern.origin}) matches no layer of "
-            f"{observation.model_type}{nearest}"
-        )
-    return matched
+    patterns, origin = settings["layers"]
+    judged: set[str] = set()
+    for pattern in patterns:
+        matched = {name for name in observation.layers if fnmatchcase(name, pattern)}
+        if not matched:
+            nearest = suggest_layer(pattern, observation.layers)
+            raise LayerNotFoundError(
+                f"layers={pattern!r} ({origin}) matches no layer of "
+                f"{observation.model_type}{nearest}"
+            )
+        judged |= matched
+    return judged
 
 
 def _require_layers(observation: Observation, settings: Settings) -> None:
