@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pytest_modelhealth.report import HealthReport
 
 
+_SHOWN = pytest.StashKey["list[HealthReport]"]()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
@@ -39,6 +42,7 @@ def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) 
         return
     health = _first_unhealthy(item) if judged is None else judged
     if health is not None and health.violations:
+        item.stash.setdefault(_SHOWN, []).append(health)
         evidence = Evidence(health, explains_failure=health is judged)
         item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)
 
@@ -52,7 +56,8 @@ def _is_report(judged: object) -> bool:
 def _first_unhealthy(item: pytest.Item) -> HealthReport | None:
     fixture = item.stash.get(INSPECTOR, None)
     reports = fixture.reports if fixture is not None else []
-    return next((report for report in reports if _is_unhealthy(report)), None)
+    shown = [id(report) for report in item.stash.get(_SHOWN, [])]  # below an earlier subtest
+    return next((r for r in reports if id(r) not in shown and _is_unhealthy(r)), None)
 
 
 def _is_unhealthy(report: HealthReport) -> bool:

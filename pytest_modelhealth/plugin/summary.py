@@ -36,12 +36,13 @@ def pytest_terminal_summary(
     """Say which verdicts are inconclusive, and what they need; -v lists all of them."""
     if config.get_verbosity() < 0:
         return
-    lines = [
+    told = dict.fromkeys(  # a subtest's report has what its test's has
         f"modelhealth: inconclusive: {report.nodeid}: {report.modelhealth_inconclusive}"
         for reports in terminalreporter.stats.values()
         for report in reports
         if hasattr(report, "modelhealth_inconclusive")
-    ]
+    )
+    lines = list(told)
     shown = len(lines) if config.get_verbosity() > 0 else _SHOWN
     for line in lines[:shown]:
         terminalreporter.write_line(line)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import html
+import re
 import string
 
 import pytest
@@ -82,6 +85,66 @@ def test_one_test_is_told_its_own_folder(nets: pytest.Pytester) -> None:
     result = nets.runpytest("--modelhealth-artifacts=out")
     (folder,) = nets.path.joinpath("out").iterdir()
     assert f"modelhealth: figures of 1 test in {folder}" in result.outlines
+
+
+SUBTESTS = """
+import unittest
+import nets
+import pytest
+
+def test_sub(inspector, subtests):
+    for make in (nets.with_nan, nets.healthy, nets.with_dead_relu):
+        with subtests.test(make=make.__name__):
+            inspector(make()).run_inspection(nets.BATCH).assert_healthy()
+
+def test_other_reason(inspector, subtests):
+    with subtests.test("unhealthy"):
+        inspector(nets.with_nan()).run_inspection(nets.BATCH).assert_healthy()
+    with subtests.test("by itself"):
+        assert 1 == 2, "my own"
+
+@pytest.mark.modelhealth(min_samples=65)
+def test_inconclusive(inspector, subtests):
+    for i in range(2):
+        with subtests.test(i=i):
+            inspector(nets.with_dead_relu()).run_inspection(nets.BATCH).assert_healthy()
+
+class TestUnit(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def bind(self, inspector):
+        self.inspector = inspector
+
+    def test_unit(self):
+        for make in (nets.with_nan, nets.with_dead_relu):
+            with self.subTest(make=make.__name__):
+                self.inspector(make()).run_inspection(nets.BATCH).assert_healthy()
+"""
+
+
+@pytest.mark.skipif(pytest.version_tuple < (9, 0), reason="pytest has subtests from 9.0 on")
+def test_each_failing_subtest_keeps_what_is_its_own(nets: pytest.Pytester) -> None:
+    """A folder and pictures each, a section below its own failure, one line of the summary."""
+    nets.makepyfile(SUBTESTS)
+    result = nets.runpytest("--modelhealth-artifacts=out", "--html=h.html", "--self-contained-html")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    figures = {
+        re.sub(r"^.*py-|-[0-9a-f]{8}", "", folder.name): (folder / "culprit.png").read_bytes()
+        for folder in nets.path.joinpath("out").iterdir()
+    }
+    assert sorted(figures) == [
+        "TestUnit-test_unit",
+        "TestUnit-test_unit-2",
+        "test_other_reason",
+        "test_sub",
+        "test_sub-2",
+    ]
+    assert figures["test_sub"] == figures["TestUnit-test_unit"] != figures["test_sub-2"]
+    assert f"modelhealth: figures of 3 tests in {nets.path / 'out'}" in result.outlines
+    rows = html.unescape(nets.path.joinpath("h.html").read_text(encoding="utf-8"))
+    for picture in figures.values():
+        assert base64.b64encode(picture).decode() in rows
+    assert result.stdout.str().count("modelhealth: 2 beside 0") == 3  # "my own" has none
+    assert result.stdout.str().count("modelhealth: inconclusive: ") == 1
 
 
 SAFE = set(string.ascii_letters + string.digits + "._-")

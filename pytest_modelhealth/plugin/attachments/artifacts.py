@@ -1,4 +1,7 @@
-"""The figures as PNG files under ``--modelhealth-artifacts DIR``, a folder a failing test."""
+"""The figures as PNG files under ``--modelhealth-artifacts DIR``, a folder a failing test.
+
+Each failing subtest has its own: the second one's name ends in ``-2``.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 _OPTION = "--modelhealth-artifacts"
 _LONGEST_NAME = 100
 _WARNED = pytest.StashKey[bool]()
+_FAILURES = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.modelhealth_artifacts = str(directory)  # xdist's workers may start elsewhere
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Count anew where a test runs again."""
+    item.stash[_FAILURES] = 0
+
+
 def pytest_modelhealth_attach(
     item: pytest.Item, report: pytest.TestReport, evidence: Evidence
 ) -> None:
@@ -60,7 +69,8 @@ def pytest_modelhealth_attach(
     directory = item.config.getoption(_OPTION)
     if directory is None:
         return
-    folder = Path(directory) / folder_name(item.nodeid)
+    nth = item.stash[_FAILURES] = item.stash.get(_FAILURES, 0) + 1
+    folder = Path(directory) / (folder_name(item.nodeid) + (f"-{nth}" if nth > 1 else ""))
     try:
         _write(folder, evidence)
     except OSError as error:
@@ -73,15 +83,16 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say where the figures are."""
-    folders = [
-        report.modelhealth_artifacts
+    written = [
+        (report.modelhealth_artifacts, report.nodeid)
         for reports in terminalreporter.stats.values()
         for report in reports
         if hasattr(report, "modelhealth_artifacts")
     ]
-    if folders:
-        where = folders[0] if len(folders) == 1 else config.getoption(_OPTION)
-        tests = "1 test" if len(folders) == 1 else f"{len(folders)} tests"
+    if written:
+        where = written[0][0] if len(written) == 1 else config.getoption(_OPTION)
+        count = len({nodeid for _, nodeid in written})
+        tests = "1 test" if count == 1 else f"{count} tests"
         terminalreporter.write_line(f"modelhealth: figures of {tests} in {where}")
 
 
