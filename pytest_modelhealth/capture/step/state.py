@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors, version
+from pytest_modelhealth.capture.step.memory import Memory
 
 
 class State:
@@ -143,9 +144,7 @@ def untouched(state: State, batch: Any) -> Iterator[None]:
         for generator in state.generators:
             stack.callback(_generator_restorer(generator))
         stack.callback(state.restore_containers)
-        for tensor in state.tensors:
-            if not tensor.is_meta:
-                stack.callback(_restorer(tensor))
+        stack.callback(Memory(state.tensors).restore)
         stack.enter_context(gradients_set_aside(leaves))
         yield
 
@@ -276,32 +275,3 @@ def _fill(container: Any, items: list[Any]) -> None:
         container.update(items)
     else:
         container.extend(items)
-
-
-def _restorer(tensor: Tensor) -> Callable[[], None]:
-    """Return a function that gives a tensor its values back, and its memory if it has another."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        alias = tensor.detach()
-        value = alias.clone()
-    movable = tensor.layout is torch.strided and not tensor.is_nested
-    size = alias.untyped_storage().nbytes() if movable else 0
-
-    def restore() -> None:
-        with (
-            torch._C.DisableTorchFunction(),
-            torch.inference_mode(tensor.is_inference()),
-            torch.no_grad(),
-            # an outer graph may have saved this version
-            torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor),
-        ):
-            if movable and _place(tensor) != _place(alias):
-                tensor.data = alias
-            if movable and alias.untyped_storage().nbytes() != size:
-                alias.untyped_storage().resize_(size)
-            tensor.copy_(value)
-
-    return restore
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

@@ -1,0 +1,260 @@
+"""Memory is put back, whatever way the model's tensors show it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.step.memory import Memory
+from tests.capture.oracle import fingerprint, raw
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda base: base,
+    "expanded": lambda base: base[3:4].expand(5),
+    "expanded rows": lambda base: base[:3].expand(4, 3),
+    "expanded columns": lambda base: base[:3, None].expand(3, 4),
+    "expanded without elements": lambda base: base[:0, None].expand(0, 4),
+    "overlapping": lambda base: base.as_strided((4, 3), (1, 1), 2),
+    "overlapping, with gaps": lambda base: base.as_strided((3, 2), (4, 8)),
+    "unfolded": lambda base: base.unfold(0, 4, 2),
+    "column": lambda base: base.view(6, 4)[:, 1],
+    "block": lambda base: base.view(6, 4)[1:3, 1:3].t(),
+    "every third": lambda base: base[1::3],
+    "expanded column": lambda base: base.view(6, 4)[:, 1:2].expand(6, 3),
+}
+
+
+class Holder:
+    """Keeps a tensor out of the engine's sight: objects of the user's classes are not opened."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class Writes(nn.Module):
+    """Writes to its buffers by `write`, and ends as `end` says."""
+
+    def __init__(self, write: Callable[[nn.Module], Any], **buffers: Tensor) -> None:
+        super().__init__()
+        self.lin, self.write, self.end = nn.Linear(3, 3), write, lambda: None
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.write(self)
+        self.end()
+        return self.lin(x)
+
+
+def fail() -> None:
+    """Raise what a user's model may."""
+    raise ValueError("here")
+
+
+ENDS: dict[type[BaseException] | None, Callable[[], None]] = {
+    None: lambda: None,
+    ValueError: fail,
+    KeyboardInterrupt: lambda: signal.raise_signal(signal.SIGINT),
+}
+
+
+def inspect(model: nn.Module) -> Any:
+    return find_engine(model).run(Request(model, torch.ones(2, 3)))
+
+
+def assert_restored(model: Writes, *more: Tensor) -> None:
+    """Do nothing if every way to end leaves the buffers and `more` as they are, bit for bit."""
+    for error, end in ENDS.items():
+        model.end = end
+        before = fingerprint(model, None), [raw(tensor) for tensor in more]
+        if error is None:
+            assert inspect(model).errors == ()
+        else:
+            with pytest.raises(error):
+                inspect(model)
+        assert (fingerprint(model, None), [raw(tensor) for tensor in more]) == before
+
+
+@pytest.mark.parametrize("as_attribute", [False, True], ids=["buffer", "attribute"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_a_view_shows_is_restored(view: str, as_attribute: bool) -> None:
+    """The elements that a view shows are put back, and those around it are left alone."""
+    base = torch.arange(24.0)
+    shown = VIEWS[view](torch.arange(24)).unique()
+    around = torch.ones(24, dtype=torch.bool).index_fill_(0, shown, False)
+    model = Writes(lambda _: base.add_(1.5))
+    buffer = VIEWS[view](base)
+    if as_attribute:
+        model.held = [buffer]
+    else:
+        model.register_buffer("buffer", buffer)
+    stride, version = buffer.stride(), base._version
+    for error, end in ENDS.items():
+        before, model.end = base.clone(), end
+        if error is None:
+            inspect(model)
+        else:
+            with pytest.raises(error):
+                inspect(model)
+        assert torch.equal(base[shown], before[shown])
+        # a range that overlaps and has gaps is put back as a whole
+        assert "gaps" in view or torch.equal(base[around], before[around] + 1.5)
+    assert (buffer.stride(), buffer.data_ptr()) == (stride, VIEWS[view](base).data_ptr())
+    assert base._version == version + 3  # restoring is no write that autograd sees
+
+
+def quantized() -> Tensor:
+    return torch.quantize_per_tensor(torch.tensor([1.0, -2.0]), 0.1, 0, torch.qint8)
+
+
+def quantized_by_float_channels() -> Tensor:
+    scales = torch.tensor([0.1, 0.2])
+    return torch.quantize_per_channel(torch.ones(2, 3), scales, torch.zeros(2), 0, torch.quint8)
+
+
+def jagged() -> Tensor:
+    parts = [torch.arange(2.0), torch.arange(3.0)]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+
+TENSORS: dict[str, Callable[[], Tensor]] = {
+    "negative bit": lambda: torch._neg_view(torch.tensor([0.0, -0.0, torch.nan, 2.0])),
+    "conjugate bit": lambda: torch.tensor([1 + 2j, -0.0 - 0.0j]).conj(),
+    "imaginary part": lambda: torch.tensor([1 + 2j, 3 - 4j]).imag,
+    "imaginary part, conjugated": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+    "complex column": lambda: torch.ones(3, 2, dtype=torch.complex128)[:, 1],
+    "float8": lambda: torch.ones(3).to(torch.float8_e5m2),
+    "booleans, expanded": lambda: torch.ones(1, dtype=torch.bool).expand(4, 4),
+    "scalar": lambda: torch.tensor(torch.nan),
+    "read as another dtype": lambda: torch.ones(3).view(torch.int16),
+    "quantized": quantized,
+    "quantized by channels, float": quantized_by_float_channels,
+    "coordinates": lambda: torch.eye(3).to_sparse(),
+    "coordinates, not coalesced": lambda: torch.sparse_coo_tensor(
+        torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (3,)
+    ),
+    "compressed rows": lambda: torch.eye(3).to_sparse_csr(),
+    "compressed columns": lambda: torch.eye(3).to_sparse_csc(),
+    "blocks": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": jagged,
+    "mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
+    "meta": lambda: torch.ones(3, device="meta"),
+    "meta, expanded": lambda: torch.ones(1, device="meta").expand(3),
+}
+
+
+def written(tensor: Tensor) -> Tensor:
+    """Return the memory that holds a tensor's values."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr):
+        return tensor.values()
+    if tensor.layout is torch.jagged:
+        return tensor._values
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return tensor
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def shown(tensor: Tensor) -> bytes:
+    """Return what a tensor shows, as bytes."""
+    if tensor.layout is torch._mkldnn:
+        return raw(tensor.to_dense())
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return raw(tensor.resolve_conj().resolve_neg())
+    return raw(written(tensor))
+
+
+@pytest.mark.filterwarnings("ignore")  # of layouts and dtypes that torch is about to drop
+@pytest.mark.parametrize("tensor", TENSORS)
+def test_tensors_of_any_layout_are_restored(tensor: str) -> None:
+    """Whatever stands for a tensor's values is put back, bit for bit, and the tensor itself."""
+    buffer = TENSORS[tensor]()
+    memory = written(buffer)
+    write = memory.mul_ if memory.is_floating_point() else memory.bitwise_xor_
+    factor: Any = 2.0 if memory.is_floating_point() else 1
+    model = Writes(lambda _: write(factor), buffer=buffer)
+    before = shown(buffer)
+    for error, end in ENDS.items():
+        model.end = end
+        if error is None:
+            assert inspect(model).errors == ()
+        else:
+            with pytest.raises(error):
+                inspect(model)
+        assert model.buffer is buffer
+        assert shown(buffer) == before
+        if memory.layout is torch.strided and not memory.is_nested:
+            assert written(buffer).data_ptr() == memory.data_ptr()
+
+
+def test_a_sparse_buffer_gets_its_structure_back() -> None:
+    """A forward that adds entries to a sparse buffer leaves it with those that it had."""
+    buffer = torch.eye(3).to_sparse()
+    model = Writes(lambda m: m.buffer.add_(torch.ones(3, 3).to_sparse()), buffer=buffer)
+    inspect(model)
+    assert (buffer._nnz(), buffer.is_coalesced()) == (3, True)
+    assert torch.equal(buffer.to_dense(), torch.eye(3))
+
+
+def test_buffers_on_one_storage_are_restored() -> None:
+    """Two views of one storage, one of a parameter, and one that the forward moves elsewhere."""
+    base, weight = torch.arange(12.0), nn.Parameter(torch.ones(4, 3))
+
+    def write(model: nn.Module) -> None:
+        model.left.mul_(2)
+        model.right.add_(1)
+        model.row.zero_()
+        model.moved.data = torch.zeros(7)
+        model.grown.resize_(40).fill_(9)
+
+    views = {"left": base[:8], "right": base[4:], "row": weight.detach()[1]}
+    model = Writes(write, moved=torch.ones(3), grown=torch.ones(2), **views)
+    model.register_parameter("weight", weight)
+    assert_restored(model, base)
+
+
+def test_memory_that_only_can_be_read_is_left_alone(tmp_path: Any) -> None:
+    """A buffer on a file that is mapped for reading is not written to: that would be the end."""
+    np.arange(6.0).tofile(tmp_path / "table")
+    table = np.memmap(tmp_path / "table", mode="r", dtype=np.float64)
+    with pytest.warns(UserWarning, match="not writable"):
+        buffer = torch.from_numpy(table)
+    model = Writes(lambda m: None, buffer=buffer)
+    assert inspect(model).errors == ()
+
+
+def test_each_byte_is_copied_once() -> None:
+    """What is copied are the bytes that buffers show, once each, not the storages around them."""
+    table = torch.ones(1000, 64)
+    assert Memory([torch.ones(8), torch.ones(4)]).nbytes == 48
+    assert Memory([table[3], table[4], table[3:5]]).nbytes == 2 * 64 * 4  # two rows
+    assert Memory([table[:, 1], table[:, 1].detach()]).nbytes == 1000 * 4  # one column
+    assert Memory([table, table[:, 1], table[7]]).nbytes == table.nbytes
+    assert Memory([torch.ones(1).expand(1 << 40)]).nbytes == 4
+    assert Memory([torch.ones(100).unfold(0, 50, 1)]).nbytes == 400
+    assert Memory([torch.ones(9, device="meta"), torch.ones(0)]).nbytes == 0
+
+
+def test_what_no_one_wrote_to_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restoring compares first, and a bit that no comparison of floats sees counts."""
+    buffers = [torch.zeros(8), torch.full((3,), torch.nan)]
+    memory = Memory(buffers)
+    buffers[0].neg_()
+    addresses = []
+    copy = Tensor.copy_
+    monkeypatch.setattr(
+        Tensor, "copy_", lambda s, o: (addresses.append(s.data_ptr()), copy(s, o))[1]
+    )
+    memory.restore()
+    assert addresses == [buffers[0].data_ptr()]
+    assert not torch.signbit(buffers[0]).any()
