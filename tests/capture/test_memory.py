@@ -67,6 +67,7 @@ ENDS: dict[type[BaseException] | None, Callable[[], None]] = {
 
 
 def inspect(model: nn.Module) -> Any:
+    """Inspect a model on ones."""
     return find_engine(model).run(Request(model, torch.ones(2, 3)))
 
 
@@ -111,16 +112,16 @@ def test_what_a_view_shows_is_restored(view: str, as_attribute: bool) -> None:
     assert base._version == version + 3  # restoring is no write that autograd sees
 
 
-def quantized() -> Tensor:
+def _quantized() -> Tensor:
     return torch.quantize_per_tensor(torch.tensor([1.0, -2.0]), 0.1, 0, torch.qint8)
 
 
-def quantized_by_float_channels() -> Tensor:
+def _quantized_by_float_channels() -> Tensor:
     scales = torch.tensor([0.1, 0.2])
     return torch.quantize_per_channel(torch.ones(2, 3), scales, torch.zeros(2), 0, torch.quint8)
 
 
-def jagged() -> Tensor:
+def _jagged() -> Tensor:
     parts = [torch.arange(2.0), torch.arange(3.0)]
     return torch.nested.nested_tensor(parts, layout=torch.jagged)
 
@@ -135,8 +136,8 @@ TENSORS: dict[str, Callable[[], Tensor]] = {
     "booleans, expanded": lambda: torch.ones(1, dtype=torch.bool).expand(4, 4),
     "scalar": lambda: torch.tensor(torch.nan),
     "read as another dtype": lambda: torch.ones(3).view(torch.int16),
-    "quantized": quantized,
-    "quantized by channels, float": quantized_by_float_channels,
+    "quantized": _quantized,
+    "quantized by channels, float": _quantized_by_float_channels,
     "coordinates": lambda: torch.eye(3).to_sparse(),
     "coordinates, not coalesced": lambda: torch.sparse_coo_tensor(
         torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (3,)
@@ -145,7 +146,7 @@ TENSORS: dict[str, Callable[[], Tensor]] = {
     "compressed columns": lambda: torch.eye(3).to_sparse_csc(),
     "blocks": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "jagged": jagged,
+    "jagged": _jagged,
     "mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
     "meta": lambda: torch.ones(3, device="meta"),
     "meta, expanded": lambda: torch.ones(1, device="meta").expand(3),

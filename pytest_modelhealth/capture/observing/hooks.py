@@ -69,13 +69,15 @@ class Frame:
         "resume",
     )
 
-    def __init__(self, layer: Layer, handling: BaseException | None = None) -> None:
+    def __init__(
+        self, layer: Layer, is_recomputation: bool, handling: BaseException | None = None
+    ) -> None:
         self.layer = layer
         self.handling = handling
         self.inputs: list[Given] = []
         self.functions: dict[str, int] | None = None
         self.resume: Callable[[], None] | None = None
-        self.is_recomputation = _is_recomputation()
+        self.is_recomputation = is_recomputation
         self.is_simple = False
 
     def number(self, function: str) -> int:
@@ -115,6 +117,7 @@ class Hooks:
         self._tensor_hooks: list[Any] = []
         self._hook_dictionaries: list[dict[Any, Any]] = []
         self._differentiating = False
+        self._graph_task = torch._C._current_graph_task_id()  # -1, unless this is in a backward
 
     def register(self) -> None:
         """Hook every module, after the user's own hooks.
@@ -161,6 +164,23 @@ class Hooks:
         self._tensor_hooks.clear()
         self.functional.observe = None
 
+    @property
+    def running_layer(self) -> str | None:
+        """The innermost layer that has not returned, by name; ``None`` outside the forward."""
+        return self._stack[-1].layer.label if self._stack else None
+
+    @contextmanager
+    def blind(self) -> Iterator[None]:
+        """See nothing of what runs inside: another inspection, of another model."""
+        resume = self.functional.suspend()
+        differentiating, self._differentiating = self._differentiating, False
+        try:
+            yield
+        finally:
+            self._differentiating = differentiating
+            if resume is not None:
+                resume()
+
     @contextmanager
     def differentiating(self) -> Iterator[None]:
         """Take what flows back for gradients of the loss.
@@ -183,7 +203,7 @@ class Hooks:
         """
         if len(module._forward_hooks) != 1:
             return False
-        frame = Frame(layer, sys.exception())
+        frame = Frame(layer, self._is_recomputation(), sys.exception())
         if frame.is_recomputation:
             return False
         resume = self.functional.step_aside_alone()
@@ -219,7 +239,7 @@ class Hooks:
     @_guarded
     def enter(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call of any layer."""
-        frame = Frame(layer, sys.exception())
+        frame = Frame(layer, self._is_recomputation(), sys.exception())
         self._stack.append(frame)
         self._see_inputs(frame, (args, kwargs) if kwargs else args)
         if layer.calls_no_functional_layer and _has_one_hook(layer.module):
@@ -228,6 +248,10 @@ class Hooks:
             frame.resume = self.functional.suspend()
             if frame.resume is not None:
                 self.recorder.note_blind_spot(layer)
+
+    def _is_recomputation(self) -> bool:
+        """Whether activation checkpointing is running a forward again, inside our backward."""
+        return torch._C._current_graph_task_id() != self._graph_task
 
     def _see_inputs(self, frame: Frame, arguments: Any) -> None:
         tensors = find_tensors(arguments)
@@ -270,7 +294,7 @@ class Hooks:
         """Make one functional call, as a layer of the module that is running, if it is one."""
         if call in LOSS_FUNCTIONS:
             value = call(*args, **kwargs)
-            if not (_is_traced() or _is_recomputation()):
+            if not (_is_traced() or self._is_recomputation()):
                 layer = self._stack[-1].layer if self._stack else None
                 self.recorder.add_loss_call(layer, call, args, kwargs, value)
             return value
@@ -282,7 +306,8 @@ class Hooks:
                 return call(*args, **kwargs)
             caller.layer.options = {**caller.layer.options, **dropout_options(call, args, kwargs)}
             return call(*args, **kwargs)
-        frame = Frame(self.recorder.functional_layer(caller.layer, name, caller.number(name)))
+        layer = self.recorder.functional_layer(caller.layer, name, caller.number(name))
+        frame = Frame(layer, self._is_recomputation())
         frame.layer.options = call_options(name, args, kwargs)
         self._enter_function(frame.layer, frame, (args, kwargs))
         output = call(*args, **kwargs)
@@ -411,11 +436,6 @@ def _is_among(tensor: Tensor, given: list[Given]) -> bool:
 def _has_one_hook(module: nn.Module | None) -> bool:
     """Whether no hook but ours follows the forward: the user's might call functional layers."""
     return module is not None and len(module._forward_hooks) == 1
-
-
-def _is_recomputation() -> bool:
-    """Whether activation checkpointing is running a forward again, inside backward."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _is_traced() -> bool:

@@ -54,10 +54,10 @@ class Memory:
                 tensor.copy_(value)
 
     def _add(self, tensor: Tensor) -> None:
-        if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
-            names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-            for name in names:
-                self._add(getattr(tensor, name))
+        wrapper: Any = tensor
+        if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(wrapper):
+            for name in wrapper.__tensor_flatten__()[0]:
+                self._add(getattr(wrapper, name))
             return
         alias = tensor.detach()
         parts = _parts(alias)

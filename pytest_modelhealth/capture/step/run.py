@@ -19,6 +19,7 @@ from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.observing.sources import note_sources
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.observing.visiting import VisitedRecorder
+from pytest_modelhealth.capture.step.apart import Running
 from pytest_modelhealth.capture.step.collection import collected_rarely
 from pytest_modelhealth.capture.step.inputs import Inputs
 from pytest_modelhealth.capture.step.interruption import exited_whole
@@ -85,8 +86,11 @@ def run_step(
     tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
     function: Any = tasks or request.loss
     by_task: tuple[TaskGradients, ...] = ()
-    with exited_whole(untouched(state, batch), watch(recorder)) as hooks:
+    running = Running(state, request.model)
+    with exited_whole(running.apart(), untouched(running, batch), watch(recorder)) as hooks:
+        running.hooks = hooks
         output = model(*arguments.args, **arguments.kwargs)
+        running.doing = "loss"
         if request.visitor is not None:
             request.visitor.see_output(output)
         loss, path = _watched_loss(output, request, function, hooks)
@@ -100,6 +104,7 @@ def run_step(
             recorder.add_loss(loss)
         ends = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
         del output
+        running.doing = "backward pass"
         if backward and loss is not None and loss.requires_grad:
             if tasks is not None:
                 by_task, remarks = tasks.gradients(parameters, scale)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors, version
+from pytest_modelhealth.capture.step.apart import Running, ended
 from pytest_modelhealth.capture.step.memory import Memory
 
 
@@ -32,9 +33,11 @@ class State:
         tensors: every tensor that is no parameter: buffers and plain attributes.
         generators: random generators kept in attributes.
         lazy: parameters and buffers that the first forward creates.
+        ended: how many inspections had ended before this was looked at.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.ended = ended()
         self.modules: list[nn.Module] = []
         self.leaves: list[Tensor] = []
         self.tensors: list[Tensor] = []
@@ -52,7 +55,7 @@ class State:
         if any(self._empty):
             for container in self._empty:
                 container.clear()
-        if self._is_as_it_was():  # as a rule, and one look at all is the quickest
+        if self._holds_the_same():  # as a rule, and one look at all is the quickest
             return
         start = 0
         for container, size in zip(self._containers, self._sizes, strict=True):
@@ -62,7 +65,11 @@ class State:
             if not _same(_items([container]), held):
                 _fill(container, held)
 
-    def _is_as_it_was(self) -> bool:
+    def is_as_it_was(self) -> bool:
+        """Whether all containers hold what they held."""
+        return not any(self._empty) and self._holds_the_same()
+
+    def _holds_the_same(self) -> bool:
         sizes = list(map(len, self._containers))
         return sizes == self._sizes and _same(_items(self._containers), self._items)
 
@@ -128,7 +135,7 @@ _GENERATORS = (torch.Generator, random.Random)
 
 
 @contextmanager
-def untouched(state: State, batch: Any) -> Iterator[None]:
+def untouched(running: Running, batch: Any) -> Iterator[None]:
     """Leave no trace on the model of what happens inside, however it ends.
 
     Attributes get their objects and values back, buffers among them, parameters and the batch's
@@ -138,9 +145,12 @@ def untouched(state: State, batch: Any) -> Iterator[None]:
     parameters are not copied, which would double the model's memory; `Versions` tells of a forward
     that writes to one.
     """
+    state = running.state
+    if running.random_state is None:
+        running.random_state = _random_state()
     leaves = [*state.leaves, *(t for t in find_tensors(batch) if t.is_leaf and t.requires_grad)]
     with ExitStack() as stack:
-        stack.callback(_restore_random_state, _random_state())
+        stack.callback(_restore_random_state, running.random_state)
         for generator in state.generators:
             stack.callback(_generator_restorer(generator))
         stack.callback(state.restore_containers)

@@ -1,0 +1,236 @@
+"""Inspections that run at the same time are kept apart, or refused."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import InspectionError, Inspector
+from tests.capture.oracle import changes, fingerprint
+
+X = torch.linspace(-1, 1, 24).reshape(4, 6)
+
+
+class Net(nn.Module):
+    """Functional layers, dropout, and statistics that change in training."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, width), nn.BatchNorm1d(width)
+        self.last, self.inside = nn.Linear(width, 2), lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        self.inside()
+        return self.last(F.dropout(x))
+
+
+def seen(report: Any) -> dict[str, Any]:
+    """Return all that was seen of each layer."""
+    return report.to_dict()["layers"]
+
+
+def run(model: nn.Module, site: str = "", inner: Callable[[], Any] = lambda: None) -> Any:
+    """Inspect `model`, and call `inner` at a site."""
+
+    def loss(output: Tensor) -> Tensor:
+        if site == "loss":
+            inner()
+        value = output.square().mean()
+        if site == "gradient":
+            output.register_hook(lambda _: inner())
+        return value
+
+    def backward(value: Tensor) -> None:
+        value.backward(retain_graph=True)
+        if site == "backward":
+            inner()
+
+    model.inside = inner if site == "forward" else lambda: None
+    if site == "hook":
+        handle = model.norm.register_forward_hook(lambda *_: inner() and None)
+    try:
+        torch.manual_seed(3)
+        return Inspector(model).run_inspection(X, loss=loss, backward=backward)
+    finally:
+        model.inside = None
+        if site == "hook":
+            handle.remove()
+
+
+SITES = {
+    "forward": "comes from its forward, in the layer 'Net'",
+    "hook": "comes from its forward, in the layer 'norm'",
+    "loss": "comes from its loss",
+    "backward": "comes from its backward pass",
+    "gradient": "comes from its backward pass",
+}
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_a_second_inspection_of_a_model_inside_the_first_is_refused(site: str) -> None:
+    """The message says from where it came; the outer run goes on as if nothing had happened."""
+    model = Net()
+    model.inside = None
+    alone, before = seen(run(copy.deepcopy(model))), fingerprint(model, X)
+    messages = []
+
+    def inner() -> None:
+        for part in (model, model.first):
+            with pytest.raises(InspectionError) as refused:
+                Inspector(part).run_inspection(X)
+            messages.append(str(refused.value))
+
+    assert seen(run(model, site, inner)) == alone
+    assert SITES[site] in messages[0]
+    assert "copy.deepcopy(model)" in messages[0]
+    assert "shares a module (Linear)" in messages[1]
+    assert [n for n in changes(before, fingerprint(model, X)) if n not in GENERATORS] == []
+
+    with pytest.raises(InspectionError, match="inspected already"):
+        run(model, site, lambda: Inspector(model).run_inspection(X))
+    assert [n for n in changes(before, fingerprint(model, X)) if n not in GENERATORS] == []
+    assert torch._C._len_torch_function_stack() == 0
+
+
+GENERATORS = ("torch",)  # run() seeds it
+
+
+def test_models_that_share_anything_are_one() -> None:
+    """A parent, a tied weight and a buffer make two models one, for comparisons too."""
+    model, tied, buffered = Net(), Net(), Net()
+    tied.last.weight = model.last.weight
+    buffered.norm.running_mean = model.norm.running_mean
+    for other, what in (
+        (nn.Sequential(model), r"a module \(Net\)"),
+        (tied, r"a parameter of shape \(2, 6\)"),
+        (buffered, r"a tensor of shape \(6,\)"),
+    ):
+        with pytest.raises(InspectionError, match=what):
+            run(model, "loss", lambda other=other: Inspector(other).run_inspection(X))
+        with pytest.raises(InspectionError, match=what):
+            run(model, "loss", lambda other=other: compare(other, copy.deepcopy(other)))
+
+
+def compare(reference: nn.Module, candidate: nn.Module) -> Any:
+    """Compare two models as the fixture does."""
+    from pytest_modelhealth.comparison.compare import compare
+
+    return compare(reference, candidate, X)
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_another_model_inside_is_kept_apart(site: str) -> None:
+    """Both reports are those that each model has alone."""
+    outer, other = Net(), Net(width=5)
+    alone, of_other = seen(run(outer)), []
+
+    def inner() -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            of_other.append(seen(Inspector(other).run_inspection(X, backward=False)))
+
+    torch.manual_seed(3)
+    expected = seen(Inspector(other).run_inspection(X, backward=False))
+    assert seen(run(outer, site, inner)) == alone
+    assert of_other == [expected]
+
+
+def test_a_gradient_that_flows_on_is_not_the_outer_ones() -> None:
+    """An inner run on the outer's output passes the outer's hooks, which take no notice."""
+    outer, other = Net(), nn.Linear(2, 2)
+    alone, given = seen(run(outer)), []
+
+    def loss(output: Tensor) -> Tensor:
+        given.append(output)
+        return output.square().mean()
+
+    def backward(value: Tensor) -> None:
+        value.backward(retain_graph=True)
+        Inspector(other).run_inspection(given.pop())
+
+    outer.inside = lambda: None
+    torch.manual_seed(3)
+    assert seen(Inspector(outer).run_inspection(X, loss=loss, backward=backward)) == alone
+
+
+def threaded(*functions: Callable[[], Any]) -> list[Any]:
+    """Call the functions in a thread each; return what they return or raise."""
+    results: list[Any] = [None] * len(functions)
+
+    def call(index: int) -> None:
+        try:
+            results[index] = functions[index]()
+        except InspectionError as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_one_model_in_two_threads_is_refused() -> None:
+    """The one that comes second is refused, and the first goes on."""
+    model = Net()
+    inside, refused = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        assert refused.wait(60)
+
+    def second() -> Any:
+        assert inside.wait(60)
+        try:
+            return Inspector(model.norm).run_inspection(X)
+        finally:
+            refused.set()
+
+    alone = seen(run(copy.deepcopy(model)))
+    first, error = threaded(lambda: run(model, "loss", wait), second)
+    assert seen(first) == alone
+    assert isinstance(error, InspectionError)
+    assert "is being inspected already, in the thread 'Thread-" in str(error)
+    assert not any(module._forward_hooks for module in model.modules())
+    assert Inspector(model.norm).run_inspection(X)
+
+
+def test_a_model_looked_at_while_another_thread_inspected_it_is_refused() -> None:
+    """What was taken down of it then, hooks of that inspection, must not be put back."""
+    from pytest_modelhealth.capture.step.apart import Running
+    from pytest_modelhealth.capture.step.state import State
+
+    model = Net()
+    states: list[State] = []
+    threaded(lambda: run(model, "loss", lambda: states.append(State(model))))
+    running = Running(states[0], model)
+    with pytest.raises(InspectionError, match="another thread until now"), running.apart():
+        pass
+
+
+def test_models_in_threads_of_their_own_are_kept_apart() -> None:
+    """Two threads see what each sees alone, and leave the generators as they were."""
+    models = [nn.Sequential(nn.Linear(6, w), nn.Tanh(), nn.BatchNorm1d(w)) for w in (5, 40)]
+    expected = [seen(Inspector(model).run_inspection(X)) for model in models]
+    state = torch.get_rng_state()
+
+    def many(index: int) -> Callable[[], bool]:
+        def inspect() -> bool:
+            return all(
+                seen(Inspector(models[index]).run_inspection(X)) == expected[index]
+                for _ in range(20)
+            )
+
+        return inspect
+
+    assert threaded(many(0), many(1)) == [True, True]
+    assert torch.equal(torch.get_rng_state(), state)
