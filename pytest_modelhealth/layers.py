@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_modelhealth.errors import LayerNotFoundError, suggest
+from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.report import ROLES
 
 ACTIVATION_MODULES: dict[type[nn.Module], str] = {
@@ -261,9 +261,19 @@ def named_modules(model: nn.Module) -> list[NamedModule]:
 
     Wrappers that only forward to one module (`torch.compile`, data parallel, activation
     checkpointing) are no layers, and leave no trace in the names below them.
+
+    Raises:
+        InspectionError: a module cannot be hashed.
     """
     found: dict[nn.Module, NamedModule] = {}
-    _find(model, "", _Around(), found)
+    try:
+        _find(model, "", _Around(), found)
+    except Exception as error:
+        raise InspectionError(
+            f"cannot list the layers of {type(model).__name__}: a module in it has no hash "
+            f"({type(error).__name__}: {error}), so torch cannot list its parameters either; keep "
+            "nn.Module's own __hash__ and __eq__, which a data class does with eq=False"
+        ) from error
     return list(found.values())
 
 
@@ -309,7 +319,7 @@ def _find(
         return
     inside = around.within(module)
     for name, child in children.items():
-        if child is not None and child not in inside.modules:
+        if child is not None and not any(child is outer for outer in inside.modules):
             _find(child, f"{path}.{name}" if path else name, inside, found)
 
 

@@ -399,9 +399,9 @@ def settings_difference(reference: nn.Module, candidate: nn.Module) -> Iterator[
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
+    if type(value) in (tuple, list):
         return all(map(_is_plain, value))
-    return isinstance(value, _PLAIN)
+    return issubclass(type(value), _PLAIN)
 
 
 def _is_nan(value: Any) -> bool:
@@ -410,8 +410,8 @@ def _is_nan(value: Any) -> bool:
 
 def _named(value: Any) -> str:
     """Return the name of a function; ``""`` for any other object."""
-    if isinstance(value, types.FunctionType | types.BuiltinFunctionType):
-        return value.__qualname__
+    if issubclass(type(value), types.FunctionType | types.BuiltinFunctionType):
+        return str(value.__qualname__)
     return ""
 
 

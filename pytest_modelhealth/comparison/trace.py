@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors, version
+from pytest_modelhealth.capture.observing.tensors import (
+    contents,
+    find_tensors,
+    pairs,
+    version,
+)
 from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
@@ -175,14 +180,19 @@ class Keeper(Watcher):
 
 def structure(value: Any) -> str:
     """Return how an output is built, its tensors by shape."""
-    if isinstance(value, Tensor):
+    kind = type(value)
+    if issubclass(kind, Tensor):
         return "tensor " + ("x".join(map(str, value.shape)) or "scalar")
-    if isinstance(value, Mapping):
-        parts = (f"{key}: {structure(part)}" for key, part in value.items())
-        return f"{type(value).__name__}({', '.join(parts)})"
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__}({', '.join(map(structure, value))})"
-    return type(value).__name__
+    if issubclass(kind, Mapping):
+        parts = (f"{_key(key)}: {structure(part)}" for key, part in pairs(value))
+        return f"{kind.__name__}({', '.join(parts)})"
+    if issubclass(kind, tuple | list):
+        return f"{kind.__name__}({', '.join(map(structure, contents(value, kind)))})"
+    return kind.__name__
+
+
+def _key(key: object) -> str:
+    return str(key) if type(key) in (str, int) else type(key).__name__
 
 
 def container(value: str) -> str:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.loss_graph import Origin, origin
+from pytest_modelhealth.capture.observing.tensors import is_a
 from pytest_modelhealth.report import ClassTargets, LossCall, Option
 from pytest_modelhealth.statistics import Entry
 
@@ -124,11 +125,9 @@ def see_loss(
     values: Any = given.get(names[0])
     target: Any = given.get("target", given.get("targets", given.get(names[1])))
     options: dict[str, Option] = {n: v for n, v in given.items() if type(v) in _PLAIN}
-    options |= {
-        name: True for name in ("weight", "pos_weight") if isinstance(given.get(name), Tensor)
-    }
+    options |= {name: True for name in ("weight", "pos_weight") if is_a(given.get(name), Tensor)}
     dimension = _class_dimension(function, values)
-    made_by = origin(values) if isinstance(values, Tensor) else Origin()
+    made_by = origin(values) if is_a(values, Tensor) else Origin()
     entry, target_entry = read(values), read(target)
     rows = columns = targets = None
     with torch.no_grad():
@@ -166,7 +165,7 @@ def _parameter_names(call: Callable[..., Any]) -> tuple[str, ...]:
 
 def _class_dimension(function: str, values: Any) -> int | None:
     """Return where the classes lie in the input; ``None`` where there are none."""
-    if not isinstance(values, Tensor) or not values.ndim:
+    if not is_a(values, Tensor) or not values.ndim:
         return None
     if function in ("cross_entropy", "nll_loss"):
         return 1 if values.ndim > 1 else 0

@@ -335,7 +335,12 @@ class Recorder:
         self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
     ) -> None:
         """Read the gradient of the loss with respect to a tensor that all of `layers` returned."""
-        entry = self._read_gradient(gradient, unit_dimension)
+        try:
+            entry = self._read_gradient(gradient, unit_dimension)
+        except UnsupportedTensorError as error:
+            for layer in layers:
+                layer.unsupported = str(error)
+            return
         for layer in layers:
             _add(layer.gradients, entry)
 

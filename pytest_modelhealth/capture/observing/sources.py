@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
+from pytest_modelhealth.capture.observing.tensors import is_a
 
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
 _TORCH = str(Path(torch.__file__).parent)
@@ -20,7 +21,7 @@ def note_sources(recorder: Recorder) -> None:
     for module in list(recorder.by_module):
         held = vars(module)  # not the attribute, which a user's class may compute
         graph = held.get("_graph", held.get("graph"))
-        for node in graph.nodes if isinstance(graph, fx.Graph) else ():
+        for node in graph.nodes if is_a(graph, fx.Graph) else ():
             layer = _layer(node, module, recorder)
             if layer is not None and not layer.source:
                 layer.source = source_line(node.meta.get("stack_trace"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,31 +31,72 @@ def find_tensors(value: Any) -> list[Tensor]:
     return list(_find(value, {}))
 
 
+_T = TypeVar("_T")
+
+
+def is_a(value: object, kind: type[_T]) -> TypeGuard[_T]:
+    """Whether `value` is of this type.
+
+    Its ``__class__``, which `isinstance` asks for too, is the user's: it may lie, or raise.
+    """
+    return issubclass(type(value), kind)
+
+
 def _find(value: Any, memo: dict[int, Any]) -> Iterator[Tensor]:
-    if isinstance(value, _ATOMS) or id(value) in memo:
+    kind = type(value)
+    if issubclass(kind, _ATOMS) or id(value) in memo:
         return
     memo[id(value)] = value  # the reference keeps the id from being used again
-    if isinstance(value, Tensor):
+    if issubclass(kind, Tensor):
         yield value
         return
-    for part in _parts(value):
+    for part in _parts(value, kind):
         yield from _find(part, memo)
 
 
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, _SEQUENCES):
-        return list(value)
-    if isinstance(value, _OPAQUE):
+def _parts(value: Any, kind: type) -> list[Any]:
+    if issubclass(kind, Mapping) or issubclass(kind, _SEQUENCES):
+        return contents(value, kind)
+    if issubclass(kind, _OPAQUE):
         return []
-    attributes = list(vars(value).values()) if hasattr(value, "__dict__") else []
-    return attributes + [getattr(value, slot, None) for slot in _slots(value)]
+    return list(attributes(value).values())
 
 
-def _slots(value: Any) -> list[str]:
-    slots = [getattr(base, "__slots__", ()) for base in type(value).__mro__]
-    return [name for names in slots for name in ((names,) if isinstance(names, str) else names)]
+def contents(value: Any, kind: type) -> list[Any]:
+    """Return what a container holds; where its own methods raise, as the class below has it."""
+    try:
+        return list(value.values() if issubclass(kind, Mapping) else value)
+    except Exception:  # noqa: BLE001 - the user's own, and we asked: it is not for the user to see
+        if issubclass(kind, dict):
+            return list(dict.values(value))
+        base: Any = next((base for base in _SEQUENCES if issubclass(kind, base)), None)
+        return [] if base is None else list(base.__iter__(value))
+
+
+def pairs(mapping: Any) -> list[tuple[Any, Any]]:
+    """Return keys and values; where the mapping's own methods raise, as a dictionary has them."""
+    try:
+        return list(mapping.items())
+    except Exception:  # noqa: BLE001 - as in `contents`
+        return list(dict.items(mapping)) if is_a(mapping, dict) else []
+
+
+def attributes(value: object) -> dict[str, Any]:
+    """Return the attributes that an object keeps, in slots too, without any code of its class."""
+    found = dict(_own(value, "__dict__") or {})
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if type(slots) is str else slots:
+            if name not in ("__dict__", "__weakref__"):
+                found[name] = _own(value, name)
+    return found
+
+
+def _own(value: object, name: str) -> Any:
+    try:
+        return object.__getattribute__(value, name)
+    except Exception:  # noqa: BLE001 - a slot without a value, or a property of the user's
+        return None
 
 
 def holds_numbers(tensor: Tensor) -> bool:

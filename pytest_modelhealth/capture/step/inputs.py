@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_modelhealth.capture.observing.tensors import is_a
+
 
 class Inputs:
     """Positional and keyword arguments of one call: ``Inputs(x, mask=mask)``."""
@@ -23,10 +25,10 @@ class Inputs:
         A mapping goes in as keywords, a tuple or list as positionals, `Inputs` as it is, anything
         else as the one argument. A named tuple is a tuple.
         """
-        if isinstance(batch, cls):
+        if is_a(batch, cls):
             return batch
-        if isinstance(batch, Mapping):
+        if issubclass(type(batch), Mapping):
             return cls(**{str(name): value for name, value in batch.items()})
-        if isinstance(batch, tuple | list):
+        if is_a(batch, tuple) or is_a(batch, list):
             return cls(*batch)
         return cls(batch)

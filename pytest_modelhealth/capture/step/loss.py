@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
 from pytest_modelhealth.errors import InspectionError
 
 _PROJECTION_SEED = 20_240_229
@@ -53,7 +53,7 @@ def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
     Raises:
         InspectionError: it is not; the message calls it `what`.
     """
-    if not isinstance(value, Tensor):
+    if not is_a(value, Tensor):
         raise InspectionError(
             f"{what} returned {type(value).__name__}, not a tensor: return the tensor itself, "
             "without .item() or float()"
@@ -80,15 +80,17 @@ def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
 
 def _own_loss(output: Any) -> Tensor | None:
     for candidate in (_attribute_loss(output), output):
-        if isinstance(candidate, Tensor) and candidate.numel() == 1 and _is_real(candidate):
+        if is_a(candidate, Tensor) and candidate.numel() == 1 and _is_real(candidate):
             return candidate.reshape(()) if candidate.ndim else candidate
     return _random_projection(output)
 
 
 def _attribute_loss(output: Any) -> Any:
-    if isinstance(output, Mapping):
-        return output.get("loss")
-    return getattr(output, "loss", None)
+    is_mapping = issubclass(type(output), Mapping)
+    try:
+        return output.get("loss") if is_mapping else getattr(output, "loss", None)
+    except Exception:  # noqa: BLE001 - the user's own, and it was we who asked for a loss
+        return None
 
 
 def _random_projection(output: Any) -> Tensor | None:

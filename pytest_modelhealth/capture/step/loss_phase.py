@@ -13,7 +13,7 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.functional import ASKS_FOR_FORM
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.loss_graph import between
-from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
 from pytest_modelhealth.report import LossPath
 
 Shape = tuple[int, ...]
@@ -71,7 +71,7 @@ class LossPhase:
 
     def _see_arithmetic(self, a: Any, b: Any) -> None:
         """Note (N, 1) against (N,), one from the output and one from the target."""
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        if not (is_a(a, Tensor) and is_a(b, Tensor)):
             return
         made, given = (a, b) if a.requires_grad else (b, a)
         if given.requires_grad or not made.requires_grad:

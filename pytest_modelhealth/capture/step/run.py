@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_modelhealth.capture.engine import Backward, Request
 from pytest_modelhealth.capture.observing.graphs import containers_shown
@@ -86,6 +87,7 @@ def run_step(
     tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
     function: Any = tasks or request.loss
     by_task: tuple[TaskGradients, ...] = ()
+    _refuse_fake(state, batch)
     running = Running(state, request.model)
     with exited_whole(running.apart(), untouched(running, batch), watch(recorder)) as hooks:
         running.hooks = hooks
@@ -270,6 +272,27 @@ def _gradients(parameters: Iterable[Held]) -> Iterator[Held]:
         gradient = parameter.grad
         if gradient is not None:
             yield layer, name, gradient
+
+
+def _refuse_fake(state: State, batch: Any) -> None:
+    """Do nothing if everything that is to run has values.
+
+    Raises:
+        InspectionError: a `FakeTensorMode` is on, or a tensor was made in one.
+    """
+    fake = None
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        fake = "it runs in a FakeTensorMode"
+    elif FakeTensor in set(map(type, (*state.leaves, *state.tensors))):
+        fake = "it was made in a FakeTensorMode"
+    elif FakeTensor in set(map(type, find_tensors(batch))):
+        fake = "its batch was made in a FakeTensorMode"
+    if fake:
+        raise InspectionError(
+            f"cannot inspect {type(state.modules[0]).__name__}: {fake}, whose tensors have shapes "
+            "and no values, so there is nothing to observe; make model and batch outside the mode, "
+            "and inspect them there"
+        )
 
 
 def _samples(batch: Any) -> int:

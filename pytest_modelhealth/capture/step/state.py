@@ -103,13 +103,14 @@ class State:
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
-        if isinstance(value, nn.Module):
+        kind = type(value)  # an object's own word for it may be a lie
+        if issubclass(kind, nn.Module):
             self._add_module(value)
-        elif isinstance(value, Tensor):
+        elif issubclass(kind, Tensor):
             self._add_tensor(value)
-        elif type(value) is tuple:
+        elif kind is tuple:
             self._visit_all(value)
-        elif isinstance(value, _GENERATORS) or _is_numpy_generator(value):
+        elif issubclass(kind, _GENERATORS) or _is_numpy_generator(kind):
             self.generators.append(value)
 
     def _add_module(self, module: nn.Module) -> None:
@@ -220,10 +221,10 @@ class Versions:
         ]
 
 
-def _is_numpy_generator(value: Any) -> bool:
+def _is_numpy_generator(kind: type) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(
-        value, (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    return numpy is not None and issubclass(
+        kind, (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
     )
 
 

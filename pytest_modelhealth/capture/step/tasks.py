@@ -57,7 +57,7 @@ class TaskLosses:
         return total
 
     def _validate_target(self, *target: Any) -> None:
-        if not target or not isinstance(target[0], Mapping):
+        if not target or not issubclass(type(target[0]), Mapping):
             return
         missing = [name for name in self._losses if name not in target[0]]
         if missing and len(missing) < len(self._losses):
@@ -67,7 +67,7 @@ class TaskLosses:
             )
 
     def _own(self, name: str, *target: Any) -> tuple[Any, ...]:
-        if target and isinstance(target[0], Mapping) and name in target[0]:
+        if target and issubclass(type(target[0]), Mapping) and name in target[0]:
             return (target[0][name],)
         return target
 

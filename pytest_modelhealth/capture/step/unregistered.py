@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.observing.tensors import (
+    attributes,
+    contents,
+    find_tensors,
+    is_a,
+    pairs,
+)
 from pytest_modelhealth.capture.step.state import graph_leaves
 from pytest_modelhealth.report import UnregisteredParameter
 from pytest_modelhealth.statistics import UnsupportedTensorError, reduce
@@ -108,26 +114,31 @@ def _walk(
     value: Any, path: str, kind: str, seen: set[int], depth: int
 ) -> Iterator[tuple[str, Tensor, str]]:
     """Yield each tensor that attributes and containers lead to, with its path."""
-    if isinstance(value, Tensor):
+    if is_a(value, Tensor):
         yield path, value, kind
         return
     if depth > _DEEPEST or id(value) in seen:
         return
     for suffix, item in _items(value):
         seen.add(id(value))
-        inside = "module" if isinstance(value, nn.Module) else kind
+        inside = "module" if is_a(value, nn.Module) else kind
         yield from _walk(item, path + suffix, inside, seen, depth + 1)
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, nn.Module):
+    kind = type(value)
+    if is_a(value, nn.Module):
         for held in (value._parameters, value._modules, value._buffers):
             yield from ((f".{name}", item) for name, item in held.items())
         rest = {n: v for n, v in vars(value).items() if not n.startswith("_")}
         yield from ((f".{name}", item) for name, item in rest.items())
-    elif isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, list | tuple | set):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
-    elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        yield from ((f".{name}", item) for name, item in vars(value).items())
+    elif issubclass(kind, Mapping):
+        yield from ((f"[{_key(key)}]", item) for key, item in pairs(value))
+    elif issubclass(kind, list | tuple | set):
+        yield from ((f"[{index}]", item) for index, item in enumerate(contents(value, kind)))
+    elif not (issubclass(kind, type) or callable(value)):
+        yield from ((f".{name}", item) for name, item in attributes(value).items())
+
+
+def _key(key: object) -> str:
+    return repr(key) if type(key) in (str, int, bool, float) else type(key).__name__
