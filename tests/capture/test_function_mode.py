@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -38,6 +42,36 @@ def test_the_mode_goes_off_wherever_it_is() -> None:
             assert ours.step_aside() is None
             ours.turn_off()
             assert modes() == [below, above]
+    assert modes() == []
+
+
+@pytest.mark.parametrize(
+    ("event", "function"), [("return", "__enter__"), ("call", "__exit__"), ("call", "__enter__")]
+)
+def test_an_interruption_of_torchs_own_code_leaves_no_mode(event: str, function: str) -> None:
+    """While torch had the mode in hand: it would put it back when its generator is collected."""
+    code = inspect.unwrap(torch.overrides._pop_mode_temporarily).__code__
+
+    def interrupt(frame: FrameType, happened: str, _: Any) -> None:
+        manager = frame.f_locals.get("self")
+        is_here = (happened, frame.f_code.co_name) == (event, function)
+        if is_here and getattr(getattr(manager, "gen", None), "gi_code", None) is code:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    class Activates(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(F.softmax(x, -1))
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            Inspector(Activates()).run_inspection(torch.ones(2, 3))
+    finally:
+        sys.setprofile(None)
+    assert modes() == []
+    del raised
+    gc.collect()
     assert modes() == []
 
 

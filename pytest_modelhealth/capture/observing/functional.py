@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import inspect
+from collections.abc import Callable, Iterable
+from types import GeneratorType
 from typing import Any, cast
 
 import torch
 from torch.nn import Parameter
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.options import FUNCTIONAL_DROPOUT
@@ -22,6 +25,8 @@ ASKS_FOR_FORM = frozenset(
     | {"is_floating_point", "ndimension", "nelement", "numel", "size", "stride", "type"}
 )
 """Names of what is asked of a tensor without reading its values, but for its ``.data``."""
+
+_TAKES_OFF = inspect.unwrap(_pop_mode_temporarily).__code__
 
 _DATA = cast("Any", torch.Tensor.data).__get__
 
@@ -69,9 +74,9 @@ class FunctionalLayers(TorchFunctionMode):
     ) -> Any:
         """Call `func`, observed if it is a layer."""
         name = FUNCTIONAL_LAYERS.get(func)
-        for value in args:
-            if type(value) is Parameter and _reads(func):
-                self.read.add(id(value))
+        self._note_read(func, args)
+        if kwargs:
+            self._note_read(func, kwargs.values())
         if self.onlooker is not None:
             self.onlooker(func, args, kwargs or {})
         if name is None and func in _CLAMPS and _is_relu(args, kwargs or {}):
@@ -80,6 +85,15 @@ class FunctionalLayers(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return self.observe(name, func, args, kwargs or {})
 
+    def _note_read(self, func: Call, values: Iterable[Any]) -> None:
+        for value in values:
+            kind = type(value)
+            if kind is Parameter:
+                if _reads(func):
+                    self.read.add(id(value))
+            elif kind is list or kind is tuple:  # torch.cat([...])
+                self._note_read(func, value)
+
     def turn_on(self) -> None:
         """Let calls be seen from here on."""
         torch._C._push_on_torch_function_stack(self)
@@ -87,8 +101,14 @@ class FunctionalLayers(TorchFunctionMode):
     def turn_off(self) -> None:
         """Leave no trace, wherever among the user's own modes this one is; it may be off already.
 
-        An exception such as Ctrl-C may have come in at any moment.
+        An exception such as Ctrl-C may have come in at any moment: while torch's own
+        ``_pop_mode_temporarily`` had the mode in hand, say, which would put it back when the
+        garbage collector gets there.
         """
+        if not self.is_on:
+            for holder in gc.get_referrers(self):
+                if isinstance(holder, GeneratorType) and holder.gi_code is _TAKES_OFF:
+                    holder.close()
         self.suspend()
 
     def step_aside(self) -> Callable[[], None] | None:
