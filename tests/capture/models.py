@@ -752,6 +752,33 @@ def script_inside() -> nn.Module:
     return model
 
 
+@case(
+    "script in an attribute",
+    statuses={"block": Status.OPAQUE} | {f"block.{i}": Status.OPAQUE for i in range(4)},
+)
+class ScriptInAttribute(Nested):
+    """A script that is no layer runs the layers that it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        vars(self)["traced"] = torch.jit.trace(self.block, torch.ones(4, 6), check_trace=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.traced(torch.tanh(self.stem(x)))
+
+
+@case(
+    "traces itself",
+    statuses={"block": Status.OPAQUE} | {f"block.{i}": Status.OPAQUE for i in range(4)},
+)
+class TracesItself(Nested):
+    """Its forward makes a script of a part of itself and runs that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.stem(x))
+        return torch.jit.trace(self.block.eval(), x, check_trace=False)(x)
+
+
 # ---- attention encoders ------------------------------------------------------------------------
 
 
@@ -934,6 +961,29 @@ class ChangingBuffers(Wrapped):
         self.grown.resize_(4).fill_(2)
         self.register_buffer("fresh", torch.ones(3), persistent=False)
         return x + self.mean
+
+
+@case("views of one memory", gradients_by_eps=False)
+class ViewsOfOneMemory(Wrapped):
+    """Buffers that repeat elements, overlap, and show a part of a parameter, all written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.arange(24.0)
+        self.register_buffer("mask", torch.ones(1).expand(6))
+        self.register_buffer("windows", table.unfold(0, 6, 2))
+        self.register_buffer("column", table.view(6, 4)[:, 1])
+        self.register_buffer("row", self.first.weight.detach()[1])
+        self.held = [torch.zeros(()).expand(2, 3)]
+
+    def between(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mask[:1].add_(1)
+            self.column.mul_(2)
+            self.windows[2].add_(self.column)
+            self.row.neg_()
+            self.held[0][0, :1].sub_(1)
+        return x * self.mask + self.windows[3] + self.held[0].sum()
 
 
 @case("changing attributes")

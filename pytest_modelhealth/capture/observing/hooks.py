@@ -27,6 +27,7 @@ from pytest_modelhealth.capture.observing.tensors import (
     version,
     version_probe,
 )
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.statistics import Entry
 
 _P = ParamSpec("_P")
@@ -465,6 +466,10 @@ def _make_inert() -> Callable[..., None]:
     return _inert_hook
 
 
+class _UnnamedError(InspectionError, AttributeError):
+    """Our hooks have no name, and torch.jit.script asks each hook for one."""
+
+
 class _ModuleHook:
     """A forward hook that knows its layer; it pickles and copies to one that does nothing."""
 
@@ -477,6 +482,14 @@ class _ModuleHook:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return _make_inert, ()
 
+    @property
+    def __name__(self) -> str:
+        raise _UnnamedError(
+            f"the forward of a layer around {self._layer.label!r} scripts it during the run, "
+            "and torch.jit.script would compile the hooks on it too; script it once, in __init__, "
+            "or inspect the model without scripting it in its forward"
+        )
+
 
 class _EnterHook(_ModuleHook):
     """Begins a call; most are of torch's own layers with one plain tensor."""
@@ -485,6 +498,8 @@ class _EnterHook(_ModuleHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if _is_traced():
+            if not is_compiling():
+                self._layer.traced = True
             return
         hooks, layer = self._hooks, self._layer
         is_simple = (

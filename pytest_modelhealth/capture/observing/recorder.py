@@ -70,6 +70,7 @@ class Layer:
     requires_grad: bool = False
     passed_with_graph: bool = False
     raised: str = ""
+    traced: bool = False
     not_called: str = ""
     unsupported: str = ""
     source: str = ""
@@ -452,8 +453,12 @@ class Recorder:
         except UnsupportedTensorError:
             return None
 
-    def records(self, *, backward: bool) -> Mapping[str, LayerRecord]:
+    def records(
+        self, *, backward: bool, read: Collection[int] | None = None
+    ) -> Mapping[str, LayerRecord]:
         """Return every layer's record in execution order, those never called last.
+
+        `read` has the ids of the parameters that functions were given, where those are seen.
 
         The run is over: from here on no layer knows its module, which a report must not hold.
         """
@@ -463,8 +468,15 @@ class Recorder:
         )
         uncalled = [layer for layer in ordered if not layer.calls]
         owners = _owners(ordered) if uncalled else {}
+        for layer in ordered:
+            if layer.traced and not layer.requires_grad:  # a trace is checked without gradients
+                layer.opaque = layer.opaque or _TRACED
         for layer in uncalled:
             layer.not_called = _why_not_called(layer, owners)
+            if read is not None and has_forward(layer.module) and not layer.opaque:
+                layer.opaque = _why_out_of_sight(layer, owners, read)
+        if read is not None and uncalled:
+            _note_containers_out_of_sight(ordered)
         for layer in ordered:
             layer.module = None
         seen = {layer.name: layer for layer in ordered}
@@ -614,8 +626,55 @@ def _why_not_called(layer: Layer, owners: Mapping[int, Layer]) -> str:
     if tied is not None:
         return f"it was never called; {tied.label!r}, tied to its parameters, was"
     if layer.parameter_gradients:
-        return "it was never called, yet its parameters were used: by .forward(), or read directly"
+        return (
+            "it was never called, yet its parameters were used: by .forward(), by a copy, a graph "
+            "or compiled code made of it, or read directly"
+        )
     return "it was never called in this batch"
+
+
+_TRACED = "torch.jit.trace wrote it down; what ran then is a script, which calls no hooks"
+_BY_UNSEEN_CODE = (
+    "a script, compiled code or an autograd function of the user's own, where no hook is called"
+)
+
+
+def _why_out_of_sight(layer: Layer, owners: Mapping[int, Layer], read: Collection[int]) -> str:
+    """Return why an uncalled layer ran all the same where nothing shows it, if it did.
+
+    Its parameters got gradients, but no function that was called from Python was given them.
+    """
+    held = {} if layer.module is None else layer.module._parameters
+    used = [held.get(name) for name in layer.parameter_gradients]
+    if any(type(p) is nn.Parameter and id(p) not in read and id(p) not in owners for p in used):
+        return f"it was never called; its parameters were used by {_BY_UNSEEN_CODE}"
+    return ""
+
+
+def _note_containers_out_of_sight(layers: list[Layer]) -> None:
+    """Take what is around layers that ran out of sight, and what stands among them, for the same.
+
+    A layer that could have a gradient, and has none, was left out.
+    """
+    uncalled = [lyr for lyr in layers if not (lyr.calls or lyr.opaque) and has_forward(lyr.module)]
+    hidden = {n for lyr in layers if lyr.opaque and not lyr.calls for n in _around(lyr.name)}
+    called = {n for lyr in layers if lyr.calls for n in _around(lyr.name)} if hidden else set()
+    around = {layer.name for layer in uncalled if layer.name in hidden - called}
+    for layer in uncalled if around else ():
+        if layer.name in around:
+            layer.opaque = f"it was never called; what it holds was run by {_BY_UNSEEN_CODE}"
+        elif around.intersection(_around(layer.name)) and layer.frozen.issuperset(_own(layer)):
+            layer.opaque = f"it was never called; what is around it was run by {_BY_UNSEEN_CODE}"
+
+
+def _around(name: str) -> list[str]:
+    """Return the names of the layers that a layer lies in."""
+    return [name[:index] for index, letter in enumerate(name) if letter == "."]
+
+
+def _own(layer: Layer) -> list[str]:
+    held = {} if layer.module is None else layer.module._parameters
+    return [name for name, parameter in held.items() if parameter is not None]
 
 
 def _parameters(layer: Layer) -> list[int]:

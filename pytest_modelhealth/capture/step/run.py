@@ -91,6 +91,7 @@ def run_step(
     running = Running(state, request.model)
     with exited_whole(running.apart(), untouched(running, batch), watch(recorder)) as hooks:
         running.hooks = hooks
+        read = hooks.functional.read if hooks.functional.is_on else None
         output = model(*arguments.args, **arguments.kwargs)
         running.doing = "loss"
         if request.visitor is not None:
@@ -119,7 +120,7 @@ def run_step(
         del parameters
     notes += [f"the forward wrote to {name}, which is not undone" for name in writes.written()]
     _ensure_all_rules_matched(request, recorder)
-    layers = recorder.records(backward=backward)
+    layers = recorder.records(backward=backward, read=read)
     recorder.settle_losses()
     notes += [] if scale.factor == 1.0 else _overflow(layers.values(), scale)
     return Observation(

@@ -1,0 +1,185 @@
+"""Layers that ran where no hook is called: `opaque`, and told from those that were left out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth.report import Status
+from tests.capture.oracle import changes, fingerprint
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # TorchScript is about to be dropped
+
+X = torch.linspace(-1, 1, 24).reshape(4, 6)
+
+
+class Inner(nn.Module):
+    """Two layers, one without parameters, and one that is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)
+        self.spare = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.act(self.a(x)))
+
+
+class Net(nn.Module):
+    """Runs its part in the way of `run`, which nothing of the engine knows."""
+
+    def __init__(self, way: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> None:
+        super().__init__()
+        self.inner, self.head = Inner(), nn.Linear(6, 2)
+        self.run = way(self.inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.run(x))
+
+
+def traced(inner: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Hide a trace in a closure."""
+    script = torch.jit.trace(inner, X)
+    return lambda x: script(x)
+
+
+class Product(torch.autograd.Function):
+    """A function of the user's own, which gets its parameters past torch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the product."""
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of both."""
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
+OPAQUE, NOT_CALLED, OBSERVED = Status.OPAQUE, Status.NOT_CALLED, Status.OBSERVED
+ALL = (OPAQUE,) * 4
+WAYS: dict[str, tuple[Callable[..., Any], tuple[Status, ...]]] = {
+    # the part, a, act and b
+    "traced before": (traced, ALL),
+    "scripted before": (lambda inner: (script := torch.jit.script(inner)) and script.__call__, ALL),
+    "traced in the forward": (lambda inner: lambda x: torch.jit.trace(inner, x)(x), ALL),
+    "an autograd function": (
+        lambda inner: lambda x: Product.apply(x, inner.a.weight),
+        (OPAQUE, OPAQUE, OPAQUE, NOT_CALLED),
+    ),
+    "compiled in the forward": (
+        lambda inner: lambda x: torch.compile(inner, backend="eager")(x),
+        (OBSERVED,) * 4,
+    ),
+    "compiled before": (
+        lambda inner: torch.compile(lambda x: inner(x), backend="eager"),
+        (OBSERVED,) * 4,
+    ),
+    "functional_call": (
+        lambda inner: (
+            lambda x: torch.func.functional_call(inner, dict(inner.named_parameters()), (x,))
+        ),
+        (OBSERVED,) * 4,
+    ),
+    "vmap": (lambda inner: torch.vmap(inner), (Status.UNSUPPORTED,) * 4),
+    "forward": (lambda inner: inner.forward, (NOT_CALLED, OBSERVED, OBSERVED, OBSERVED)),
+    "read directly": (
+        lambda inner: lambda x: F.linear(x, weight=inner.a.weight + sum([inner.b.weight])),
+        (NOT_CALLED,) * 4,
+    ),
+    "joined": (
+        lambda inner: lambda x: x @ torch.cat([inner.a.weight, inner.b.weight])[:6],
+        (NOT_CALLED,) * 4,
+    ),
+    "left out": (lambda inner: torch.sin, (NOT_CALLED,) * 4),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_ran_out_of_sight_is_opaque(way: str) -> None:
+    """Parameters with gradients that no call took: what used them is hidden, and said to be."""
+    build, expected = WAYS[way]
+    torch.manual_seed(0)
+    model = Net(build)
+    before = fingerprint(model, X)
+    report = Inspector(model).run_inspection(X, loss=lambda output: output.square().mean())
+    assert changes(before, fingerprint(model, X)) == []
+    layers = [report[f"inner{name}"] for name in ("", ".a", ".act", ".b")]
+    assert tuple(layer.status for layer in layers) == expected
+    assert all(layer.reason for layer in layers if layer.status is not OBSERVED)
+    assert report["inner.spare"].status is NOT_CALLED
+
+
+class Scripts(Net):
+    """Scripts a part of itself in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda inner: lambda x: torch.jit.script(inner)(x))
+
+
+def test_a_forward_that_scripts_is_refused() -> None:
+    """TorchScript would compile our hooks; the message says what to do, and the model is whole."""
+    model = Scripts()
+    before = fingerprint(model, X)
+    with pytest.raises(InspectionError, match=r"'inner' scripts it .* once, in __init__"):
+        Inspector(model).run_inspection(X)
+    assert changes(before, fingerprint(model, X)) == []
+
+
+FAKES = ["mode", "mode, with real tensors", "model", "batch"]
+
+
+@pytest.mark.parametrize("fake", FAKES)
+def test_fake_tensors_are_refused(fake: str) -> None:
+    """They have no values to observe; a model outside the mode is as it was."""
+    mode = FakeTensorMode(allow_non_fake_inputs=fake == "mode, with real tensors")
+    with mode if fake == "model" else contextlib.nullcontext():
+        model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    with mode if fake in ("mode", "model", "batch") else contextlib.nullcontext():
+        batch = torch.ones(4, 6)
+    before = None if fake == "model" else fingerprint(model, None)
+    where = mode if fake.startswith("mode,") or fake == "mode" else contextlib.nullcontext()
+    with where, pytest.raises(InspectionError, match="FakeTensorMode, whose tensors have shapes"):
+        Inspector(model).run_inspection(batch, loss=lambda output: output.sum())
+    assert before is None or changes(before, fingerprint(model, None)) == []
+
+
+class AsksForShape(nn.Module):
+    """Runs a layer on fake tensors to learn a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.head = nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            width = self.lin(mode.from_tensor(x)).shape[1]
+        return self.head(x) * width
+
+
+def test_a_forward_may_use_fake_tensors() -> None:
+    """The layer that ran on them is `unsupported`, and nothing else is disturbed."""
+    report = Inspector(AsksForShape()).run_inspection(X)
+    assert report["lin"].status is Status.UNSUPPORTED
+    assert report["lin"].reason == "a fake tensor has no values"
+    assert report["head"].status is OBSERVED
+    assert report.observation.errors == ()
+
+
+def test_gradients_on_the_meta_device_are_no_error_of_ours() -> None:
+    """A loss there is differentiated, and each layer says why nothing was seen."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh()).to("meta")
+    report = Inspector(model).run_inspection(X.to("meta"), loss=lambda output: output.sum())
+    assert report.observation.errors == ()
+    assert all("meta device has no values" in layer.reason for layer in report)
