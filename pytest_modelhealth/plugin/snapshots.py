@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _STRICT_NAMES = "modelhealth_strict_names"
+_WRITTEN = pytest.StashKey[list[dict[str, str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,6 +50,7 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
     settings = {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot) if f.init}
     ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
     ours.strict_names = request.config.getini(_STRICT_NAMES)
+    request.node.stash[_WRITTEN] = ours.written
     return ours
 
 
@@ -100,6 +103,49 @@ class _Unfinished:
             terminalreporter.write_line(
                 f"modelhealth: the snapshot of {test} is kept, not deleted: the test did not pass"
             )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what was recorded on the test's report, as text that crosses from xdist's workers."""
+    report = yield
+    written = item.stash.get(_WRITTEN, [])
+    if written and call.when == "call":
+        report.modelhealth_snapshots = written  # type: ignore[attr-defined]
+    return report
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what was recorded and what had drifted, file by file, and which files no test used."""
+    written = [
+        one
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for one in getattr(report, "modelhealth_snapshots", ())
+    ]
+    lines = [f"{one['file']}: {one['change']}" for one in sorted(written, key=lambda o: o["file"])]
+    lines += [f"{path}: unused, its test is gone or was renamed" for path in _unused(config)]
+    for line in lines:
+        terminalreporter.write_line(f"modelhealth: snapshot {line}")
+
+
+def _unused(config: pytest.Config) -> list[str]:
+    """Return our snapshots that syrupy counts as unused and does not name."""
+    option = config.option
+    if getattr(option, "update_snapshots", False) or getattr(
+        option, "include_snapshot_details", False
+    ):
+        return []
+    found = getattr(getattr(config, "_syrupy", None), "report", None)
+    if found is None or found.disable_unused_snapshots:
+        return []
+    return sorted(
+        os.path.relpath(file.location) for file in found.unused if file.location.endswith(".health")
+    )
 
 
 @pytest.hookimpl(wrapper=True)

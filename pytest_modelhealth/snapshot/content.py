@@ -1,29 +1,25 @@
-"""What a snapshot keeps of an observation, and the noise of each number it keeps."""
+"""What a snapshot keeps of an observation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
 from pytest_modelhealth import __version__
 from pytest_modelhealth.report import ROLES, LayerRecord, Noises, Observation
-from pytest_modelhealth.snapshot.file_format import (
-    REAL,
+from pytest_modelhealth.snapshot.noise import Noise
+from pytest_modelhealth.snapshot.snapshot import (
     LayerLine,
     Snapshot,
     TensorLine,
-    profile_of,
+    is_judged_whole,
+    judges_zeros,
 )
 from pytest_modelhealth.statistics import TensorStatistics
-from pytest_modelhealth.tolerance import LOSS, coarsest_epsilon, epsilon_of, floor
-
-KEPT_FRACTION = 1e-4
-"""A noise of a zero or dead fraction that is smaller is far within the fixed tolerance."""
-
-_FRACTIONS = {"zeros": "zero_fraction", "dead": "dead_fraction"}
-_BACKWARD = ("gradients", "parameter_gradients")
+from pytest_modelhealth.tolerance import coarsest_epsilon
 
 
 def from_observation(observation: Observation, noise: Noises | None = None) -> Snapshot:
@@ -35,33 +31,46 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
             everything but the noise of what was given to the model unknown.
     """
     records = sorted(observation.layers.values(), key=_completed)
-    epsilon = max(coarsest_epsilon(observation), matmul_epsilon(observation))
-    noises = _LineNoise(records, noise, epsilon)
     holders = containers(observation.layers)
-    tensors: dict[str, dict[str, TensorLine]] = {role: {} for role in ROLES}
+    tensors: dict[str, dict[str, TensorLine]] = {}
     for record in records:
         for role, own_name, statistics in _kept(record, holders):
             name = ".".join(filter(None, (record.name, own_name)))
-            line_noise = noises.of(record, role, own_name, statistics)
-            tensors[role][name] = _tensor_line(statistics, line_noise)
-    return Snapshot(
+            tensors.setdefault(role, {})[name] = _tensor_line(role, record.name, statistics)
+    snapshot = Snapshot(
         profile=profile_of_observation(observation),
         model=observation.model_type,
         recorded=f"pytest-modelhealth {__version__}, torch {torch.__version__}",
         calibrated=noise is not None,
-        epsilon=epsilon,
+        epsilon=max(coarsest_epsilon(observation), matmul_epsilon(observation)),
         loss=observation.loss,
-        loss_noise=noises.of_loss(observation.loss),
         layers={
             r.name: LayerLine(r.type_name, r.status.value, r.calls, r.activation or "")
             for r in records
         },
-        tensors={role: lines for role, lines in tensors.items() if lines},
+        tensors={role: tensors[role] for role in ROLES if role in tensors},
+    )
+    if noise is None:
+        return snapshot
+    noises = Noise(snapshot)
+    return replace(
+        snapshot,
+        tensors={
+            role: {
+                name: replace(line, noise=noises.multiples(role, name, line, noise))
+                for name, line in lines.items()
+            }
+            for role, lines in snapshot.tensors.items()
+        },
+        loss_noise=noises.multiple_of_loss(observation.loss, noise),
     )
 
 
 def profile_of_observation(observation: Observation) -> str:
-    """Return the device and dtype that choose a section of a snapshot file."""
+    """Return the profile of a run, which chooses a section of a snapshot file.
+
+    It has the devices, and the floating dtype of most activations.
+    """
     seen = [
         statistics
         for record in observation.layers.values()
@@ -69,7 +78,11 @@ def profile_of_observation(observation: Observation) -> str:
         for statistics in record.tensors(role).values()
     ]
     dtypes = [r.activations.dtype for r in observation.layers.values() if r.activations is not None]
-    return profile_of((s.device.partition(":")[0] for s in seen), dtypes)
+    floating = [dtype for dtype in dtypes if "float" in dtype or "complex" in dtype]
+    # Of equally frequent ones the first by name, so that the choice does not hang on the order.
+    dtype = max(sorted(set(floating)), key=floating.count, default="")
+    devices = sorted({s.device.partition(":")[0] for s in seen})
+    return " ".join([*devices, dtype]).strip() or "unknown"
 
 
 def matmul_epsilon(observation: Observation) -> float:
@@ -114,91 +127,17 @@ def containers(layers: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _tensor_line(s: TensorStatistics, noise: Mapping[str, float]) -> TensorLine:
+def _tensor_line(role: str, layer: str, s: TensorStatistics) -> TensorLine:
     return TensorLine(
         dtype=s.dtype,
-        shape="x".join(map(str, s.shape)) or "()",
+        shape=s.shape,
         count=s.count,
         mean=s.mean,
         std=s.std,
         min=s.min,
         max=s.max,
-        rms=s.rms,
-        zeros=s.zero_fraction,
-        dead=s.dead_fraction,
+        zeros=s.zero_fraction if judges_zeros(role, layer) else 0.0,
+        dead=s.dead_fraction if is_judged_whole(role, layer) else None,
         nan=s.nan_count,
         inf=s.inf_count,
-        noise=noise,
     )
-
-
-class _LineNoise:
-    """The noise of each number: measured, and at least what epsilon and depth let one expect.
-
-    The roundings in a row are those of the layers before, and for gradients of those behind too.
-    """
-
-    def __init__(self, records: list[LayerRecord], measured: Noises | None, epsilon: float) -> None:
-        self._measured = measured
-        self._epsilon = epsilon
-        called = [record.name for record in records if record.calls]
-        self._place = {name: place for place, name in enumerate(called, start=1)}
-
-    def of(
-        self, record: LayerRecord, role: str, own_name: str, statistics: TensorStatistics
-    ) -> dict[str, float]:
-        if role == "parameters" or (role == "inputs" and not record.name):
-            # Random numbers differ by an epsilon from one set of kernels to another.
-            given = _relative(statistics, epsilon_of(statistics.dtype), 0.0)
-            return {name: value for name, value in given.items() if getattr(statistics, name)}
-        if self._measured is None:
-            return {}
-        measured = self._measured.get((record.name, role, own_name), {})
-        scale = _sum_scale(record, statistics) if role == "parameter_gradients" else 0.0
-        least = _relative(statistics, self._floor(record.name, role), scale)
-        # A zero that no perturbation moves is exact: the least of a ReLU.
-        noise = {
-            name: max(measured.get(name, 0.0), value)
-            for name, value in least.items()
-            if measured.get(name) or getattr(statistics, name)
-        }
-        for name, statistic in _FRACTIONS.items():
-            if measured.get(statistic, 0.0) > KEPT_FRACTION:
-                noise[name] = measured[statistic]
-        return noise
-
-    def of_loss(self, loss: float | None) -> float | None:
-        if self._measured is None or loss is None:
-            return None
-        least = floor(self._epsilon, len(self._place)) * abs(loss)
-        return max(self._measured.get(LOSS, {}).get("value", 0.0), least) or None
-
-    def _floor(self, layer: str, role: str) -> float:
-        depth = len(self._place)
-        place = self._place.get(layer, depth)
-        return floor(self._epsilon, 2 * depth - place if role in _BACKWARD else place)
-
-
-def _relative(s: TensorStatistics, part: float, more: float) -> dict[str, float]:
-    """Return a part of the scale of each statistic: the rms, or the value where that is larger."""
-    noise = {}
-    for name in REAL:
-        value = getattr(s, name)
-        if math.isfinite(value) and math.isfinite(s.rms):
-            noise[name] = part * (max(s.rms, abs(value)) + more)
-    return {name: value for name, value in noise.items() if value}
-
-
-def _sum_scale(record: LayerRecord, statistics: TensorStatistics) -> float:
-    """Return what the terms that sum to a parameter's gradient let it be, if they cancel.
-
-    The gradient of a bias before a batch norm, or of an attention key's bias, is zero but for
-    rounding: its scale is that of the other gradients of its layer, and of the terms themselves.
-    """
-    others = (s.rms for s in record.parameter_gradients.values() if math.isfinite(s.rms))
-    scale = max(others, default=0.0)
-    seen = record.gradients
-    if seen is not None and len(statistics.shape) == 1 and math.isfinite(seen.rms):
-        terms = max(seen.count // max(statistics.count, 1), 1)
-        scale = max(scale, math.sqrt(terms) * seen.rms)
-    return scale

@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_modelhealth.snapshot.file_format import (
+from pytest_modelhealth.snapshot.file_format import percentage
+from pytest_modelhealth.snapshot.matching import LayerChange, MatchedTensor, Matching
+from pytest_modelhealth.snapshot.snapshot import (
     FRACTIONS,
     Snapshot,
     TensorLine,
-    percentage,
+    is_judged_whole,
+    shape_text,
 )
-from pytest_modelhealth.snapshot.matching import LayerChange, MatchedTensor, Matching
 from pytest_modelhealth.snapshot.story import tell
 from pytest_modelhealth.snapshot.tolerances import Allowance, Tolerances
 
@@ -159,11 +161,7 @@ def compare(before: Snapshot, now: Snapshot, *, strict_names: bool = False) -> D
         remarks=tuple(_remarks(before, now, drifts, tolerances)),
         strict_names=strict_names,
         has_common_layers=matching.has_common_layers,
-        kept={
-            (pair.role, _name(pair)): pair.before
-            for pair, drift in found
-            if drift is None and _is_as_precise(pair)
-        },
+        kept={(pair.role, _name(pair)): pair.before for pair, drift in found if drift is None},
     )
 
 
@@ -203,11 +201,6 @@ def _name(pair: MatchedTensor) -> str:
     return ".".join(filter(None, (pair.layer, pair.own_name)))
 
 
-def _is_as_precise(pair: MatchedTensor) -> bool:
-    """Whether a recorded line is worth keeping: it has a noise where the new one has."""
-    return bool(pair.before.noise) or not pair.now.noise
-
-
 def _stage(drift: Drift, place: Mapping[str, int]) -> tuple[int, int, int]:
     position = place.get(drift.layer, -1)
     if drift.role == "inputs":
@@ -227,11 +220,9 @@ def _tensor_drift(matching: Matching, tolerances: Tolerances, pair: MatchedTenso
             continue  # whether a tensor has units may hang on who made it
         if statistic in EXACT:
             distance, allowance = math.inf, Allowance(0.0)
-        elif statistic in REAL:
-            distance = abs(b - a)
-            allowance = tolerances.real(pair.role, pair.origin, before, statistic, a)
         else:
-            distance, allowance = abs(b - a), tolerances.fraction(pair.role, before, statistic)
+            distance = abs(b - a)
+            allowance = tolerances.of(pair.role, pair.origin, before, statistic, a)
         if not distance <= allowance.distance:  # a NaN on one side only is never within
             label = matching.new.label(pair.layer, pair.own_name)
             texts = _spelled(statistic, a, b)
@@ -268,10 +259,10 @@ def _judged(matching: Matching, pair: MatchedTensor) -> tuple[str, ...]:
     Inputs of inner layers serve the story: their form may change, as in another order of
     dimensions. A retyped layer may store its weights transposed.
     """
-    if pair.role == "inputs" and pair.layer:
+    if not is_judged_whole(pair.role, pair.layer):
         return REAL if pair.before.count == pair.now.count else ()
     statistics = (*EXACT, *REAL, *FRACTIONS)
-    transposed = pair.before.shape.split("x")[::-1] == pair.now.shape.split("x")
+    transposed = pair.before.shape[::-1] == pair.now.shape
     if transposed and matching.is_retyped(pair) and "parameter" in pair.role:
         return tuple(statistic for statistic in statistics if statistic != "shape")
     return statistics
@@ -308,6 +299,8 @@ def _fraction(value: object) -> str:
 def _spell(value: object, digits: int) -> str:
     if value is None:
         return "none"
+    if isinstance(value, tuple):
+        return shape_text(value)
     return format(value + 0.0, f".{digits}g") if isinstance(value, float) else str(value)
 
 

@@ -29,6 +29,14 @@ def explain(report: DriftReport) -> list[str]:
     return [*lines, *report.remarks]
 
 
+def summary(report: DriftReport) -> str:
+    """Return in one line what drifted, by how much and in how many layers."""
+    layers = {drift.layer for drift in report.drifts if drift.role != LOSS}
+    if not layers:
+        return _headline(report)
+    return f"{_headline(report)}, in {len(layers):,} {'layer' if len(layers) == 1 else 'layers'}"
+
+
 def note(report: DriftReport) -> str:
     """Return what is worth saying of a report that did not drift; ``""`` for nothing."""
     harmless = phrases(change for change in report.changes if change.harmless)

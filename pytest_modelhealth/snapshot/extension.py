@@ -6,6 +6,8 @@ import os
 import shlex
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,11 @@ from pytest_modelhealth.errors import ModelHealthError, ModelHealthWarning
 from pytest_modelhealth.report import HealthReport, Verdict
 from pytest_modelhealth.snapshot.content import profile_of_observation
 from pytest_modelhealth.snapshot.drift import compare
-from pytest_modelhealth.snapshot.explanation import explain, note
-from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, load
+from pytest_modelhealth.snapshot.explanation import explain, note, summary
+from pytest_modelhealth.snapshot.file_format import UNKNOWN_TEST, SnapshotFormatError, load
 from pytest_modelhealth.snapshot.recording import (
-    UNKNOWN_TEST,
     another_test,
+    file_of,
     is_of_another_test,
     merge,
     missing_profile,
@@ -45,7 +47,9 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
     strict_names = False
     updated: Path | None = None
     renews = False
+    path = ""
     note = ""
+    change = ""
 
     def serialize(
         self, data: Any, *, exclude: Any = None, include: Any = None, matcher: Any = None
@@ -72,7 +76,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         text = record(data, test=self.test)
         if self.updated is not None and self.updated.exists():
             # Before anything is written, as syrupy deletes what a failed write leaves unused.
-            merge(_read(self.updated), text)
+            merge(_read(self.updated), text, self.path)
         return text
 
     def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
@@ -88,11 +92,10 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         try:
             file = load(before)
         except SnapshotFormatError as error:
-            return [
-                f"the snapshot cannot be read, {error}",
-                "Restore the file from version control, or record it anew.",
-            ]
-        report = load(now)
+            lines = [f"the snapshot cannot be read: {error.at(self.path)}", _RESTORE]
+            self.change = f"recorded anew, as it could not be read: {error}"
+            return lines
+        report = file_of(now)
         if is_of_another_test(file, report):
             return another_test(file, report)
         ((profile, snapshot),) = report.snapshots.items()
@@ -100,10 +103,20 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             return [missing_profile(profile, file)]
         before_it = file.snapshots[profile]
         if self.renews and snapshot.calibrated and not before_it.calibrated:
-            return ["the snapshot holds no measured noise"]
+            self.change = "its noise was not measured before"
+            return [self.change]
         found = compare(before_it, snapshot, strict_names=self.strict_names)
-        self.note = note(found)
-        return explain(found)
+        self.note, lines = note(found), explain(found)
+        self.change = summary(found) if lines else ""
+        return lines
+
+    def refusal(self, before: str, now: str) -> list[str]:
+        """Return why recording would not replace a snapshot; nothing where it would."""
+        try:
+            merge(before, now, self.path)
+        except ModelHealthError as error:
+            return str(error).split("\n")
+        return []
 
     def read_snapshot_data_from_location(
         self, *, snapshot_location: str, snapshot_name: str, session_id: str
@@ -134,19 +147,18 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         """Write the file whole or not at all; sections of other profiles in it are kept."""
         (snapshot,) = snapshot_collection
         path = Path(snapshot_collection.location)
-        text = str(snapshot.data)
+        data: Any = snapshot.data
+        text = str(data)
         if path.exists():
-            text = merge(_read(path), text)
+            text = merge(_read(path), data, os.path.relpath(path))
         # syrupy leaves files with this suffix alone.
         draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
             draft.write_text(text, encoding="utf-8")
             draft.replace(path)
-        except OSError as error:
-            error.add_note(f"The snapshot was not written, and {path} is as it was.")
-            raise
         finally:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
 
     def delete_snapshots(self, *, snapshot_location: str, snapshot_names: set[str]) -> None:
         """Delete a file that no test used, unless it is that of a test that did not pass."""
@@ -180,6 +192,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         )
 
 
+_RESTORE = "Restore the file from version control, or record it anew."
 _REFUSAL = (
     "An unhealthy report equals no snapshot and is never recorded as one; the file is as it was."
 )
@@ -199,6 +212,11 @@ class HealthSnapshot(SnapshotAssertion):
     strict_names = False
     _strict_once: bool | None = None
 
+    @cached_property
+    def written(self) -> list[dict[str, str]]:
+        """The files that were written, each with its ``file`` and ``change``."""
+        return []
+
     def __call__(self, *, strict_names: bool | None = None, **options: Any) -> HealthSnapshot:
         """Set options of the comparison that follows.
 
@@ -215,22 +233,22 @@ class HealthSnapshot(SnapshotAssertion):
         """Return ``True`` if `report` is within the tolerances, or is recorded just now.
 
         Raises:
-            ModelHealthError: it is not, there is no snapshot, its file is damaged or another
-                test's, or the report is unhealthy.
+            ModelHealthError: it is not, there is no snapshot, its file is damaged, another test's
+                or could not be read or written, or the report is unhealthy.
             TypeError: `report` is no `HealthReport`.
-            OSError: the file could not be read or written.
         """
         __tracebackhide__ = True
         extension = self.extension
         if isinstance(extension, HealthSnapshotExtension):
             self._prepare(extension, report)
-        if super().__eq__(report):
-            if isinstance(extension, HealthSnapshotExtension) and extension.note:
-                warnings.warn(
-                    f"{extension.note}. {_ACCEPT_NAMES}", ModelHealthWarning, stacklevel=2
-                )
-            return True
+        agrees = super().__eq__(report)
         result = self.executions[self.num_executions - 1]
+        if agrees:
+            if isinstance(extension, HealthSnapshotExtension):
+                self._follow(extension, result)
+            return True
+        if isinstance(result.exception, OSError):
+            raise ModelHealthError("\n".join(self._unreached(result, result.exception)))
         if result.exception is None:
             raise ModelHealthError("\n".join(self._failure(result)))
         # Its traceback is syrupy's, and hides the line of the test.
@@ -247,11 +265,12 @@ class HealthSnapshot(SnapshotAssertion):
         strict = self.strict_names if self._strict_once is None else self._strict_once
         self._strict_once = None
         extension.test = self._test()
-        extension.note = ""
+        extension.note = extension.change = ""
         # An update takes new names over, and the noise where there was none.
         extension.strict_names = strict or self.update_snapshots
         extension.renews = self.update_snapshots
         location = extension.get_location(test_location=self.test_location, index=self.index)
+        extension.path = os.path.relpath(location)
         extension.updated = Path(location) if updating else None
         if isinstance(report, HealthReport):
             extension.profile = profile_of_observation(report.observation)
@@ -266,15 +285,40 @@ class HealthSnapshot(SnapshotAssertion):
             return f"{test} name={self.index!r}"
         return f"{test} number {self.index + 1}" if self.index else test
 
+    def _follow(self, extension: HealthSnapshotExtension, result: AssertionResult) -> None:
+        """Remember what was written, and warn of layers that changed with no number."""
+        if result.created or result.updated:
+            change = extension.change or f"recorded for {extension.profile}"
+            self.written.append({"file": extension.path, "change": change})
+        if extension.note:
+            warnings.warn(f"{extension.note}. {_ACCEPT_NAMES}", ModelHealthWarning, stacklevel=3)
+
+    @property
+    def _command(self) -> str:
+        return f"pytest --snapshot-update {shlex.quote(self.test_location.nodeid)}"
+
     def _failure(self, result: AssertionResult) -> Iterator[str]:
+        path, before = os.path.relpath(result.snapshot_location), result.recalled_data
+        now: Any = result.asserted_data or ""
+        extension = self.extension
+        if before is None:
+            yield from _nothing_yet(result, getattr(extension, "profile", None))
+            yield f"To record {path}: {self._command}"
+            return
+        refusal = []
+        if isinstance(extension, HealthSnapshotExtension):
+            refusal = extension.refusal(str(before), now)
+        yield from refusal or extension.diff_lines(now, before)
+        if not refusal:
+            yield f"To accept this as the new {path}: {self._command}"
+
+    def _unreached(self, result: AssertionResult, error: OSError) -> Iterator[str]:
         path = os.path.relpath(result.snapshot_location)
-        command = f"pytest --snapshot-update {shlex.quote(self.test_location.nodeid)}"
-        if result.recalled_data is None:
-            yield from _nothing_yet(result, getattr(self.extension, "profile", None))
-            yield f"To record {path}: {command}"
-        else:
-            yield from self.extension.diff_lines(result.asserted_data or "", result.recalled_data)
-            yield f"To accept this as the new {path}: {command}"
+        what = "read" if result.asserted_data is None else "written"
+        where = os.path.relpath(str(error.filename or Path(path).parent))
+        yield f"the snapshot {path} could not be {what}: {error.strerror or error} ({where})"
+        yield "Nothing was changed. When that is mended, to record it:"
+        yield self._command
 
 
 def _nothing_yet(result: AssertionResult, profile: str | None) -> Iterator[str]:

@@ -1,27 +1,26 @@
-"""The snapshot file in plain text: a section a device and dtype, a line a layer and a tensor.
+"""The snapshot file in plain text: a section a device and dtype, a line a layer.
 
 ::
 
-    modelhealth snapshot, format 2
+    modelhealth snapshot, format 3
     test: test_model.py::test_no_drift
+    # A line a layer, in the order in which they returned. Of a tensor: shape mean std min..max ...
 
     === cpu float32 ===
     model: Classifier
     recorded: pytest-modelhealth 0.1.0, torch 2.13.0
-    noise: measured, epsilon 1.2e-07
-    loss: 2.302585(2)
+    noise: measured, epsilon 2^-23
+    loss: 2.302585
 
-    [layers]    type    activation  status    calls
-    fc1         Linear  -           observed      1
-
-    [activations]  dtype    shape  count            mean  ...
-    fc1            float32  64x10    640  0.0123456(2)  ...
+    fc1 Linear | in =out | out 64x10 0.0123456 0.5772157 -1.732051~4..1.618034 | .bias 10 0
+    fc2 Linear | ...
 
     end
 
-A digit in parentheses is the noise of the number before it, in units of its last place. Layers
-stand in the order in which they returned, so those inside a layer come before it, and those never
-called last. The last line tells a whole file from a truncated one. Reading executes nothing.
+A number is cut where a tenth of its tolerance ends. Its noise is not in the file unless it is more
+than usual (`noise.Noise`): ``~4`` is four times that. ``~0`` is a zero with noise, ``0`` an exact
+one. Lists of defaults keep a line short; what differs from them is a ``key:value``. The last line
+tells a whole file from a truncated one. Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -29,162 +28,91 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from pytest_modelhealth import __version__
-from pytest_modelhealth.report import ROLES
-from pytest_modelhealth.snapshot import uncertainty
+from pytest_modelhealth.report import Status
+from pytest_modelhealth.snapshot.snapshot import (
+    FRACTIONS,
+    OWN_NAMES,
+    REAL,
+    LayerLine,
+    Snapshot,
+    SnapshotFile,
+    TensorLine,
+    judges_zeros,
+    shape_text,
+    split,
+)
+from pytest_modelhealth.snapshot.tolerances import Tolerances
 
-VERSION = 2
-"""The format that `dump` writes; `load` reads format 1 too, which has no noise."""
+VERSION = 3
 
 _TITLE = "modelhealth snapshot, format "
+_LEGEND = (
+    "# A line a layer, in the order of return; a tensor: shape mean std min..max, or shape value; "
+    "~4: 4 times the usual noise; =: as above; =out: the output above"
+)
 _PROFILE = re.compile(r"=== (.+) ===")
 _HEADER = ("model", "recorded", "noise", "loss")
-_OLD_HEADER = ("test", "model", "recorded", "loss")
-_NOISE = re.compile(r"(not )?measured, epsilon (\S+)")
+_NOISE = re.compile(r"(not )?measured, epsilon (0|2\^-?\d+)")
 _END = "end"
 _CELL = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
-_PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
+_KEY = re.compile(r"[A-Za-z0-9_.-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_OPTION = re.compile(r"([a-z]+):(.+)")
+_SHAPE = re.compile(r"\(\)|\d+(x\d+)*")
+_NUMBER = re.compile(r"(nan|-?inf|~0|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:~(\d+(?:\.5)?))?")
+_PERCENTAGE = re.compile(r"(nan|\d+(?:\.\d+)?)%(?:~(\d+(?:\.\d+)?)%)?")
 _CONFLICT = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
+_DIGITS = 17
 
-DOUBLE = 1e-10
-"""A machine epsilon below this is that of float64."""
+UNKNOWN_TEST = "-"
+"""Stands in a snapshot that no test recorded; it fits every test."""
 
-REAL = ("mean", "std", "min", "max", "rms")
-FRACTIONS = ("zeros", "dead")
+PART = 10
+"""A number is rounded by no more than its tolerance by this."""
+
+_ROLES = {
+    "inputs": "in",
+    "activations": "out",
+    "gradients": "grad",
+    "parameters": ".{}",
+    "parameter_gradients": ".{}.grad",
+    "buffers": "buffer.{}",
+}
+"""How a line names the tensors of each role."""
 
 
 class SnapshotFormatError(ValueError):
-    """A text is no snapshot that this version can read; the message says where and why."""
+    """A text is no snapshot that this version can read; the message says where and why.
+
+    Args:
+        message: what is wrong, and what should be there.
+        line: number of the line; 0 where no line is to blame.
+    """
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(message, line)
+        self.message = message
+        self.line = line
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}" if self.line else self.message
+
+    def at(self, path: str) -> str:
+        """Return the message as one of a file, which editors and terminals open at its line."""
+        return f"{path}:{self.line}: {self.message}" if path and self.line else str(self)
 
 
 class FutureFormatError(SnapshotFormatError):
     """A snapshot was written by a later version of the plugin."""
 
 
-@dataclass(frozen=True)
-class LayerLine:
-    """What a snapshot keeps of a layer itself.
-
-    Args:
-        type: name of its class, or of the function.
-        status: what became of it.
-        calls: how often it was called.
-        activation: canonical name of the activation function it is, ``""`` for none.
-    """
-
-    type: str
-    status: str
-    calls: int
-    activation: str = ""
-
-
-@dataclass(frozen=True)
-class TensorLine:
-    """What a snapshot keeps of a tensor.
-
-    Args:
-        dtype: as in `TensorStatistics`.
-        shape: ``64x10``, that of a scalar ``()``.
-        count: as in `TensorStatistics`, as are `mean`, `std`, `min`, `max` and `rms`.
-        zeros: the zero fraction.
-        dead: the dead fraction; ``None`` for a tensor without units.
-        nan: number of NaNs.
-        inf: number of infinities of either sign.
-        noise: how far rounding moves each statistic; without those where that is not known.
-    """
-
-    dtype: str
-    shape: str
-    count: int
-    mean: float
-    std: float
-    min: float
-    max: float
-    rms: float
-    zeros: float
-    dead: float | None
-    nan: int
-    inf: int
-    noise: Mapping[str, float] = field(default_factory=dict)
-
-
-Tensors = Mapping[str, Mapping[str, TensorLine]]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One section of a snapshot file.
-
-    Args:
-        profile: device and dtype, ``"cpu float32"``.
-        model: class name of the model.
-        recorded: versions; for people, never compared.
-        calibrated: whether the noise of its numbers was measured.
-        epsilon: machine epsilon of the coarsest dtype that the model computed in.
-        loss: value of the loss; ``None`` where there was none.
-        loss_noise: its noise, where that is known.
-        layers: by name, in the order of the file.
-        tensors: by role, then by name, which is the layer's, followed by a dot and the tensor's
-            own name where the role has several. A role without tensors is missing.
-        version: the format it was read from.
-    """
-
-    profile: str
-    model: str
-    recorded: str
-    calibrated: bool
-    epsilon: float
-    loss: float | None
-    layers: Mapping[str, LayerLine]
-    tensors: Tensors
-    loss_noise: float | None = None
-    version: int = VERSION
-
-
-@dataclass(frozen=True)
-class SnapshotFile:
-    """A snapshot file.
-
-    Args:
-        test: the test it belongs to, and which of the test's snapshots it is.
-        snapshots: a section a device and dtype profile, by the profile.
-    """
-
-    test: str
-    snapshots: Mapping[str, Snapshot]
-
-
-def layer_of(role: str, name: str) -> str:
-    """Return the layer of a tensor; the own name of a parameter or buffer never has a dot."""
-    has_own_name = role in ("parameters", "parameter_gradients", "buffers")
-    return name.rpartition(".")[0] if has_own_name else name
-
-
-# The cells of a line, and how each is written and read.
-
-
-def percentage(
-    fraction: float | None, noise: float | None = None, _digits: int | None = None
-) -> str:
-    """Spell a fraction as the file does."""
-    if fraction is None:
-        return "-"
-    return (
-        f"{uncertainty.spell(100 * fraction, 100 * noise)}%" if noise else f"{100 * fraction:.2f}%"
-    )
-
-
-def _read_percentage(cell: str) -> tuple[float | None, float | None]:
-    if cell == "-":
-        return None, None
-    if not cell.endswith("%"):
-        raise ValueError(cell)
-    value, noise = uncertainty.read(cell.removesuffix("%"))
-    return value / 100, noise and noise / 100
+def percentage(fraction: float | None) -> str:
+    """Spell a fraction for people."""
+    return "-" if fraction is None else f"{100 * fraction:.2f}%"
 
 
 def _quote(text: str) -> str:
@@ -195,54 +123,8 @@ def _unquote(cell: str) -> str:
     return str(json.loads(cell)) if cell.startswith('"') else cell
 
 
-@dataclass(frozen=True)
-class _Column:
-    """One column; a negative `width` is flush left.
-
-    Widths are fixed, so that one new value does not move every line of its section; a value that
-    is longer moves the rest of its own line only.
-    """
-
-    name: str
-    width: int
-    write: Callable[..., str]
-    read: Callable[[str], Any]
-    has_noise: bool = False
-
-    def pad(self, cell: str) -> str:
-        return cell.ljust(-self.width) if self.width < 0 else cell.rjust(self.width)
-
-    def cell(self, line: Any) -> str:
-        value = getattr(line, self.name)
-        if not self.has_noise:
-            return self.write(value)
-        return self.write(value, line.noise.get(self.name), _digits(line.dtype))
-
-
-def _digits(dtype: str) -> int:
-    """Return how many digits to write of a number that has no noise."""
-    return 17 if dtype in ("float64", "complex128") else uncertainty.PLAIN_DIGITS
-
-
-def _or_dash(text: str) -> str:
-    return _quote(text) if text else "-"
-
-
-_LAYER_COLUMNS = (
-    _Column("type", -24, _quote, _unquote),
-    _Column("activation", -10, _or_dash, lambda cell: "" if cell == "-" else _unquote(cell)),
-    _Column("status", -14, _quote, _unquote),
-    _Column("calls", 5, str, int),
-)
-_OLD_LAYER_COLUMNS = tuple(column for column in _LAYER_COLUMNS if column.name != "activation")
-_TENSOR_COLUMNS = (
-    _Column("dtype", -8, str, str),
-    _Column("shape", -12, str, str),
-    _Column("count", 9, str, int),
-    *(_Column(name, 15, uncertainty.spell, uncertainty.read, has_noise=True) for name in REAL),
-    *(_Column(name, 8, percentage, _read_percentage, has_noise=True) for name in FRACTIONS),
-    *(_Column(name, 3, str, int) for name in ("nan", "inf")),
-)
+def _on_one_line(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)
 
 
 # Writing.
@@ -250,39 +132,189 @@ _TENSOR_COLUMNS = (
 
 def dump(file: SnapshotFile) -> str:
     """Return the text of a snapshot file."""
-    lines = [f"{_TITLE}{VERSION}", f"test: {_on_one_line(file.test)}"]
+    lines = [f"{_TITLE}{VERSION}", f"test: {_on_one_line(file.test)}", _LEGEND]
     for snapshot in file.snapshots.values():
         lines += ["", *_section(snapshot)]
     return "\n".join([*lines, "", _END, ""])
 
 
 def _section(snapshot: Snapshot) -> Iterator[str]:
-    loss, noise = snapshot.loss, snapshot.loss_noise
-    digits = _digits("float64" if snapshot.epsilon < DOUBLE else "")
+    epsilon = f"2^{math.log2(snapshot.epsilon):.0f}" if snapshot.epsilon else "0"
     yield f"=== {snapshot.profile} ==="
     yield f"model: {_on_one_line(snapshot.model)}"
     yield f"recorded: {snapshot.recorded}"
-    yield f"noise: {'' if snapshot.calibrated else 'not '}measured, epsilon {snapshot.epsilon:.2g}"
-    yield f"loss: {'none' if loss is None else uncertainty.spell(loss, noise, digits)}"
-    yield from _table("layers", _LAYER_COLUMNS, snapshot.layers)
-    for role, tensors in snapshot.tensors.items():
-        yield from _table(role, _TENSOR_COLUMNS, tensors)
+    yield f"noise: {'' if snapshot.calibrated else 'not '}measured, epsilon {epsilon}"
+    yield f"loss: {_loss(snapshot)}"
+    yield ""
+    writer = _Writer(snapshot)
+    for name, line in snapshot.layers.items():
+        yield writer.line(name, line)
 
 
-def _on_one_line(text: str) -> str:
-    return text if text.isprintable() else json.dumps(text)
+def _loss(snapshot: Snapshot) -> str:
+    loss, times = snapshot.loss, snapshot.loss_noise
+    if loss is None:
+        return "none"
+    return _number(loss, Tolerances(snapshot).loss(loss, times).distance, times)
 
 
-def _table(title: str, columns: Iterable[_Column], lines: Mapping[str, object]) -> list[str]:
-    title = f"[{title}]"
-    longest = max(map(len, [title, *map(_quote, lines)]))
-    first = _Column(title, -math.ceil(longest / 10) * 10, _quote, _unquote)
-    rows = ["  ".join(column.pad(column.name) for column in (first, *columns)).rstrip()]
-    for name, line in lines.items():
-        cells = [first.pad(_quote(name))]
-        cells += [column.pad(column.cell(line)) for column in columns]
-        rows.append("  ".join(cells).rstrip())
-    return ["", *rows]
+def _number(value: float, tolerance: float, times: float | None) -> str:
+    """Spell a number to the digits that its tolerance can tell, and its multiple of the noise."""
+    suffix = f"~{_without_zeros(f'{times:.1f}')}" if times and times > 1 else ""
+    if not math.isfinite(value) or not 0 < tolerance < math.inf:
+        return format(value + 0.0, f".{_DIGITS}g") + suffix
+    place = math.floor(math.log10(2 * tolerance / PART))
+    rounded = round(value, -place)
+    if not rounded:
+        return f"~0{suffix}" if value or times else "0"
+    exponent = math.floor(math.log10(abs(rounded)))
+    if -5 < exponent < 15:
+        return _without_zeros(f"{rounded:.{max(-place, 0)}f}") + suffix
+    mantissa, _, power = f"{rounded:.{max(exponent - place, 0)}e}".partition("e")
+    return f"{_without_zeros(mantissa)}e{int(power)}{suffix}"
+
+
+def _without_zeros(digits: str) -> str:
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else _without_zeros(f"{100 * fraction:.2f}") + "%"
+
+
+class _Writer:
+    """Writes the lines of one section, each with what it has in common with the one above."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._dtype = snapshot.profile.rpartition(" ")[2]
+        self._tolerances = Tolerances(snapshot)
+        self._tensors: dict[str, dict[tuple[str, str], TensorLine]] = {}
+        for role in _ROLES:
+            for name, tensor in snapshot.tensors.get(role, {}).items():
+                layer, own_name = split(role, name)
+                self._tensors.setdefault(layer, {})[role, own_name] = tensor
+        self._last: dict[str, TensorLine] = {}
+
+    def line(self, name: str, line: LayerLine) -> str:
+        head = [_quote(name), _quote(line.type)]
+        if line.activation:
+            head.append(f"fn:{_quote(line.activation)}")
+        if line.status != Status.OBSERVED:
+            head.append(f"status:{_quote(line.status)}")
+        if line.calls != _usual_calls(line.status):
+            head.append(f"calls:{line.calls}")
+        tensors = self._tensors.get(name, {})
+        groups = [
+            self._group(role, name, own_name, tensors, tensor)
+            for (role, own_name), tensor in tensors.items()
+        ]
+        self._last |= {role: t for (role, _), t in tensors.items() if role not in OWN_NAMES}
+        return " | ".join([" ".join(head), *groups])
+
+    def _group(self, role: str, layer: str, own_name: str, line: Line, tensor: TensorLine) -> str:
+        key = _ROLES[role].format(own_name)
+        key = key if _KEY.fullmatch(key) else json.dumps(key)
+        for word, other in _above(self._last, role, layer).items():
+            if other is not None and _is_same(tensor, _reshaped(other, tensor.shape)):
+                shape = [] if other.shape == tensor.shape else [shape_text(tensor.shape)]
+                return " ".join([key, *shape, word])
+        return " ".join([key, *self._cells(role, layer, own_name, line, tensor)])
+
+    def _cells(
+        self, role: str, layer: str, own_name: str, line: Line, tensor: TensorLine
+    ) -> Iterator[str]:
+        usual = _usual(role, own_name, self._dtype, line)
+        if tensor.dtype != usual.dtype:
+            yield f"dtype:{tensor.dtype}"
+        if tensor.shape != usual.shape:
+            yield shape_text(tensor.shape)
+        if tensor.count != math.prod(tensor.shape):
+            yield f"count:{tensor.count}"
+        mean, std, least, most = (self._cell(role, layer, tensor, name) for name in REAL)
+        constant = _is_constant(tensor)
+        yield from (mean,) if constant else (mean, std, f"{least}..{most}")
+        zeros = _usual_zeros(role, layer, mean) if constant else 0.0
+        for name, nothing in (("zeros", zeros), ("dead", usual.dead)):
+            value, noise = getattr(tensor, name), tensor.noise.get(name)
+            if value != nothing or noise:
+                yield f"{name}:{_percent(value)}" + (f"~{_percent(noise)}" if noise else "")
+        for name in ("nan", "inf"):
+            if getattr(tensor, name):
+                yield f"{name}:{getattr(tensor, name)}"
+
+    def _cell(self, role: str, layer: str, tensor: TensorLine, name: str) -> str:
+        value = getattr(tensor, name)
+        allowance = self._tolerances.of(role, layer, tensor, name, value)
+        # A noise that the tolerance does not hang on tells nobody anything.
+        times = tensor.noise.get(name) if allowance.noise else None
+        return _number(value, allowance.distance, times)
+
+
+# What is usual, and so not written.
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """What a tensor is unless its line says otherwise."""
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    dead: float | None
+
+
+Line = Mapping[tuple[str, str], TensorLine]
+"""The tensors of a layer, by role and own name."""
+
+
+def _usual(role: str, own_name: str, dtype: str, line: Line) -> _Usual:
+    """Return what is usual of a tensor: a gradient is like what it is the gradient of."""
+    of = {"gradients": "activations", "parameter_gradients": "parameters"}.get(role, "")
+    like = line.get((of, own_name))
+    dead = 0.0 if role in ("activations", "gradients") else None
+    return _Usual(like.dtype if like else dtype, like.shape if like else None, dead)
+
+
+def _usual_calls(status: str) -> int:
+    return 0 if status == Status.NOT_CALLED else 1
+
+
+def _usual_zeros(role: str, layer: str, value: str) -> float:
+    """Return the zero fraction that is usual of a constant tensor, from its value as spelled."""
+    return 1.0 if value == "0" and judges_zeros(role, layer) else 0.0
+
+
+def _as_input(tensor: TensorLine | None, layer: str) -> TensorLine | None:
+    """Return the line of a tensor where it goes into a layer within the model."""
+    if tensor is None or not layer:
+        return None
+    noise = {name: tensor.noise[name] for name in REAL if name in tensor.noise}
+    return replace(tensor, zeros=0.0, dead=None, noise=noise)
+
+
+def _above(last: Mapping[str, TensorLine], role: str, layer: str) -> dict[str, TensorLine | None]:
+    """Return the tensors of the line above that a tensor may be equal to, each by its word."""
+    if role in OWN_NAMES:
+        return {}
+    output = _as_input(last.get("activations"), layer) if role == "inputs" else None
+    return {"=": last.get(role), "=out": output}
+
+
+def _reshaped(tensor: TensorLine, shape: tuple[int, ...]) -> TensorLine:
+    """Return a tensor with as many elements in another shape, or as it is."""
+    return replace(tensor, shape=shape) if math.prod(shape) == tensor.count else tensor
+
+
+def _is_same(tensor: TensorLine, other: TensorLine) -> bool:
+    """Whether two lines have the same numbers, whose noise then is the same too."""
+    return replace(tensor, noise={}) == replace(other, noise={})
+
+
+def _is_constant(tensor: TensorLine) -> bool:
+    numbers = [getattr(tensor, name) for name in REAL]
+    if tensor.noise.keys() & REAL:
+        return False
+    equal = tensor.mean == tensor.min == tensor.max and tensor.std == 0
+    return equal or all(map(math.isnan, numbers))
 
 
 # Reading.
@@ -304,33 +336,39 @@ def load_sound(text: str) -> tuple[SnapshotFile, list[SnapshotFormatError]]:
     """Return the sections of a file that can be read, and why others cannot.
 
     Raises:
-        SnapshotFormatError: none can: it is no snapshot file, or of a later format.
+        SnapshotFormatError: none can: it is no snapshot file, or of another format.
     """
     lines = text.rstrip("\n").split("\n")
-    version = _version(lines[0])
+    conflict = next((row for row, line in enumerate(lines) if line.startswith(_CONFLICT)), None)
+    if conflict is not None:
+        message = (
+            f"a merge was not resolved, there is the marker {_excerpt(lines[conflict])}: take one "
+            f"side (git checkout --ours or --theirs)"
+        )
+        return SnapshotFile(UNKNOWN_TEST, {}), [SnapshotFormatError(message, conflict + 1)]
+    _check_version(lines[0])
     test = _header_value(lines, 1, "test")
     problems: list[SnapshotFormatError] = []
-    if lines[-1] != _END:
-        problems.append(
-            _error(len(lines), f"the file is truncated: {_END!r} should be its last line")
-        )
-    for row, line in enumerate(lines):
-        if line.startswith(_CONFLICT):
-            problems.append(_error(row + 1, f"a merge was not resolved: {_excerpt(line)}"))
-            break
-    body = lines[: -1 if lines[-1] == _END else None]
+    whole = lines[-1] == _END
+    if not whole:
+        message = f"the file is truncated: {_END!r} should be its last line"
+        problems.append(SnapshotFormatError(message, len(lines)))
+    body = lines[:-1] if whole else lines
     snapshots: dict[str, Snapshot] = {}
-    for start, stop in _spans(body, version):
+    profiles = profiles_in(text)
+    for start, stop in _spans(body):
         try:
-            snapshot = _load_section(body[:stop], start, version)
+            snapshot = _Reader(body, start, stop).snapshot()
         except SnapshotFormatError as error:
             problems.append(error)
+            continue
+        if profiles.count(snapshot.profile) > 1:
+            message = f"there are {profiles.count(snapshot.profile)} sections {snapshot.profile!r}"
+            problems.append(SnapshotFormatError(message, start + 1))
         else:
-            if snapshot.profile in snapshots:
-                problems.append(_error(start + 1, f"there are two sections {snapshot.profile!r}"))
             snapshots[snapshot.profile] = snapshot
-    if lines[-1] != _END and version != 1 and snapshots:
-        snapshots.pop(profiles_in(text)[-1], None)  # where it was cut, nobody can tell
+    if not whole:
+        snapshots.pop(profiles[-1], None)  # where it was cut, nobody can tell
     return SnapshotFile(test, snapshots), problems
 
 
@@ -339,139 +377,222 @@ def profiles_in(text: str) -> list[str]:
     return [found[1] for line in text.split("\n") if (found := _PROFILE.fullmatch(line))]
 
 
-def _spans(lines: list[str], version: int) -> Iterator[tuple[int, int]]:
+def _spans(lines: list[str]) -> Iterator[tuple[int, int]]:
     """Yield the first row of each section, and the row after its last."""
-    if version == 1:
-        yield 0, len(lines)
-        return
     starts = [row for row, line in enumerate(lines) if _PROFILE.fullmatch(line)]
-    strangers = [row for row in range(2, starts[0] if starts else len(lines)) if lines[row]]
-    if strangers or not starts:
-        row = strangers[0] if strangers else len(lines)
+    for row in range(2, starts[0] if starts else len(lines) + 1):
         text = lines[row] if row < len(lines) else ""
-        raise _error(row + 1, f"'=== device dtype ===' should be here, not {_excerpt(text)}")
+        if row == len(lines) or (text and not text.startswith("#")):
+            raise _expected("'=== device dtype ==='", text, row)
     yield from zip(starts, [*starts[1:], len(lines)], strict=True)
 
 
-def _load_section(lines: list[str], start: int, version: int) -> Snapshot:
-    names = _OLD_HEADER if version == 1 else _HEADER
-    header = {key: _header_value(lines, start + row, key) for row, key in enumerate(names, start=1)}
-    layers: dict[str, LayerLine] = {}
-    tensors: dict[str, dict[str, TensorLine]] = {}
-    title = ""
-    for row in range(start + len(names) + 1, len(lines)):
-        line = lines[row]
-        if line.startswith("["):
-            title = _table_title(line, row)
-        elif line and title == "layers":
-            columns = _OLD_LAYER_COLUMNS if version == 1 else _LAYER_COLUMNS
-            name, cells, _ = _cells(line, row, columns)
-            layers[name] = LayerLine(**cells)
-        elif line:
-            name, cells, noise = _cells(line, row, _TENSOR_COLUMNS)
-            tensors.setdefault(title, {})[name] = TensorLine(**cells, noise=noise)
-    loss_row = start + 1 + names.index("loss")
-    loss: tuple[float | None, float | None] = (None, None)
-    if header["loss"] != "none":
-        loss = _read(uncertainty.read, header["loss"], loss_row)
-    if version == 1:
-        recorded, profile, calibrated = _old_profile(header["recorded"], tensors)
-        epsilon = 0.0
-    else:
-        found = _PROFILE.fullmatch(lines[start])
-        profile, recorded = found[1] if found else "", header["recorded"]
-        measured = _NOISE.fullmatch(header["noise"])
-        if measured is None:
-            raise _error(start + 4, f"{_excerpt(header['noise'])} says nothing of a noise")
-        calibrated, epsilon = not measured[1], _read(float, measured[2], start + 3)
-    return Snapshot(
-        profile=profile,
-        model=header["model"],
-        recorded=recorded,
-        calibrated=calibrated,
-        epsilon=epsilon,
-        loss=loss[0],
-        loss_noise=loss[1],
-        layers=layers,
-        tensors=tensors,
-        version=version,
-    )
-
-
-def _old_profile(recorded: str, tensors: Tensors) -> tuple[str, str, bool]:
-    """Return versions and profile of a section of format 1, and that it is not calibrated."""
-    _plugin, _torch, *devices = recorded.split(", ")
-    dtypes = [tensor.dtype for tensor in tensors.get("activations", {}).values()]
-    return recorded, profile_of(devices, dtypes), False
-
-
-def profile_of(devices: Iterable[str], dtypes: Iterable[str]) -> str:
-    """Return the profile of a run: its devices, and the floating dtype of most activations."""
-    floating = [dtype for dtype in dtypes if "float" in dtype or "complex" in dtype]
-    # Of equally frequent ones the first by name, so that the choice does not hang on the order.
-    dtype = max(sorted(set(floating)), key=floating.count, default="")
-    return " ".join([*sorted(set(devices)), dtype]).strip() or "unknown"
-
-
-def _version(line: str) -> int:
+def _check_version(line: str) -> None:
     version = line.removeprefix(_TITLE)
     if version == line:
-        raise _error(1, f"'{_TITLE}{VERSION}' should be here, not {_excerpt(line)}")
-    if version not in ("1", str(VERSION)):
-        message = (
-            f"format {_excerpt(version)} was written by another version of the plugin; "
-            f"pytest-modelhealth {__version__} reads formats 1 and {VERSION}"
-        )
-        raise FutureFormatError(f"line 1: {message}")
-    return int(version)
+        raise _expected(f"'{_TITLE}{VERSION}'", line, 0)
+    if version == str(VERSION):
+        return
+    if version.isdecimal() and int(version) < VERSION:
+        message = f"format {version} is that of an earlier version of the plugin"
+        raise SnapshotFormatError(message, 1)
+    message = (
+        f"format {_excerpt(version)} is that of a later version of the plugin; "
+        f"pytest-modelhealth {__version__} reads format {VERSION}"
+    )
+    raise FutureFormatError(message, 1)
 
 
 def _header_value(lines: list[str], row: int, key: str) -> str:
     line = lines[row] if row < len(lines) else ""
     value = line.removeprefix(f"{key}: ")
     if value == line:
-        raise _error(row + 1, f"'{key}: ...' should be here, not {_excerpt(line)}")
+        raise _expected(f"'{key}: ...'", line, row)
     return value
 
 
-def _table_title(line: str, row: int) -> str:
-    title = line.partition("]")[0].removeprefix("[")
-    if title not in ("layers", *ROLES):
-        raise _error(row + 1, f"there is no table {_excerpt(title)}")
-    return title
+class _Reader:
+    """Reads one section: the rows from `start` up to `stop`."""
 
+    def __init__(self, lines: list[str], start: int, stop: int) -> None:
+        self._lines = lines[:stop]
+        self._start = start
+        self._row = start
+        self._profile = lines[start].strip("= ")
+        self._dtype = self._profile.rpartition(" ")[2]
+        self._tensors: dict[str, dict[str, TensorLine]] = {}
+        self._last: dict[str, TensorLine] = {}
 
-def _cells(
-    line: str, row: int, columns: tuple[_Column, ...]
-) -> tuple[str, dict[str, Any], dict[str, float]]:
-    """Return the name of a line, its values, and the noise of those that have one."""
-    cells = _CELL.findall(line)
-    if len(cells) != len(columns) + 1:
-        raise _error(
-            row + 1,
-            f"a name and {len(columns)} values should be here, not {_excerpt(line)}",
+    def snapshot(self) -> Snapshot:
+        """Return the section."""
+        header = {
+            key: _header_value(self._lines, self._start + row, key)
+            for row, key in enumerate(_HEADER, start=1)
+        }
+        self._row = self._start + 3
+        measured = _NOISE.fullmatch(header["noise"])
+        if measured is None:
+            raise self._wrong("'noise: measured, epsilon 2^-23' or 'not measured'", header["noise"])
+        self._row = self._start + 4
+        loss, times = None, None
+        if header["loss"] != "none":
+            loss, times = self._number(header["loss"])
+        layers = {}
+        for row in range(self._start + len(_HEADER) + 1, len(self._lines)):
+            self._row = row
+            if self._lines[row]:
+                name, line = self._line(self._lines[row])
+                if name in layers:
+                    raise self._wrong("another layer", name)
+                layers[name] = line
+        return Snapshot(
+            profile=self._profile,
+            model=header["model"],
+            recorded=header["recorded"],
+            calibrated=not measured[1],
+            epsilon=2.0 ** int(measured[2][2:]) if measured[2] != "0" else 0.0,
+            loss=loss,
+            loss_noise=times,
+            layers=layers,
+            tensors={role: self._tensors[role] for role in _ROLES if role in self._tensors},
         )
-    values: dict[str, Any] = {}
-    noise: dict[str, float] = {}
-    for column, cell in zip(columns, cells[1:], strict=True):
-        found = _read(column.read, cell, row)
-        if column.has_noise:
-            found, uncertain = found
-            if uncertain is not None:
-                noise[column.name] = uncertain
-        values[column.name] = found
-    return _read(_unquote, cells[0], row), values, noise
+
+    def _line(self, text: str) -> tuple[str, LayerLine]:
+        groups: list[list[str]] = [[]]
+        for cell in _CELL.findall(text):
+            if cell == "|":
+                groups.append([])
+            else:
+                groups[-1].append(cell)
+        plain, options = self._split(groups[0], ("fn", "status", "calls"))
+        if len(plain) != 2:
+            raise self._wrong("a name and a type", " ".join(plain))
+        name, kind = map(self._unquoted, plain)
+        status = self._unquoted(options.get("status", Status.OBSERVED.value))
+        tensors: dict[tuple[str, str], TensorLine] = {}
+        for group in groups[1:]:
+            role, own_name = self._key(group)
+            tensors[role, own_name] = self._tensor(role, name, own_name, group[1:], tensors)
+        for (role, own_name), tensor in tensors.items():
+            full_name = ".".join(filter(None, (name, own_name)))
+            self._tensors.setdefault(role, {})[full_name] = tensor
+        self._last |= {role: t for (role, _), t in tensors.items() if role not in OWN_NAMES}
+        calls = self._count(options.get("calls", str(_usual_calls(status))))
+        return name, LayerLine(kind, status, calls, self._unquoted(options.get("fn", '""')))
+
+    def _key(self, group: list[str]) -> tuple[str, str]:
+        key = self._unquoted(group[0]) if group else ""
+        for role in ("parameter_gradients", "parameters", "buffers"):
+            before, after = _ROLES[role].split("{}")
+            own_name = key[len(before) : len(key) - len(after)]
+            if key == f"{before}{own_name}{after}" and own_name:
+                return role, own_name
+        for role, word in _ROLES.items():
+            if key == word:
+                return role, ""
+        raise self._wrong("'in', 'out', 'grad', '.weight', '.weight.grad' or 'buffer.mean'", key)
+
+    def _tensor(
+        self, role: str, layer: str, own_name: str, cells: list[str], line: Line
+    ) -> TensorLine:
+        if cells and cells[-1] in ("=", "=out"):
+            above = _above(self._last, role, layer).get(cells[-1])
+            if above is None or len(cells) > 2:
+                raise self._wrong("numbers, as no line above has such a tensor,", " ".join(cells))
+            return above if len(cells) == 1 else _reshaped(above, self._shape(cells[0]))
+        plain, options = self._split(cells, ("dtype", "count", *FRACTIONS, "nan", "inf"))
+        usual = _usual(role, own_name, self._dtype, line)
+        shape = self._shape(plain.pop(0)) if len(plain) in (2, 4) else usual.shape
+        if len(plain) not in (1, 3) or shape is None:
+            raise self._wrong(
+                "'64x10 0.1 0.9 -2..2' (shape, mean, std, min..max) or '10 0' (shape, value)",
+                " ".join(cells),
+            )
+        numbers, noise = self._numbers(plain)
+        zeros = _usual_zeros(role, layer, plain[0]) if len(plain) == 1 else 0.0
+        fractions = {"zeros": zeros, "dead": usual.dead}
+        for name in FRACTIONS:
+            if name in options:
+                fractions[name], uncertain = self._fraction(options[name])
+                if uncertain is not None:
+                    noise[name] = uncertain
+        return TensorLine(
+            dtype=options.get("dtype", usual.dtype),
+            shape=shape,
+            count=self._count(options.get("count", str(math.prod(shape)))),
+            zeros=fractions["zeros"] or 0.0,
+            dead=fractions["dead"],
+            nan=self._count(options.get("nan", "0")),
+            inf=self._count(options.get("inf", "0")),
+            noise=noise,
+            **numbers,
+        )
+
+    def _numbers(self, cells: list[str]) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the real statistics that one or three cells spell, and their noise."""
+        if len(cells) == 1:
+            value, _ = self._number(cells[0])
+            spread = value if math.isnan(value) else 0.0
+            return {"mean": value, "std": spread, "min": value, "max": value}, {}
+        *moments, extremes = cells
+        least, dots, most = extremes.partition("..")
+        if not dots:
+            raise self._wrong("min..max", extremes)
+        found = {
+            name: self._number(cell)
+            for name, cell in zip(REAL, (*moments, least, most), strict=True)
+        }
+        noise = {name: times for name, (_, times) in found.items() if times is not None}
+        return {name: value for name, (value, _) in found.items()}, noise
+
+    def _split(self, cells: list[str], keys: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
+        """Return the cells without a key, and the others by their keys."""
+        found = [_OPTION.fullmatch(cell) for cell in cells]
+        for option in found:
+            if option and option[1] not in keys:
+                raise self._wrong(" or ".join(f"'{key}:'" for key in keys), option[0])
+        plain = [cell for cell, option in zip(cells, found, strict=True) if not option]
+        return plain, {option[1]: option[2] for option in found if option}
+
+    def _number(self, cell: str) -> tuple[float, float | None]:
+        """Return a number, and how many times the usual noise it has where that is spelled."""
+        found = _NUMBER.fullmatch(cell)
+        if found is None:
+            raise self._wrong("a number such as 0.25, or 0.25~4 with its noise", cell)
+        if found[1] == "~0":
+            return 0.0, float(found[2] or 1)
+        return float(found[1]), float(found[2]) if found[2] else None
+
+    def _fraction(self, cell: str) -> tuple[float | None, float | None]:
+        if cell == "-":
+            return None, None
+        found = _PERCENTAGE.fullmatch(cell)
+        if found is None:
+            raise self._wrong("a percentage such as 12.5%", cell)
+        return float(found[1]) / 100, float(found[2]) / 100 if found[2] else None
+
+    def _count(self, cell: str) -> int:
+        if not cell.isdecimal():
+            raise self._wrong("a whole number", cell)
+        return int(cell)
+
+    def _shape(self, cell: str) -> tuple[int, ...]:
+        if not _SHAPE.fullmatch(cell):
+            raise self._wrong("a shape such as 64x10, or ()", cell)
+        return () if cell == "()" else tuple(map(int, cell.split("x")))
+
+    def _unquoted(self, cell: str) -> str:
+        try:
+            return _unquote(cell)
+        except ValueError:
+            raise self._wrong("a quoted name", cell) from None
+
+    def _wrong(self, expected: str, found: str) -> SnapshotFormatError:
+        return _expected(expected, found, self._row)
 
 
-def _read(read: Callable[[str], Any], cell: str, row: int) -> Any:
-    try:
-        return read(cell)
-    except ValueError:
-        raise _error(row + 1, f"{_excerpt(cell)} is no value of its column") from None
-
-
-def _error(line_number: int, message: str) -> SnapshotFormatError:
-    return SnapshotFormatError(f"line {line_number}: {message}")
+def _expected(what: str, found: str, row: int) -> SnapshotFormatError:
+    return SnapshotFormatError(f"{what} should be here, not {_excerpt(found)}", row + 1)
 
 
 def _excerpt(text: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair, align
 from pytest_modelhealth.report import LayerRecord, Status
 from pytest_modelhealth.snapshot.content import containers
-from pytest_modelhealth.snapshot.file_format import LayerLine, Snapshot, TensorLine, layer_of
+from pytest_modelhealth.snapshot.snapshot import LayerLine, Snapshot, TensorLine, split
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.statistics.exponents import ExponentCounts
 
@@ -32,8 +32,7 @@ class Side:
         self.tensors: dict[str, dict[Key, TensorLine]] = {name: {} for name in snapshot.layers}
         for role, tensors in snapshot.tensors.items():
             for name, tensor in tensors.items():
-                layer = layer_of(role, name)
-                own_name = name[len(layer) :].removeprefix(".")
+                layer, own_name = split(role, name)
                 self.tensors.setdefault(layer, {})[role, own_name] = tensor
         self.holders = containers(snapshot.layers)
         self.place = {name: place for place, name in enumerate(snapshot.layers)}
@@ -87,7 +86,6 @@ class Side:
 
 
 def _statistics(line: TensorLine) -> TensorStatistics:
-    shape = line.shape.strip("()")
     return TensorStatistics(
         count=line.count,
         nan_count=line.nan,
@@ -100,7 +98,7 @@ def _statistics(line: TensorLine) -> TensorStatistics:
         max=line.max,
         exponents=ExponentCounts(),
         units=None,
-        shape=tuple(int(n) for n in shape.split("x")) if shape else (),
+        shape=line.shape,
         dtype=line.dtype,
         device="",
     )
@@ -153,8 +151,6 @@ class Matching:
     """The layers and tensors of two snapshots side by side."""
 
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
-        if before.version == 1:
-            now = _as_format_1(now)
         self.old, self.new = Side(before), Side(now)
         self.alignment: Alignment = align(self.old.records(), self.new.records())
         self.origin = {pair.candidate: pair for pair in self.alignment.pairs if pair.aligned}
@@ -306,14 +302,6 @@ def _is_norm_folded(pair: Pair) -> bool:
 def _is_counted(role: str, layer: str) -> bool:
     """Whether a tensor has to be on both sides: inputs of inner layers only serve the story."""
     return role != "inputs" or not layer
-
-
-def _as_format_1(snapshot: Snapshot) -> Snapshot:
-    """Return what format 1 keeps of a snapshot."""
-    layers = {name: replace(line, activation="") for name, line in snapshot.layers.items()}
-    tensors = dict(snapshot.tensors)
-    tensors["inputs"] = {n: t for n, t in tensors.get("inputs", {}).items() if not n}
-    return replace(snapshot, layers=layers, tensors=tensors)
 
 
 def phrases(changes: Iterable[LayerChange]) -> list[str]:

@@ -9,21 +9,28 @@ from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.snapshot.content import from_observation
 from pytest_modelhealth.snapshot.drift import LOSS, DriftReport, compare
 from pytest_modelhealth.snapshot.file_format import (
+    UNKNOWN_TEST,
     FutureFormatError,
-    Snapshot,
-    SnapshotFile,
     SnapshotFormatError,
     dump,
     load,
     load_sound,
     profiles_in,
 )
-
-UNKNOWN_TEST = "-"
-"""Stands in a snapshot that no test recorded; it fits every test."""
+from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile
 
 
-def record(report: HealthReport, *, test: str = UNKNOWN_TEST) -> str:
+class Recorded(str):
+    """The text of a snapshot file for one report, which still has every digit of its numbers.
+
+    Attributes:
+        file: what the text spells.
+    """
+
+    file: SnapshotFile
+
+
+def record(report: HealthReport, *, test: str = UNKNOWN_TEST) -> Recorded:
     """Return the text of the snapshot file for one report.
 
     Args:
@@ -31,7 +38,19 @@ def record(report: HealthReport, *, test: str = UNKNOWN_TEST) -> str:
         test: the test it belongs to.
     """
     snapshot = from_observation(report.observation, report.noise)
-    return dump(SnapshotFile(test, {snapshot.profile: snapshot}))
+    file = SnapshotFile(test, {snapshot.profile: snapshot})
+    text = Recorded(dump(file))
+    text.file = file
+    return text
+
+
+def file_of(text: str) -> SnapshotFile:
+    """Return what a text spells, with every digit where it was just recorded.
+
+    Raises:
+        SnapshotFormatError: it spells no snapshot file.
+    """
+    return text.file if isinstance(text, Recorded) else load(text)
 
 
 def check(text: str, report: HealthReport, *, strict_names: bool = False) -> DriftReport:
@@ -46,8 +65,8 @@ def check(text: str, report: HealthReport, *, strict_names: bool = False) -> Dri
     Raises:
         SnapshotFormatError: `text` is no snapshot, or has none for this device and dtype.
     """
-    file = load(text)
-    now = _only(load(record(report)))
+    file = load(str(text))
+    now = from_observation(report.observation, report.noise)
     before = file.snapshots.get(now.profile)
     if before is None:
         raise SnapshotFormatError(missing_profile(now.profile, file))
@@ -60,27 +79,29 @@ def missing_profile(profile: str, file: SnapshotFile) -> str:
     return f"there is no snapshot for {profile} yet; the file has {known}"
 
 
-def _only(file: SnapshotFile) -> Snapshot:
-    (snapshot,) = file.snapshots.values()
-    return snapshot
-
-
-def merge(old_text: str, new_text: str) -> str:
+def merge(old_text: str, new_text: str, path: str = "") -> str:
     """Return a snapshot file with one newly recorded section, the others kept as they were.
 
     Of the section itself, lines within their tolerance are kept too, so that a diff shows what
     drifted and nothing else.
 
+    Args:
+        old_text: content of the file.
+        new_text: what `record` returned.
+        path: the file, for messages.
+
     Raises:
         ModelHealthError: something would be lost that another test, another device or a later
             version of the plugin recorded.
     """
-    new = load(new_text)
-    now = _only(new)
+    new = file_of(new_text)
+    (now,) = new.snapshots.values()
     try:
         old, problems = load_sound(old_text)
     except FutureFormatError as error:
-        raise ModelHealthError(f"the snapshot cannot be read, {error}\n{_NOT_LOST}") from None
+        raise ModelHealthError(
+            f"the snapshot cannot be read: {error.at(path)}\n{_UPGRADE}{_NOT_LOST}"
+        ) from None
     except SnapshotFormatError:
         return new_text
     if is_of_another_test(old, new):
@@ -88,15 +109,19 @@ def merge(old_text: str, new_text: str) -> str:
     lost = [p for p in profiles_in(old_text) if p != now.profile and p not in old.snapshots]
     if lost:
         raise ModelHealthError(
-            f"the snapshot cannot be read, {problems[0]}: recording would lose its part for "
-            f"{', '.join(lost)}\n{_NOT_LOST}"
+            f"the snapshot cannot be read: {problems[0].at(path)}\n"
+            f"Recording would lose its part for {', '.join(lost)}. {_NOT_LOST}"
         )
     before = None if problems else old.snapshots.get(now.profile)
     section = now if before is None else _updated(before, now)
     return dump(replace(old, test=new.test, snapshots={**old.snapshots, now.profile: section}))
 
 
-_NOT_LOST = "Restore the file from version control, or delete it to record it anew."
+_UPGRADE = "Upgrade pytest-modelhealth to compare with it. "
+_NOT_LOST = (
+    "Recording does not overwrite it: restore the file from version control, or delete it and "
+    "record anew with pytest --snapshot-update."
+)
 
 
 def is_of_another_test(old: SnapshotFile, new: SnapshotFile) -> bool:
@@ -106,15 +131,13 @@ def is_of_another_test(old: SnapshotFile, new: SnapshotFile) -> bool:
 
 def another_test(old: SnapshotFile, new: SnapshotFile) -> list[str]:
     """Return the lines on a file that belongs to another test."""
-    return [
-        f"the snapshot is of another test: {old.test}, not {new.test}",
-        _SHARED_NAME,
-    ]
+    return [f"the snapshot is of another test: {old.test}, not {new.test}", _SHARED_NAME]
 
 
 _SHARED_NAME = (
     'The name of a file has no / \\ ? * : | " < >, so two parameters can share one: give each an '
-    "id of its own. If the file was moved here, delete it and record it anew."
+    "id of its own. If the file was moved or copied here, delete it and record anew with "
+    "pytest --snapshot-update, which does not overwrite it."
 )
 
 

@@ -1,8 +1,8 @@
 """How far a statistic may move from its snapshot: every number of it stands here.
 
-Where the noise of a statistic was measured, it is a multiple of that noise. Where it was not, as in
-a snapshot of format 1, it is a fixed part of the statistic's scale: the root mean square of the
-tensor, or the value itself where that is larger.
+Where the noise of a statistic is known, it is a multiple of that noise. Where it was not measured,
+it is a fixed part of the statistic's scale: the root mean square of the tensor, or the value itself
+where that is larger.
 ``docs/decisions/0003-snapshot-format.md`` has the measurements behind the fixed parts,
 ``docs/decisions/0008-calibrated-snapshots.md`` those behind the multiple.
 """
@@ -10,11 +10,10 @@ tensor, or the value itself where that is larger.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 
-from pytest_modelhealth.snapshot.file_format import Snapshot, TensorLine, layer_of
-from pytest_modelhealth.tolerance import epsilon_of
+from pytest_modelhealth.snapshot.noise import Noise
+from pytest_modelhealth.snapshot.snapshot import FRACTIONS, GRADIENTS, Snapshot, TensorLine
 
 FACTOR = 20.0
 """How many times its noise a statistic may move."""
@@ -42,8 +41,6 @@ LOW_PRECISION = {"forward": 4, "backward": 8, "fraction": 2}
 """In half precision these multiples of the machine epsilon (0.0078 for bfloat16) take the place of
 the fixed tolerances that are smaller."""
 
-_GRADIENTS = ("gradients", "parameter_gradients")
-
 
 @dataclass(frozen=True)
 class Allowance:
@@ -68,49 +65,43 @@ class Tolerances:
     """
 
     def __init__(self, snapshot: Snapshot, epsilon: float = 0.0) -> None:
-        recorded = snapshot.epsilon or _coarsest_epsilon(snapshot)
+        recorded = snapshot.epsilon
+        self.noise = Noise(snapshot)
         self.widened = max(epsilon / recorded, 1.0) if recorded else 1.0
         coarsest = max(recorded, epsilon)
         self._forward = max(FORWARD, LOW_PRECISION["forward"] * coarsest)
         self._backward = max(BACKWARD, LOW_PRECISION["backward"] * coarsest)
         self._fraction = max(FRACTION, LOW_PRECISION["fraction"] * coarsest)
-        self._largest: defaultdict[str, float] = defaultdict(float)
-        for name, tensor in snapshot.tensors.get("parameter_gradients", {}).items():
-            layer = layer_of("parameter_gradients", name)
-            self._largest[layer] = max(self._largest[layer], _magnitude(tensor.rms))
 
-    def real(
+    def of(
         self, role: str, layer: str, tensor: TensorLine, statistic: str, value: float
     ) -> Allowance:
-        """Return how far `value`, a real statistic of `tensor`, may move."""
-        noise = tensor.noise.get(statistic)
+        """Return how far `value`, a statistic of `tensor` that is no count, may move."""
+        if statistic in FRACTIONS:
+            return self._of_fraction(tensor, statistic)
+        noise = self.noise.of(role, layer, tensor, statistic)
         if noise is not None:
             noise *= 1.0 if role == "parameters" else self.widened
-            if role not in _GRADIENTS:
+            if role not in GRADIENTS:
                 return Allowance(FACTOR * noise, noise)
-            is_extreme = statistic in ("min", "max")
-            least = GRADIENT_EXTREME * _magnitude(value) if is_extreme else 0.0
-            return Allowance(max(GRADIENT_FACTOR * noise, least), noise)
+            least = GRADIENT_EXTREME * _magnitude(value) if statistic in ("min", "max") else 0.0
+            if least > GRADIENT_FACTOR * noise:
+                return Allowance(least)
+            return Allowance(GRADIENT_FACTOR * noise, noise)
         scale = max(_magnitude(tensor.rms), _magnitude(value))
         if role == "parameter_gradients":
-            scale += self._largest[layer]
-        return Allowance(scale * (self._backward if role in _GRADIENTS else self._forward))
+            scale += self.noise.largest_gradient(layer)
+        return Allowance(scale * (self._backward if role in GRADIENTS else self._forward))
 
-    def fraction(self, role: str, tensor: TensorLine, statistic: str) -> Allowance:
-        """Return how far a zero or dead fraction may move.
-
-        Zeros of gradients are free: where terms cancel, the machine decides between zero and
-        1e-12, and a zero that matters shows among the activations or moves the other statistics.
-        """
-        if statistic == "zeros" and role in _GRADIENTS:
-            return Allowance(math.inf)
+    def _of_fraction(self, tensor: TensorLine, statistic: str) -> Allowance:
         noise = tensor.noise.get(statistic, 0.0) * self.widened
         if FACTOR * noise > self._fraction:
             return Allowance(FACTOR * noise, noise)
         return Allowance(self._fraction)
 
-    def loss(self, loss: float, noise: float | None) -> Allowance:
-        """Return how far the loss may move."""
+    def loss(self, loss: float, times: float | None) -> Allowance:
+        """Return how far the loss may move, whose noise is so many times the usual."""
+        noise = self.noise.of_loss(loss, times)
         if noise is not None:
             return Allowance(FACTOR * noise * self.widened, noise * self.widened)
         return Allowance(self._forward * _magnitude(loss))
@@ -118,9 +109,3 @@ class Tolerances:
 
 def _magnitude(value: float) -> float:
     return abs(value) if math.isfinite(value) else 0.0
-
-
-def _coarsest_epsilon(snapshot: Snapshot) -> float:
-    """Return the machine epsilon of the least precise dtype that the model computes in."""
-    tensors = snapshot.tensors.get("activations", {}).values()
-    return max((epsilon_of(tensor.dtype) for tensor in tensors), default=0.0)

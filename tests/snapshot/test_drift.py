@@ -16,14 +16,10 @@ from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.content import from_observation
 from pytest_modelhealth.snapshot.drift import DriftReport, compare
 from pytest_modelhealth.snapshot.explanation import explain, note
-from pytest_modelhealth.snapshot.file_format import (
-    Snapshot,
-    SnapshotFile,
-    dump,
-    layer_of,
-    load,
-)
+from pytest_modelhealth.snapshot.file_format import dump, load
 from pytest_modelhealth.snapshot.matching import phrases
+from pytest_modelhealth.snapshot.noise import Noise
+from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile, split
 from pytest_modelhealth.snapshot.tolerances import Tolerances
 from tests.builders import layer, observation
 
@@ -40,8 +36,9 @@ def reread(written: Snapshot) -> Snapshot:
 
 
 def of_report(report: HealthReport) -> Snapshot:
-    """The same of a report."""
-    return reread(from_observation(report.observation, report.noise))
+    """The same of a report; where its noise was not measured, every digit of what was seen."""
+    seen = from_observation(report.observation, report.noise)
+    return reread(seen) if seen.calibrated else seen
 
 
 def values(seed: int = 0, rows: int = 64, columns: int = 32) -> Tensor:
@@ -267,8 +264,8 @@ def test_a_number_that_became_nan_drifts() -> None:
     before = snapshot(layer("a", activations=values()))
     line = replace(before.tensors["activations"]["a"], mean=math.nan)
     now = replace(before, tensors={"activations": {"a": line}})
-    assert compare(before, now).drifts[0].statistic == "mean"
-    assert compare(now, before).drifts[0].statistic == "mean"
+    assert "nan" in compare(before, now).drifts[0].now
+    assert "nan" in compare(now, before).drifts[0].before
 
 
 @pytest.mark.parametrize("pair", [(1.0, 1.01), (None, 1.0), (1.0, None), (1.0, math.nan)])
@@ -526,19 +523,24 @@ def test_coarser_matrix_products_widen_the_tolerances() -> None:
 def test_a_tolerance_is_a_multiple_of_the_measured_noise(role: str, factor: int) -> None:
     """Gradients have the larger multiple: kernels of older processors move them further."""
     recorded = tower(calibrate=True)
-    name, tensor = next(item for item in recorded.tensors[role].items() if "rms" in item[1].noise)
-    layer = layer_of(role, name)
-    allowance = Tolerances(recorded).real(role, layer, tensor, "rms", tensor.rms)
-    assert allowance.noise == tensor.noise["rms"]
-    assert allowance.distance == pytest.approx(factor * tensor.noise["rms"])
+    name, tensor = next(item for item in recorded.tensors[role].items() if item[1].rms)
+    tolerances, layer = Tolerances(recorded), split(role, name)[0]
+    allowance = tolerances.of(role, layer, tensor, "std", tensor.std)
+    assert allowance.noise == tolerances.noise.of(role, layer, tensor, "std")
+    assert allowance.distance == pytest.approx(factor * allowance.noise)
+    noisy = replace(tensor, noise={"std": 8.0 * tensor.noise.get("std", 1.0)})
+    wider = tolerances.of(role, layer, noisy, "std", tensor.std)
+    assert wider.distance == pytest.approx(8 * allowance.distance)
 
 
 @pytest.mark.parametrize(("role", "part"), [("gradients", 1e-3), ("activations", 0.0)])
 def test_single_gradients_may_move_by_a_thousandth(role: str, part: float) -> None:
     """Rounding takes an activation across zero, and one gradient comes or goes."""
     recorded = tower(calibrate=True)
-    name, tensor = next(item for item in recorded.tensors[role].items() if "max" in item[1].noise)
-    tensor = replace(tensor, noise={"max": 1e-12})
-    allowance = Tolerances(recorded).real(role, layer_of(role, name), tensor, "max", tensor.max)
+    name, tensor = next(item for item in recorded.tensors[role].items() if item[1].max)
+    tensor, layer = replace(tensor, noise={}), split(role, name)[0]
+    allowance = Tolerances(recorded).of(role, layer, tensor, "max", tensor.max)
+    noise = Noise(recorded).of(role, layer, tensor, "max") or 0.0
     factor = 50 if role == "gradients" else 20
-    assert allowance.distance == pytest.approx(max(factor * 1e-12, part * abs(tensor.max)))
+    assert allowance.distance == pytest.approx(max(factor * noise, part * abs(tensor.max)))
+    assert (allowance.noise is None) == (part > 0)
