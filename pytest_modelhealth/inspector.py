@@ -88,6 +88,7 @@ class Inspector:
         base = with_own_checks(base, own_checks, "own_checks")
         self._settings = base.override(overrides, "argument of inspector")
         self._on_report = on_report
+        self._on_run: Callable[[], object] | None = None
         self._calibrate = RECORDING.get() if calibrate is None else calibrate
         self._calibration = Calibration()
         self._selection = Selection()
@@ -171,7 +172,7 @@ class Inspector:
             InspectionError: the loss is no scalar or has no graph, or the request fits no layer.
             Exception: whatever the model or the loss raises, untouched.
         """
-        self._calibration = Calibration()
+        self._begin()
         return self._reported(self._observe(inputs, target, loss, backward, scaler))
 
     def run_batches(
@@ -179,6 +180,7 @@ class Inspector:
         batches: Iterable[Any],
         *,
         loss: Loss | None = None,
+        backward: Backward = None,
         scaler: GradScaler | None = None,
         max_batches: int | None = None,
         progress: bool = False,
@@ -191,6 +193,7 @@ class Inspector:
             batches: with a `loss`, pairs of inputs and target, as a DataLoader of a labelled data
                 set gives; without one, inputs.
             loss: ``loss(output, target)``.
+            backward: as in `run_inspection`.
             scaler: as in `run_inspection`.
             max_batches: stop after so many.
             progress: show on a terminal how far it is.
@@ -200,15 +203,15 @@ class Inspector:
                 `batches`, `max_batches` or `progress` is of a wrong type.
         """
         _require_batches(batches)
+        self._begin()
         if not _is_count(max_batches):
             raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
         if not isinstance(progress, bool):
             raise InspectionError(f"progress must be True or False, not {progress!r}")
-        self._calibration = Calibration()
         merged: Observation | None = None
         for index, batch in enumerate(_taken(batches, max_batches, progress)):
             inputs, target = _pair(batch, index) if loss is not None else (batch, None)
-            seen = self._observe(inputs, target, loss, None, scaler)
+            seen = self._observe(inputs, target, loss, backward, scaler)
             merged = seen if merged is None else merged.merge(seen)
         if merged is None:
             raise InspectionError("there was no batch to run: batches is empty, or max_batches=0")
@@ -263,6 +266,11 @@ class Inspector:
             raise UnknownNameError(
                 f"an inspector has no {name!r}{suggest(name, names)} It has {', '.join(names)}."
             )
+
+    def _begin(self) -> None:
+        self._calibration = Calibration()
+        if self._on_run is not None:
+            self._on_run()
 
     def _observe(
         self,

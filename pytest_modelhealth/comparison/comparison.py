@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair
 from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
+from pytest_modelhealth.report.asked import HasVerdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,11 +90,13 @@ class Divergence:
 
 
 @dataclass(eq=False, repr=False)
-class Comparison:
+class Comparison(HasVerdict):
     """What separates a candidate from its reference, layer by layer.
 
-    `str` is a table through depth, `repr` one line. In a test, a comparison whose verdict nobody
-    asked for is checked when the test's body ends.
+    `str` is a table through depth, `repr` one line, `bool` is `equivalent`. In a test, a comparison
+    whose verdict nobody asked for is checked when the test's body ends: `equivalent`,
+    `assert_equivalent`, `failure` and ``bool(comparison)`` ask for it. What shows where the two
+    part, such as `first_divergence`, is evidence and does not.
 
     Args:
         reference: class name of the reference.
@@ -121,12 +124,10 @@ class Comparison:
     basis: str
     notes: tuple[str, ...] = ()
     spilled: int = 0
-    looked_at: bool = False
 
     @property
     def first_divergence(self) -> Divergence | None:
         """Where the two first differ by more than rounding explains; ``None`` if they do not."""
-        self.looked_at = True
         return self.divergence
 
     @property
@@ -135,7 +136,7 @@ class Comparison:
 
         With `strict_names`, every layer has to have kept its name, type and place too.
         """
-        self.looked_at = True
+        self.verdict_asked = True
         return self.divergence is None and not (self.strict_names and self.changed_names)
 
     @cached_property
@@ -177,19 +178,21 @@ class Comparison:
 
     def failure(self) -> ModelHealthError | None:
         """Return what `assert_equivalent` raises, or ``None``."""
-        if self.equivalent:
-            return None
+        return None if self.equivalent else self._denial()
+
+    def _passed(self) -> bool:
+        return self.equivalent
+
+    def _denial(self) -> ModelHealthError:
         return ModelHealthError(_rendering("comparison").failure(self), self)
 
     def __repr__(self) -> str:
-        looked_at = self.looked_at
-        try:
+        with self._unasked():
             return f"<Comparison {_rendering('comparison').line(self)}>"
-        finally:
-            self.looked_at = looked_at  # a debugger or a log looks, not the test
 
     def __str__(self) -> str:
-        text: str = _rendering("comparison").overview(self)
+        with self._unasked():
+            text: str = _rendering("comparison").overview(self)
         return text
 
     def _repr_html_(self) -> str:
@@ -197,11 +200,13 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
-        return dict(_rendering("comparison").to_dict(self))
+        with self._unasked():
+            return dict(_rendering("comparison").to_dict(self))
 
     def plot_errors(self) -> Figure:
         """Return a figure of the error beside its noise through the depth of the model."""
-        figure: Figure = _rendering("error_depth").plot_errors(self)
+        with self._unasked():
+            figure: Figure = _rendering("error_depth").plot_errors(self)
         return figure
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.inspections import INSPECTOR, InspectorFixture, _check_unread
+from pytest_modelhealth.plugin.inspections import INSPECTOR, InspectorFixture, _check_unasked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -69,7 +69,7 @@ class _Examples:
     def _finish(self) -> None:
         self._fixture._checked = self._finished
         try:
-            _check_unread(self._fixture, self._item)
+            _check_unasked(self._fixture, self._item)
         finally:
             self._fixture._checked = None  # the whole body has not passed yet
         self._finished = len(self._fixture._inspections)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import re
+import sys
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,15 +22,28 @@ from pytest_modelhealth.errors import (
     ModelHealthWarning,
     SettingsError,
 )
-from pytest_modelhealth.plugin.inspections import UNREAD_FAILURE, UnreadFailure, headline
+from pytest_modelhealth.plugin.inspections import UNASKED_FAILURE, UnaskedFailure, headline
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
     from types import FrameType, TracebackType
 
+    from pytest_modelhealth.report.asked import Denied
+
 _PACKAGE = __name__.partition(".")[0]
 _OWN_ERRORS = (ModelHealthError, InspectionError, SettingsError, ModelHealthWarning)
+
+
+# No wrapper: pytest's part for unittest, which is called first, puts the exception in place.
+@pytest.hookimpl(specname="pytest_runtest_makereport")
+def pytest_before_report(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+    """Have a bare `assert` of a report fail with the report's text, and hide our own frames."""
+    asserted = _error_of_assert(call.excinfo)
+    if asserted is not None:
+        call.excinfo = pytest.ExceptionInfo.from_exception(asserted)
+    if call.excinfo is not None and not item.config.getoption("fulltrace"):
+        _hide_own_frames(call.excinfo)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -35,22 +51,49 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Shorten what pytest makes of an exception that has to do with this package."""
-    if call.excinfo is not None and not item.config.getoption("fulltrace"):
-        _hide_own_frames(call.excinfo)
     report = yield
-    unread = item.stash.get(UNREAD_FAILURE, None)
-    if unread is not None:
-        del item.stash[UNREAD_FAILURE]
+    unasked = item.stash.get(UNASKED_FAILURE, None)
+    if unasked is not None:
+        del item.stash[UNASKED_FAILURE]
     if call.excinfo is None:
         return report
     error = call.excinfo.value
-    if unread is not None and error is unread.error and not item.config.getoption("fulltrace"):
-        report.longrepr = _representation(unread, item)
+    if unasked is not None and error is unasked.error and not item.config.getoption("fulltrace"):
+        report.longrepr = _representation(unasked, item)
     elif isinstance(error, ModelHealthError):
         crash = getattr(report.longrepr, "reprcrash", None)
         if crash is not None:
             crash.message = headline(error)  # for the short summary, whole on CI, and JUnit
     return report
+
+
+def _error_of_assert(
+    excinfo: pytest.ExceptionInfo[BaseException] | None,
+) -> ModelHealthError | None:
+    """Return the error for ``assert report``, if that is what failed.
+
+    It did where a report was false as a truth value in the very statement that raised, or in
+    unittest's ``assertTrue``.
+    """
+    asked = sys.modules.get(f"{_PACKAGE}.report.asked")  # not loaded: no report was made
+    denied: Denied | None = None if asked is None else asked.take_denied()
+    if denied is None or excinfo is None or type(excinfo.value) is not AssertionError:
+        return None
+    *_, innermost = _entries(excinfo.tb)
+    code = innermost.tb_frame.f_code
+    first, last, *_ = next(islice(code.co_positions(), innermost.tb_lasti // 2, None))
+    here = (first or 0) <= denied.line <= (last or 0) or code.co_name == "assertTrue"
+    if denied.path != code.co_filename or not here:
+        return None
+    error = denied.error().with_traceback(excinfo.tb)
+    message = _SHOWN_BY_PYTEST.split(str(excinfo.value))[0].strip()
+    if message:
+        error.add_note(message)
+    return error
+
+
+_SHOWN_BY_PYTEST = re.compile(r"^(?:assert .*)?<(?:HealthReport|Comparison) ", re.MULTILINE)
+"""How pytest and unittest spell out what failed; the message of an `assert` stands before it."""
 
 
 def _hide_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -84,9 +127,9 @@ def _is_own(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE
 
 
-def _representation(unread: UnreadFailure, item: pytest.Item) -> ExceptionChainRepr:
+def _representation(unasked: UnaskedFailure, item: pytest.Item) -> ExceptionChainRepr:
     """Return what pytest would show, had the error been raised where the report was made."""
-    (_, path, line), error = unread
+    (_, path, line, _), error = unasked
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     short = item.config.getoption("tbstyle") == "short"
     entry = ReprEntry(

@@ -1,15 +1,17 @@
-"""The `inspector` fixture, and the check of the reports that a test never looked at."""
+"""The `inspector` fixture, and the check of the reports whose verdict a test never asked for."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Never, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, NoReturn, TypeGuard
 
 import pytest
 
 from pytest_modelhealth.errors import (
     InspectionError,
+    ModelHealthWarning,
     SettingsError,
     UnknownNameError,
     public_names,
@@ -34,15 +36,16 @@ _NOTED = 3
 
 
 class Inspection(NamedTuple):
-    """A report or a comparison, and the line of the user's code that asked for it."""
+    """A report or a comparison, and the line of the user's code that made it."""
 
     report: HealthReport | Comparison
     path: Path
     line: int
+    auto_check: bool
 
 
-class UnreadFailure(NamedTuple):
-    """An unhealthy report that the test never looked at, and the error raised for it."""
+class UnaskedFailure(NamedTuple):
+    """An unhealthy report whose verdict the test never asked for, and the error raised for it."""
 
     inspection: Inspection
     error: Exception
@@ -54,6 +57,8 @@ class InspectorFixture:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._inspections: list[Inspection] = []
+        self._never_run: dict[int, tuple[Path, int]] = {}
+        self._made = 0
         self._checked: int | None = None
 
     def __call__(
@@ -73,16 +78,20 @@ class InspectorFixture:
         """
         from pytest_modelhealth.inspector import Inspector  # brings torch
 
-        return Inspector(
+        made = Inspector(
             model,
             *batch,  # refused there
             compiled=compiled,
             settings=self._settings,
-            on_report=self._keep,
+            on_report=self._keep_report,
             own_checks=own_checks,
             calibrate=calibrate,
             **settings,
         )
+        self._made += 1
+        self._never_run[self._made] = _calling_line()
+        made._on_run = partial(self._never_run.pop, self._made, None)
+        return made
 
     if not TYPE_CHECKING:  # a type checker knows the names by itself
 
@@ -97,29 +106,32 @@ class InspectorFixture:
         candidate: Any,
         inputs: Any,
         target: Any = None,
+        *,
+        auto_check: bool | None = None,
         **options: Any,
     ) -> Comparison:
         """Compare two models on one batch, as `pytest_modelhealth.compare` does.
 
-        A comparison whose verdict the test does not ask for is checked when the test's body ends.
+        A comparison whose verdict the test does not ask for is checked when the test's body ends,
+        unless `auto_check` is false; ``None`` takes the setting of the test.
 
         Raises:
             InspectionError: one of the two is nothing that can be run.
+            SettingsError: `auto_check` is no truth value.
             Exception: whatever a model or the loss raises, with a note on which of the two ran.
         """
         from pytest_modelhealth.comparison.compare import compare  # brings torch
 
+        given = {} if auto_check is None else {"auto_check": auto_check}
+        settings = self._settings.override(given, "argument of compare")
         comparison = compare(reference, candidate, inputs, target, **options)
-        self._keep(comparison)
+        self._keep(comparison, settings)
         return comparison
 
     @property
     def reports(self) -> list[HealthReport]:
         """Every report made so far in this test, its fixtures included, the oldest first."""
-        from pytest_modelhealth.report import HealthReport  # not loaded by a run without reports
-
-        made = (inspection.report for inspection in self._inspections)
-        return [report for report in made if isinstance(report, HealthReport)]
+        return [i.report for i in self._inspections if _is_report(i.report)]
 
     @property
     def settings(self) -> Settings:
@@ -130,24 +142,28 @@ class InspectorFixture:
         made = len(self._inspections)
         return f"<inspector with {made} report{'' if made == 1 else 's'}>"
 
-    def _keep(self, report: HealthReport | Comparison) -> None:
-        self._inspections.append(Inspection(report, *_calling_line()))
+    def _keep_report(self, report: HealthReport) -> None:
+        self._keep(report, report.settings)
 
-    def _take_unread(self) -> list[Inspection]:
-        unread = [i for i in self._inspections[self._checked or 0 :] if not i.report.looked_at]
+    def _keep(self, report: HealthReport | Comparison, settings: Settings) -> None:
+        auto_check = settings["auto_check"].value
+        self._inspections.append(Inspection(report, *_calling_line(), auto_check))
+
+    def _take_unasked(self) -> list[Inspection]:
+        made = self._inspections[self._checked or 0 :]
         self._checked = len(self._inspections)
-        return unread
+        return [i for i in made if i.auto_check and not i.report.verdict_asked]
 
 
 INSPECTOR = pytest.StashKey[InspectorFixture]()
-UNREAD_FAILURE = pytest.StashKey[UnreadFailure]()
+UNASKED_FAILURE = pytest.StashKey[UnaskedFailure]()
 
 
 @pytest.fixture
 def inspector(request: pytest.FixtureRequest) -> Iterator[InspectorFixture]:
     """Inspect a PyTorch model layer by layer: ``inspector(model).run_inspection(batch)``.
 
-    A report that the test does not look at is checked when the test's body ends.
+    A report whose verdict the test does not ask for is checked when the test's body ends.
     """
     try:
         fixture = InspectorFixture(settings_for(request.node))
@@ -157,40 +173,52 @@ def inspector(request: pytest.FixtureRequest) -> Iterator[InspectorFixture]:
     yield fixture
     del request.node.stash[INSPECTOR]
     if fixture._checked is not None:  # the body passed; what other fixtures' teardown inspected
-        _check_unread(fixture, request.node)
+        _check_unasked(fixture, request.node)
+        for path, line in fixture._never_run.values():
+            warn(request.node, f"{path.name}:{line}: {_NEVER_RUN}")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Check unread reports where the body passed: here the test fails, in teardown it would error.
+    """Check reports where the body passed: here the test fails, in teardown it would error.
 
     An exception of the body passes through the `yield`.
     """
     result = yield
     fixture = item.stash.get(INSPECTOR, None)
     if fixture is not None:
-        _check_unread(fixture, item)
+        _check_unasked(fixture, item)
     return result
 
 
-def _check_unread(fixture: InspectorFixture, item: pytest.Item) -> None:
+_NEVER_RUN = (
+    "this inspector was made and never run, so nothing was inspected: call .run_inspection(batch)"
+)
+
+
+def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
     failures = []
-    for inspection in fixture._take_unread():
+    unasked = fixture._take_unasked()
+    for inspection in unasked:
         try:
             error: Exception | None = inspection.report.failure()
         except (InspectionError, SettingsError) as cannot_judge:
             error = cannot_judge
         if error is not None:
-            failures.append(UnreadFailure(inspection, error))
+            failures.append(UnaskedFailure(inspection, error))
     if failures:
         first, *others = failures
         if others:
             first.error.add_note(_note_on(others))
         first.error.add_note(
-            "The test did not look at this report, so it was checked when the test ended."
+            "The test did not ask for this report's verdict, so it was checked when the test ended;"
+            "\nfor numbers alone: @pytest.mark.modelhealth(auto_check=False)"
         )
-        item.stash[UNREAD_FAILURE] = first
+        item.stash[UNASKED_FAILURE] = first
         raise first.error
+    for report in (i.report for i in unasked if _is_report(i.report)):
+        for text in report.take_doubt():
+            warn(item, text)
 
 
 def _without_model(name: str) -> str:
@@ -207,10 +235,28 @@ def _without_model(name: str) -> str:
     )
 
 
-def _note_on(others: list[UnreadFailure]) -> str:
+def warn(item: pytest.Item, text: str) -> None:
+    """Warn of something in a test, which fails it where warnings are errors."""
+    try:
+        item.warn(ModelHealthWarning(text))
+    except ModelHealthWarning:  # under -W error; its own traceback would lead through pytest
+        is_error = True
+    else:
+        is_error = False
+    if is_error:
+        pytest.fail(text, pytrace=False)
+
+
+def _is_report(made: HealthReport | Comparison) -> TypeGuard[HealthReport]:
+    from pytest_modelhealth.report import HealthReport  # not loaded by a run without reports
+
+    return isinstance(made, HealthReport)
+
+
+def _note_on(others: list[UnaskedFailure]) -> str:
     noun = "inspection" if len(others) == 1 else "inspections"
     lines = [f"{len(others)} more {noun} of this test failed:"]
-    for (_, path, line), error in others[:_NOTED]:
+    for (_, path, line, _), error in others[:_NOTED]:
         lines.append(f"  {path.name}:{line}: {headline(error)}")
     if len(others) > _NOTED:
         lines.append(f"  ... and {len(others) - _NOTED} more")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.errors import ModelHealthWarning
-from pytest_modelhealth.plugin.inspections import INSPECTOR, InspectorFixture
+from pytest_modelhealth.plugin.inspections import INSPECTOR, InspectorFixture, warn
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.settings.waiver import Waiver
 
 
-# Outside the check of unread reports, whose judgements count too.
+# Outside the check of reports, whose judgements count too.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Warn where the body passed and its reports were judged."""
@@ -24,21 +23,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if fixture is not None:
         for report in fixture.reports:
             for text in report.take_warnings():
-                _warn(item, text)
+                warn(item, text)
         for waiver in _unused_waivers(fixture):
-            _warn(item, _describe(waiver))
+            warn(item, _describe(waiver))
     return result
-
-
-def _warn(item: pytest.Item, text: str) -> None:
-    try:
-        item.warn(ModelHealthWarning(text))
-    except ModelHealthWarning:  # under -W error; its own traceback would lead through pytest
-        is_error = True
-    else:
-        is_error = False
-    if is_error:
-        pytest.fail(text, pytrace=False)
 
 
 def _unused_waivers(fixture: InspectorFixture) -> list[Waiver]:

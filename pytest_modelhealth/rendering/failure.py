@@ -32,7 +32,7 @@ MAX_REMARKS = 3
 def render(report: HealthReport) -> str:
     """Return at most a screenful (24 lines); its first line is verdict and worst layer."""
     if not report.violations:
-        ways = _without_broken(report) if report.judgement.broken else ()
+        ways = _without_broken(report) if report.judgement.broken else _without_doubt(report)
         return "\n".join([headline(report), *ways, run(report), *_remarks(report)])
     worst = report.violations[0]
     return "\n".join(
@@ -55,6 +55,19 @@ def _without_broken(report: HealthReport) -> Iterator[str]:
     yield ""
     yield "The other checks ran and object to nothing. Correct this one, or leave it out:"
     yield f'  @pytest.mark.modelhealth(skip_checks="{report.judgement.broken[0].check}")'
+    yield ""
+
+
+def _without_doubt(report: HealthReport) -> Iterator[str]:
+    """Yield how to go on where nothing is violated, and something could not be judged."""
+    limit = report.settings["inconclusive"]
+    yield ""
+    yield "Nothing is violated, but not enough was seen to call it healthy. Give what is missing,"
+    if limit.value == "fail":
+        yield 'or let it pass: @pytest.mark.modelhealth(inconclusive="warn")'
+        yield f'"fail" was set by: {printable(limit.origin)}'
+    else:
+        yield "or use report.assert_healthy(), which fails for violations alone"
     yield ""
 
 

@@ -18,7 +18,14 @@ from pytest_modelhealth.errors import (
     ModelHealthWarning,
     suggest,
 )
-from pytest_modelhealth.report.judgement import Judge, Judgement, Verdict, Violation
+from pytest_modelhealth.report.asked import HasVerdict
+from pytest_modelhealth.report.judgement import (
+    Inconclusive,
+    Judge,
+    Judgement,
+    Verdict,
+    Violation,
+)
 from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
 from pytest_modelhealth.settings import Settings
 
@@ -26,12 +33,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class HealthReport:
+class HealthReport(HasVerdict):
     """What an inspection saw, and the verdict on it.
 
-    Reading anything from it but its `repr` counts as looking at it; in a test, a report that was
-    never looked at is checked when the test's body ends. ``report["fc1"]`` is a `LayerRecord`,
-    `str` a table, `repr` one line. The report is immutable and can be pickled.
+    In a test, a report whose verdict was never asked for is checked when the test's body ends.
+    `verdict`, `healthy`, `violations`, `inconclusive`, `assert_healthy`, `failure`, `bool` of it
+    and a comparison with a snapshot ask for it; numbers, tables and pictures do not.
+    ``report["fc1"]`` is a `LayerRecord`, `str` a table, `repr` one line, `bool` is `healthy`. The
+    report is immutable and can be pickled.
     """
 
     def __init__(
@@ -47,7 +56,6 @@ class HealthReport:
         self._settings = settings
         self._judge = judge
         self._judged: Judgement | None = None
-        self.looked_at = False
         self.judgements: list[Judgement] = []
         """Every judgement so far, those under thresholds of an `assert_healthy` call included."""
         self._told: list[str] = []
@@ -55,7 +63,6 @@ class HealthReport:
     @property
     def observation(self) -> Observation:
         """All that was seen, as data."""
-        self.looked_at = True
         return self._observation
 
     @property
@@ -75,8 +82,7 @@ class HealthReport:
 
     @property
     def judgement(self) -> Judgement:
-        """What the checks found under this report's settings."""
-        self.looked_at = True
+        """What the checks found under this report's settings, as data: it asks for no verdict."""
         if self._judged is None:
             self._judged = self._judge(self._observation, self._settings)
             self.judgements.append(self._judged)
@@ -85,7 +91,12 @@ class HealthReport:
     @property
     def violations(self) -> tuple[Violation, ...]:
         """Every violation that is not waived, the gravest first."""
-        return self.judgement.violations
+        return self._asked().violations
+
+    @property
+    def inconclusive(self) -> tuple[Inconclusive, ...]:
+        """What could not be judged, and what that would need."""
+        return self._asked().inconclusive
 
     @property
     def warnings(self) -> tuple[Violation, ...]:
@@ -95,12 +106,19 @@ class HealthReport:
     @property
     def verdict(self) -> Verdict:
         """``healthy``, ``unhealthy`` or ``inconclusive``."""
-        return self.judgement.verdict
+        return self._asked().verdict
 
     @property
     def healthy(self) -> bool:
         """Whether the verdict is ``healthy``: nothing violated, and enough seen to say so."""
         return self.verdict is Verdict.HEALTHY
+
+    def _passed(self) -> bool:
+        return self.healthy
+
+    def _asked(self) -> Judgement:
+        self.verdict_asked = True
+        return self.judgement
 
     def __getitem__(self, layer: str) -> LayerRecord:
         """Return one layer's record by its name or one of its aliases.
@@ -131,27 +149,32 @@ class HealthReport:
     def assert_healthy(self, **thresholds: object) -> None:
         """Do nothing if no invariant is broken; `thresholds` override the report's own.
 
-        An ``inconclusive`` verdict passes: too little evidence is no fault. Violations of checks
+        An ``inconclusive`` verdict passes with a `ModelHealthWarning`: too little evidence is no
+        fault; the setting ``inconclusive`` makes it fail, or pass in silence. Violations of checks
         that only warn are given as one `ModelHealthWarning`.
 
         Raises:
             ModelHealthError: the verdict is ``unhealthy``, and the first line names the worst
-                layer; or a check is broken, and the first line names it.
+                layer; or a check is broken, and the first line names it; or the verdict is
+                ``inconclusive`` where the setting of this name is ``"fail"``.
             SettingsError: a threshold has an unknown name, a wrong type or an impossible value.
         """
         __tracebackhide__ = True
         report = self._with(thresholds)
-        self.looked_at = True
+        self.verdict_asked = True
         error = report.failure()
         if error is not None:
             raise error
-        for text in report.take_warnings():
+        for text in (*report.take_warnings(), *report.take_doubt()):
             warnings.warn(text, ModelHealthWarning, stacklevel=2)
 
     def failure(self) -> ModelHealthError | None:
         """Return the error that `assert_healthy` raises, if it does."""
-        if self.judgement.passes:
-            return None
+        judgement = self._asked()
+        doubtful = judgement.inconclusive and self._settings["inconclusive"].value == "fail"
+        return self._denial() if doubtful or not judgement.passes else None
+
+    def _denial(self) -> ModelHealthError:
         return ModelHealthError(self.render("failure"), self)
 
     def take_warnings(self) -> list[str]:
@@ -161,12 +184,27 @@ class HealthReport:
         self._told += untold
         return untold
 
+    def take_doubt(self) -> list[str]:
+        """Return one sentence on what could not be judged, if it is to be warned of, only once."""
+        judgement = self.judgement
+        if judgement.verdict is not Verdict.INCONCLUSIVE or not judgement.inconclusive:
+            return []
+        first, *others = judgement.inconclusive
+        more = f" (and {len(others):,} more)" if others else ""
+        text = f"inconclusive: {self._label(first.layer)} ({first.check}): {first.reason}{more}"
+        if self._settings["inconclusive"].value != "warn" or text in self._told:
+            return []
+        self._told.append(text)
+        return [text]
+
     def _warning(self, judgement: Judgement) -> str:
         first, *others = judgement.warned
-        record = self._observation.layers.get(first.layer)
-        label = record.label if record is not None else self._observation.model_type
         more = f" (and {len(others):,} more that only warn)" if others else ""
-        return f"{label} ({first.check}): {first.message}{more}"
+        return f"{self._label(first.layer)} ({first.check}): {first.message}{more}"
+
+    def _label(self, layer: str) -> str:
+        record = self._observation.layers.get(layer)
+        return record.label if record is not None else self._observation.model_type
 
     def _with(self, thresholds: Mapping[str, object]) -> HealthReport:
         if not thresholds:
@@ -185,15 +223,12 @@ class HealthReport:
         Raises:
             InspectionError: there is no such format; the message names the nearest.
         """
-        text: str = _format(form).render(self, **options)
+        with self._unasked():
+            text: str = _format(form).render(self, **options)
         return text
 
     def __repr__(self) -> str:
-        looked_at = self.looked_at
-        try:
-            return self.render("line")
-        finally:
-            self.looked_at = looked_at  # a debugger or a log looks, not the test
+        return self.render("line")
 
     def __str__(self) -> str:
         return self.render("terminal")
@@ -203,7 +238,8 @@ class HealthReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
-        return dict(_rendering("json").to_dict(self))
+        with self._unasked():
+            return dict(_rendering("json").to_dict(self))
 
     def to_json(self, path: str | Path) -> None:
         """Write `to_dict` as JSON.
@@ -225,17 +261,20 @@ class HealthReport:
 
     def plot_histogram(self, layer: str, what: str = "activations") -> Figure:
         """Return a figure of one layer's histogram."""
-        figure: Figure = _rendering("histogram").plot_histogram(self, layer, what)
+        with self._unasked():
+            figure: Figure = _rendering("histogram").plot_histogram(self, layer, what)
         return figure
 
     def plot_histograms(self, pattern: str = "*", what: str = "activations") -> Figure:
         """Return a figure with a histogram for each layer that matches `pattern`."""
-        figure: Figure = _rendering("histogram").plot_histograms(self, pattern, what)
+        with self._unasked():
+            figure: Figure = _rendering("histogram").plot_histograms(self, pattern, what)
         return figure
 
     def plot_gradient_flow(self) -> Figure:
         """Return a figure of gradient norms through the depth of the model."""
-        figure: Figure = _rendering("gradient_flow").plot_gradient_flow(self)
+        with self._unasked():
+            figure: Figure = _rendering("gradient_flow").plot_gradient_flow(self)
         return figure
 
 

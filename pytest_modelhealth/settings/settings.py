@@ -41,6 +41,26 @@ class Declarations(Protocol):
     settings: ClassVar[tuple[Setting, ...]]
 
 
+AUTO_CHECK = Setting(
+    "auto_check",
+    bool,
+    default=True,
+    help="whether a report or comparison whose verdict the test did not ask for is checked when "
+    "the test ends; false is for a test that wants numbers of an unhealthy model",
+    per_layer=False,
+)
+
+INCONCLUSIVE = Setting(
+    "inconclusive",
+    str,
+    default="warn",
+    help="pass, warn or fail: what an inconclusive report does to a test, where it is checked when "
+    "the test ends and in assert_healthy; warn gives a ModelHealthWarning and passes",
+    per_layer=False,
+    one_of=("pass", "warn", "fail"),
+)
+
+
 def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
     """Return the settings that belong to no check; those that choose know `checks`."""
     checks = tuple(checks)
@@ -72,7 +92,7 @@ def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
         one_of=names,
     )
     thresholds = LayerLimits(
-        (LAYERS, chosen, skipped, severity, *declared),
+        (LAYERS, chosen, skipped, severity, AUTO_CHECK, INCONCLUSIVE, *declared),
         name="thresholds",
         type=dict,
         default=(),
@@ -80,7 +100,7 @@ def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
         "value for all layers, and of several that match the last one wins",
         per_layer=False,
     )
-    return (LAYERS, chosen, skipped, severity, thresholds)
+    return (LAYERS, chosen, skipped, severity, thresholds, AUTO_CHECK, INCONCLUSIVE)
 
 
 class Settings(Mapping[str, Limit]):

@@ -149,15 +149,6 @@ def test_a_notebook_shows_the_table():
     assert "blocks.0 -&gt; h.0" in shown
 
 
-def test_repr_does_not_count_as_looking_and_the_verdict_does():
-    """What a test never asked for is checked when it ends; a debugger's `repr` asks nothing."""
-    comparison = broken()
-    repr(comparison)
-    assert not comparison.looked_at
-    assert not comparison.equivalent
-    assert comparison.looked_at
-
-
 def test_a_picture_shows_every_layer_that_was_compared():
     """The figure has a row for each, and the culprit's name is red."""
     comparison = broken()

@@ -77,7 +77,7 @@ def test_a_deep_model_has_more_layers_in_a_section(nets: pytest.Pytester) -> Non
     result.stdout.no_fnmatch_line("E *19 *")
 
 
-def test_a_comparison_that_nobody_looked_at_is_checked(nets: pytest.Pytester) -> None:
+def test_a_comparison_that_nobody_asked_is_checked(nets: pytest.Pytester) -> None:
     """The failure points at the line that compared."""
     nets.makepyfile(
         BROKEN
@@ -92,7 +92,7 @@ def test_it(inspector):
         [
             ">   inspector.compare(*pair(), nets.BATCH)",
             "E   not equivalent: 2: *",
-            "E   The test did not look at this report, so it was checked when the test ended.",
+            "E   The test did not ask for this report's verdict, so it was checked when the *;",
         ]
     )
 

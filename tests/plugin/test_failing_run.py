@@ -103,7 +103,7 @@ class TestPasses:
     def test_healthy(self, inspector):
         inspector(nets.healthy()).run_inspection(nets.BATCH)
 
-    def test_looked_at(self, inspector):
+    def test_asked(self, inspector):
         report = inspector(nets.with_nan()).run_inspection(nets.BATCH)
         assert report.verdict is Verdict.UNHEALTHY
         assert inspector.reports == [report]
@@ -211,8 +211,8 @@ FAILED = {
 
 
 def test_the_outcomes(run: Run) -> None:
-    """Unhealthy reports fail their tests; looking, skipping and expecting leave them alone."""
-    counts = f"{len(FAILED)} failed, 6 passed, 2 skipped, 1 xfailed, 1 error in "
+    """Unhealthy reports fail their tests; asking, skipping and expecting leave them alone."""
+    counts = f"{len(FAILED)} failed, 6 passed, 2 skipped, 1 xfailed, 1 warning, 1 error in "
     assert counts in run.output.splitlines()[-1]
     assert run.status == pytest.ExitCode.TESTS_FAILED
     assert "INTERNALERROR" not in run.output
@@ -236,20 +236,21 @@ def test_an_assertion_shows_the_users_line_and_no_frame_of_ours(run: Run) -> Non
     assert "pytest_modelhealth" not in block
 
 
-def test_an_unread_report_shows_the_line_that_made_it(run: Run) -> None:
+def test_an_unasked_report_shows_the_line_that_made_it(run: Run) -> None:
     """The failure points at the inspection, says why it was checked and shows no frame of ours."""
     block = run.block("test_never_looks")
     shown = ">   inspector(nets.with_nan()).run_inspection(nets.BATCH)  # line: never_looks"
     assert f"{shown}\nE   unhealthy: 2 (finite)" in block
     assert (
-        "E   The test did not look at this report, so it was checked when the test ended." in block
+        "E   The test did not ask for this report's verdict, so it was checked when the test ended;"
+        in block
     )
     assert f"test_suite.py:{line('never_looks')}: ModelHealthError" in block
     assert "pytest_modelhealth" not in block
     assert "Traceback" not in block
 
 
-def test_several_unread_reports_raise_for_the_first_and_name_the_others(run: Run) -> None:
+def test_several_unasked_reports_raise_for_the_first_and_name_the_others(run: Run) -> None:
     """The healthy one is not named, and the second failure is told by its headline and line."""
     block = run.block("test_never_looks_at_three")
     assert f"test_suite.py:{line('three_first')}: ModelHealthError" in block
@@ -267,7 +268,7 @@ def test_the_bodys_own_exception_stands_and_the_evidence_is_attached(run: Run) -
     """The section says the verdict first, as the failure itself is about something else."""
     block = run.block("test_own_exception")
     assert "E       AssertionError: my own" in block
-    assert "did not look" not in block
+    assert "did not ask" not in block
     assert re.search(r"-+ modelhealth: 2 beside 0 -+\n.*unhealthy: 2 \(finite\)", block)
 
 
@@ -291,12 +292,11 @@ def test_a_report_made_in_teardown_is_an_error_of_the_teardown(run: Run) -> None
 
 def test_an_inconclusive_verdict_is_told_once(run: Run) -> None:
     """The summary names the test, the layer and what would be needed; the test passed."""
-    lines = [text for text in run.output.splitlines() if "inconclusive" in text]
-    assert len(lines) == 1
-    assert lines[0].startswith(
-        "modelhealth: inconclusive: test_suite.py::TestPasses::test_inconclusive: 1 (dead_units): "
-    )
-    assert "65" in lines[0]
+    lines = run.output.splitlines()
+    (told,) = [n for n, text in enumerate(lines) if "ModelHealthWarning: inconclusive" in text]
+    assert lines[told - 1] == "test_suite.py::TestPasses::test_inconclusive"
+    assert "1 (dead_units): " in lines[told]
+    assert "65" in lines[told]
 
 
 UNHEALTHY = 12

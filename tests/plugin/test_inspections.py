@@ -21,7 +21,7 @@ def test_every_traceback_style_shows_text_only(nets: pytest.Pytester, style: str
     output = result.stdout.str()
     assert ("unhealthy: 2 (finite)" in output) == (style != "no")
     assert "hookimpl" not in output
-    assert "_check_unread" not in output
+    assert "_check_unasked" not in output
     assert "entries are hidden" not in output
     if style in ("auto", "long"):
         assert "test_style.py:4: ModelHealthError" in result.outlines
@@ -48,7 +48,7 @@ def test_an_assertion_in_native_style_has_no_frame_of_ours(nets: pytest.Pytester
 def test_full_trace_shows_everything(nets: pytest.Pytester) -> None:
     """`--full-trace` brings our frames back, for those who look for a defect of ours."""
     nets.makepyfile(UNHEALTHY)
-    assert "_check_unread" in nets.runpytest("--full-trace").stdout.str()
+    assert "_check_unasked" in nets.runpytest("--full-trace").stdout.str()
 
 
 def test_what_the_model_raises_points_at_the_model(nets: pytest.Pytester) -> None:
@@ -226,25 +226,3 @@ def test_a_conftest_can_add_a_destination(nets: pytest.Pytester) -> None:
     nets.makepyfile(UNHEALTHY)
     result = nets.runpytest()
     result.stdout.fnmatch_lines("test_it unhealthy [[]'culprit', *")
-
-
-INCONCLUSIVE = """
-import nets, pytest
-
-@pytest.mark.parametrize("n", range(5))
-def test_it(inspector, n):
-    inspector(nets.with_dead_relu(), min_samples=100 + n).run_inspection(nets.BATCH)
-"""
-
-
-@pytest.mark.parametrize(("option", "told"), [("-q", 0), ("--strict-markers", 4), ("-v", 5)])
-def test_inconclusive_verdicts_do_not_fill_the_screen(
-    nets: pytest.Pytester, option: str, told: int
-) -> None:
-    """Three and a count; -q tells none and -v all."""
-    nets.makepyfile(INCONCLUSIVE)
-    result = nets.runpytest(option)
-    result.assert_outcomes(passed=5)
-    lines = [line for line in result.outlines if line.startswith("modelhealth: inc")]
-    assert len(lines) == told
-    assert ("modelhealth: inconclusive: 2 more tests (-v lists them)" in lines) == (told == 4)

@@ -172,16 +172,16 @@ def test_an_unhealthy_report_leaves_no_file_behind(project: Project) -> None:
     assert not (project.path / "__snapshots__").exists()
 
 
-def test_comparing_counts_as_looking(project: Project) -> None:
-    """A report compared with a snapshot was looked at."""
+def test_comparing_asks_for_the_verdict(project: Project) -> None:
+    """Comparing a report with a snapshot asks for its verdict."""
     project.write(
         ONE_TEST
         + """
-def test_looked(health_snapshot):
+def test_asked(health_snapshot):
     report = inspect()
-    assert not report.looked_at
+    assert not report.verdict_asked
     assert report == health_snapshot
-    assert report.looked_at
+    assert report.verdict_asked
 """
     )
     project.update().assert_outcomes(passed=2)

@@ -1,0 +1,73 @@
+"""Whether the verdict on a result was asked for, and which `assert` was told no."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pytest_modelhealth.errors import ModelHealthError
+
+
+class HasVerdict(ABC):
+    """A result with a verdict; as a truth value it is whether that is the good one."""
+
+    verdict_asked = False
+    """Whether the verdict was asked for; numbers, tables and pictures are no question for it."""
+
+    @abstractmethod
+    def _passed(self) -> bool:
+        """Return whether the verdict is the good one; this counts as asking."""
+
+    @abstractmethod
+    def _denial(self) -> ModelHealthError:
+        """Return the error for an `assert` of this result that does not hold."""
+
+    def __bool__(self) -> bool:
+        passed = self._passed()
+        if not passed:
+            _note(self, sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno)
+        return passed
+
+    @contextmanager
+    def _unasked(self) -> Iterator[None]:
+        """Read the verdict inside to show it, which is not to ask for it."""
+        asked = self.verdict_asked
+        try:
+            yield
+        finally:
+            self.verdict_asked = asked
+
+
+class Denied(NamedTuple):
+    """A result that was false as a truth value, and the line that asked."""
+
+    result: HasVerdict
+    path: str
+    line: int
+
+    def error(self) -> ModelHealthError:
+        """Return the error that says why it was false."""
+        with self.result._unasked():
+            return self.result._denial()
+
+
+_latest: Denied | None = None
+
+
+def _note(result: HasVerdict, path: str, line: int) -> None:
+    # Only in a test, which pytest says by this variable, does the plugin take it again: a script
+    # would hold the report for nothing.
+    global _latest
+    if "PYTEST_CURRENT_TEST" in os.environ:
+        _latest = Denied(result, path, line)
+
+
+def take_denied() -> Denied | None:
+    """Return the latest result that was false as a truth value, and forget it."""
+    global _latest
+    taken, _latest = _latest, None
+    return taken

@@ -1,0 +1,440 @@
+"""Only a test that asks for a verdict decides itself: every other read leaves the check on."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth import HealthReport, Inspector, compare
+from pytest_modelhealth.comparison.comparison import Comparison
+
+NUMBERS: dict[str, Callable[[HealthReport], object]] = {
+    "print": lambda report: print(report, file=io.StringIO()),
+    "f-string": lambda report: f"{report}",
+    "repr": repr,
+    "html": HealthReport._repr_html_,
+    "loss": lambda report: report.loss,
+    "len": lambda report: len(report.layers) + len(report),
+    "layer": lambda report: report["fc"].activations,
+    "iteration": list,
+    "csv": lambda report: report.to_csv(os.devnull),
+    "json": lambda report: report.to_json(os.devnull),
+    "dict": HealthReport.to_dict,
+    "histogram": lambda report: report.plot_histogram("fc"),
+    "histograms": HealthReport.plot_histograms,
+    "gradient-flow": HealthReport.plot_gradient_flow,
+    "render": lambda report: report.render("failure"),
+    "observation": lambda report: report.observation,
+    "warnings": lambda report: report.warnings,
+    "settings": lambda report: report.settings,
+    "judgement": lambda report: report.judgement.verdict,
+}
+QUESTIONS: dict[str, Callable[[HealthReport], object]] = {
+    "verdict": lambda report: report.verdict,
+    "healthy": lambda report: report.healthy,
+    "violations": lambda report: report.violations,
+    "inconclusive": lambda report: report.inconclusive,
+    "bool": bool,
+    "failure": HealthReport.failure,
+}
+COMPARISON_NUMBERS: dict[str, Callable[[Comparison], object]] = {
+    "print": lambda found: print(found, file=io.StringIO()),
+    "repr": repr,
+    "html": Comparison._repr_html_,
+    "len": len,
+    "layer": lambda found: found["0"].diverged,
+    "dict": Comparison.to_dict,
+    "plot": Comparison.plot_errors,
+    "first-divergence": lambda found: found.first_divergence,
+    "changes": lambda found: (found.diverged, found.changed_names, found.outputs),
+}
+COMPARISON_QUESTIONS: dict[str, Callable[[Comparison], object]] = {
+    "equivalent": lambda found: found.equivalent,
+    "bool": bool,
+    "failure": Comparison.failure,
+}
+
+
+@pytest.fixture(scope="module")
+def sick() -> HealthReport:
+    """A report on a model with a NaN."""
+    model = nn.Sequential(OrderedDict(fc=nn.Linear(4, 2)))
+    nn.init.constant_(model.fc.bias, float("nan"))
+    return Inspector(model).run_inspection(torch.ones(4, 4))
+
+
+@pytest.fixture(scope="module")
+def apart() -> Comparison:
+    """A comparison of two models with different weights."""
+    return compare(nn.Sequential(nn.Linear(4, 2)), nn.Sequential(nn.Linear(4, 2)), torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *QUESTIONS])
+def test_what_asks_for_the_verdict_of_a_report(name: str, sick: HealthReport) -> None:
+    """Numbers, tables and pictures do not, though some of them show the verdict."""
+    sick.verdict_asked = False
+    (NUMBERS | QUESTIONS)[name](sick)
+    assert sick.verdict_asked is (name in QUESTIONS)
+
+
+@pytest.mark.parametrize("name", [*COMPARISON_NUMBERS, *COMPARISON_QUESTIONS])
+def test_what_asks_for_the_verdict_of_a_comparison(name: str, apart: Comparison) -> None:
+    """Where the two part is evidence; whether they are equivalent is the verdict."""
+    apart.verdict_asked = False
+    (COMPARISON_NUMBERS | COMPARISON_QUESTIONS)[name](apart)
+    assert apart.verdict_asked is (name in COMPARISON_QUESTIONS)
+
+
+READS = """
+import copy
+import nets, pytest
+
+def run(inspector, **settings):
+    return inspector(nets.with_nan(), **settings).run_inspection(nets.BATCH)
+
+def comparison(inspector, **options):
+    reference = nets.healthy()
+    candidate = copy.deepcopy(reference)
+    candidate[2].bias.data[0] += 1
+    return inspector.compare(reference, candidate, nets.BATCH, **options)
+
+def test_read_print(inspector):
+    print(run(inspector))
+
+def test_read_through_the_inspector(inspector):
+    insp = inspector(nets.with_nan())
+    insp.run_inspection(nets.BATCH)
+    insp.get_statistics("0")
+    insp.plot_histogram("0")
+    assert len(inspector.reports) == 1
+
+def test_read_comparison(inspector):
+    assert comparison(inspector).first_divergence.layer == "2"
+
+def test_ask_by_assert_healthy(inspector):
+    with pytest.raises(AssertionError, match="unhealthy"):
+        run(inspector).assert_healthy()
+    with pytest.raises(AssertionError, match="not equivalent"):
+        comparison(inspector).assert_equivalent()
+
+def test_ask_by_assert(inspector):
+    assert not run(inspector)
+    assert not comparison(inspector)
+
+def test_ask_by_a_snapshot(inspector, health_snapshot):
+    with pytest.raises(AssertionError, match="unhealthy"):
+        assert run(inspector) == health_snapshot
+
+@pytest.mark.modelhealth(auto_check=False)
+def test_off_by_marker(inspector):
+    print(run(inspector))
+    print(comparison(inspector))
+
+def test_off_by_call(inspector):
+    print(run(inspector, auto_check=False))
+    print(comparison(inspector, auto_check=False))
+
+@pytest.mark.modelhealth(auto_check=False)
+def test_read_on_again(inspector):
+    print(run(inspector, auto_check=True))
+"""
+
+
+def test_only_a_test_that_asks_for_the_verdict_decides_itself(nets: pytest.Pytester) -> None:
+    """Reading an unhealthy model's numbers leaves its test red, unless it says that it does."""
+    nets.makepyfile(test_reads=READS)
+    result = nets.runpytest("-rfp", "-p", "no:modelhealth.terminal", "-W", "error")
+    result.assert_outcomes(failed=4, passed=5)
+    result.stdout.no_fnmatch_line("FAILED *::test_ask*")
+    result.stdout.no_fnmatch_line("FAILED *::test_off*")
+    result.stdout.fnmatch_lines(
+        [
+            "E   The test did not ask for this report's verdict, so it was checked when the *;",
+            "E   for numbers alone: @pytest.mark.modelhealth(auto_check=False)",
+        ]
+    )
+
+
+def test_a_test_that_wants_numbers_shows_no_evidence_when_it_fails(nets: pytest.Pytester) -> None:
+    """`auto_check=False` leaves a failing test without pictures of what it knows to be sick."""
+    nets.makepyfile(
+        """
+        import nets
+
+        def test_it(inspector):
+            inspector(nets.with_nan(), auto_check=False).run_inspection(nets.BATCH)
+            assert 1 == 2
+        """
+    )
+    result = nets.runpytest("-o", "modelhealth_auto_check=true")
+    result.assert_outcomes(failed=1)
+    result.stdout.no_fnmatch_line("*- modelhealth*")
+
+
+def test_the_ini_file_and_the_command_line_switch_the_check_off(nets: pytest.Pytester) -> None:
+    """As every setting; a comparison's own word wins, and has to be a truth value."""
+    nets.makepyfile(
+        """
+        import copy, nets, pytest
+
+        def test_it(inspector):
+            inspector(nets.with_nan()).run_inspection(nets.BATCH)
+
+        def test_comparison(inspector):
+            with pytest.raises(ValueError, match="argument of compare: auto_check must be"):
+                inspector.compare(nets.healthy(), nets.healthy(), nets.BATCH, auto_check="no")
+            inspector.compare(nets.healthy(), nets.with_nan(), nets.BATCH, auto_check=True)
+        """
+    )
+    nets.runpytest("--modelhealth-auto-check=false").assert_outcomes(passed=1, failed=1)
+    nets.runpytest("-o", "modelhealth_auto_check=off").assert_outcomes(passed=1, failed=1)
+
+
+ASSERTS = """
+import copy, unittest
+import nets, pytest
+from pytest_modelhealth import Inspector
+
+def sick(inspector):
+    return inspector(nets.with_nan()).run_inspection(nets.BATCH)
+
+def test_call(inspector):
+    assert inspector(nets.with_nan()).run_inspection(nets.BATCH)
+
+def test_message(inspector):
+    assert sick(inspector), "my own words"
+
+def test_and(inspector):
+    report = sick(inspector)
+    assert report and len(report) == 4
+
+def test_lines(inspector):
+    report = sick(inspector)
+    assert (
+        len(report) == 4
+        and report
+    )
+
+def test_without_the_fixture():
+    assert Inspector(nets.with_nan()).run_inspection(nets.BATCH)
+
+def test_all(inspector):
+    assert all(report for report in [sick(inspector)])
+
+def test_comparison(inspector):
+    candidate = copy.deepcopy(nets.healthy())
+    candidate[2].bias.data[0] += 1
+    assert inspector.compare(nets.healthy(), candidate, nets.BATCH)
+
+class TestUnit(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def bind(self, inspector):
+        self.inspector = inspector
+
+    def test_assert(self):
+        assert sick(self.inspector)
+
+    def test_assert_true(self):
+        self.assertTrue(sick(self.inspector))
+
+@pytest.fixture
+def checked(inspector):
+    assert sick(inspector)
+
+def test_fixture(checked):
+    pass
+
+class TestOther:
+    def test_if(self, inspector):
+        report = sick(inspector)
+        if report or not report:
+            pass
+        assert "my own" == "comparison"
+
+    def test_number(self, inspector):
+        report = sick(inspector)
+        assert (3 if report else 4) == 3, "more words"
+
+    @pytest.mark.xfail(raises=AssertionError, strict=True)
+    def test_expected(self, inspector):
+        assert sick(inspector)
+
+    def test_healthy(self, inspector):
+        assert inspector(nets.healthy()).run_inspection(nets.BATCH)
+"""
+TOLD = 11
+"""How many of these fail with the text of a report or a comparison."""
+
+
+@pytest.mark.parametrize("options", [[], ["--assert=plain"], ["-n2"]], ids=" ".join)
+def test_a_bare_assert_fails_with_the_whole_text(nets: pytest.Pytester, options: list[str]) -> None:
+    """In any form, as `assert_healthy` does; an assertion about something else is left alone."""
+    nets.makepyfile(test_asserts=ASSERTS)
+    run = nets.runpytest_subprocess if "-n2" in options else nets.runpytest
+    result = run(*options, "-p", "no:modelhealth.terminal", "-W", "error")
+    result.assert_outcomes(failed=TOLD, passed=1, errors=1, xfailed=1)
+    text = "\n".join(result.outlines)
+
+    def count(pattern: str) -> int:
+        return len(re.findall(f"^{pattern}", text, re.MULTILINE))
+
+    assert count(r"E +unhealthy: 2 \(finite\): 1 NaN") == count("E +accept it: ") == TOLD - 1
+    assert count("E +not equivalent: 2: same input, other weights") == 1
+    assert count(r"(FAILED|ERROR) \S+ - (unhealthy: 2|not equivalent)") == TOLD
+    assert count("E +my own words$") == count("E +more words$") == 1
+    assert "HealthReport unhealthy" not in text
+    assert "Comparison not" not in text
+    if "--assert=plain" not in options:
+        assert count("E +assert 4 == 3$") == 1
+        assert "TestOther::test_if - AssertionError: assert 'my own' == 'comparison'" in text
+
+
+INCONCLUSIVE = """
+import nets, pytest, torch
+
+def run(inspector, **settings):
+    return inspector(nets.with_dead_relu(), min_samples=100, **settings).run_inspection(nets.BATCH)
+
+def test_unasked(inspector):
+    run(inspector)
+
+def test_asserted(inspector):
+    run(inspector).assert_healthy()
+
+def test_bare(inspector):
+    assert run(inspector)
+
+def test_decides_itself(inspector):
+    assert run(inspector).verdict == "inconclusive"
+
+def test_accepted(inspector):
+    run(inspector, inconclusive="pass")
+    run(inspector).assert_healthy(inconclusive="pass")
+
+@pytest.mark.modelhealth(auto_check=False)
+def test_off(inspector):
+    run(inspector)
+
+@pytest.fixture
+def late(inspector):
+    yield
+    run(inspector)
+
+def test_in_teardown(late):
+    pass
+"""
+DOUBT = "ModelHealthWarning: inconclusive: 1 (dead_units): 8 of 8 units were inactive*at least 100*"
+BARE = [
+    "E * inconclusive: 1 (dead_units): 8 of 8 units were inactive*",
+    "E * Nothing is violated, but not enough was seen to call it healthy.*",
+]
+
+
+def test_an_inconclusive_report_is_a_warning(nets: pytest.Pytester) -> None:
+    """Under -q too the summary names test, layer, check and reason, a line each."""
+    nets.makepyfile(test_doubt=INCONCLUSIVE)
+    result = nets.runpytest("-q", "-W", "always")
+    result.assert_outcomes(passed=6, failed=1, warnings=3)
+    result.stdout.fnmatch_lines(
+        [
+            *BARE,
+            "E * or use report.assert_healthy(), which fails for violations alone",
+            "test_doubt.py::test_unasked",
+            f"*test_doubt.py:*: {DOUBT}",
+            "test_doubt.py::test_asserted",
+            f"*test_doubt.py:*: {DOUBT}",
+            "test_doubt.py::test_in_teardown",
+            f"*test_doubt.py:*: {DOUBT}",
+            "FAILED test_doubt.py::test_bare - inconclusive: *",
+        ]
+    )
+    nets.runpytest_subprocess("-q", "-p", "no:warnings").assert_outcomes(passed=6, failed=1)
+
+
+def test_an_inconclusive_report_fails_or_passes_where_the_project_says_so(
+    nets: pytest.Pytester,
+) -> None:
+    """`fail` names who set it, and `pass` is silent; -W error fails as for any warning."""
+    nets.makepyfile(test_doubt=INCONCLUSIVE)
+    result = nets.runpytest("-o", "modelhealth_inconclusive=fail", "-W", "error")
+    result.assert_outcomes(passed=4, failed=3, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            ">   return inspector(*",
+            *BARE,
+            'E   or let it pass: @pytest.mark.modelhealth(inconclusive="warn")',
+            'E   "fail" was set by: --override-ini modelhealth_inconclusive',
+        ]
+    )
+    result = nets.runpytest("--modelhealth-inconclusive=pass", "-W", "error")
+    result.assert_outcomes(passed=6, failed=1)
+    result = nets.runpytest("-W", "error")
+    result.assert_outcomes(passed=4, failed=3, errors=1)
+    result.stdout.fnmatch_lines("FAILED *::test_unasked - *inconclusive: 1 (dead_units)*")
+
+
+def test_several_findings_are_one_warning(nets: pytest.Pytester) -> None:
+    """The first is named and the others are counted; what is asked twice is told once."""
+    nets.makepyfile(
+        """
+        import nets
+        from torch import nn
+
+        def test_it(inspector):
+            model = nn.Sequential(*nets.with_dead_relu(), *(nets.with_dead_relu()[:2]))
+            model[3] = nn.Linear(2, 8)
+            nn.init.constant_(model[3].bias, -10.0)
+            report = inspector(model, min_samples=100).run_inspection(nets.BATCH)
+            report.assert_healthy()
+            report.assert_healthy()
+        """
+    )
+    result = nets.runpytest("-q", "-W", "always")
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines("*ModelHealthWarning: inconclusive: * (and 1 more)")
+
+
+def test_an_inspector_that_never_ran_is_a_warning(nets: pytest.Pytester) -> None:
+    """It names the line that made it; one that ran, or that a fixture runs later, is none."""
+    nets.makepyfile(
+        test_idle="""
+        import nets, pytest
+
+        def test_forgotten(inspector):
+            inspector(nets.healthy()).watch("0")
+
+        def test_failing(inspector):
+            inspector(nets.healthy())
+            pytest.skip("the body did not get so far")
+
+        def test_raising(inspector):
+            with pytest.raises(RuntimeError):
+                inspector(nets.healthy()).run_inspection(nets.BATCH[:, :2])
+            with pytest.raises(RuntimeError, match="no batch"):
+                inspector(nets.healthy()).run_batches([])
+
+        @pytest.fixture
+        def checked(inspector):
+            made = inspector(nets.healthy())
+            yield
+            made.run_inspection(nets.BATCH)
+
+        def test_in_teardown(checked):
+            pass
+        """
+    )
+    result = nets.runpytest("-q", "-W", "always")
+    result.assert_outcomes(passed=3, skipped=1, warnings=1)
+    result.stdout.fnmatch_lines(
+        [
+            "test_idle.py::test_forgotten",
+            "*ModelHealthWarning: test_idle.py:4: this inspector was made and never run, so *",
+        ]
+    )
