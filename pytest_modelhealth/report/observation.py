@@ -381,6 +381,8 @@ class Observation:
         model_type: class name of the model.
         loss: value of the loss; ``None`` where there was none.
         backward: whether a backward pass ran.
+        no_gradients: why there was no gradient to see although nobody left the backward pass out,
+            and what would give one, a phrase; ``""`` where there was one, or nothing to train.
         batches: number of batches merged.
         samples: size of dimension 0 of the model's first input tensor, summed over batches.
         notes: what a reader should know, a sentence each ("eager values of a compiled model").
@@ -397,6 +399,7 @@ class Observation:
     model_type: str
     loss: float | None = None
     backward: bool = False
+    no_gradients: str = ""
     batches: int = 1
     samples: int = 0
     notes: tuple[str, ...] = ()
@@ -421,6 +424,7 @@ class Observation:
             model_type=self.model_type,
             loss=_mean_loss(self, other),
             backward=self.backward or other.backward,
+            no_gradients=self.no_gradients if other.no_gradients else "",
             batches=self.batches + other.batches,
             samples=self.samples + other.samples,
             notes=tuple(dict.fromkeys((*self.notes, *other.notes))),

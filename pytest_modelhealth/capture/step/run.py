@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -107,6 +107,9 @@ def run_step(
             recorder.add_loss(loss)
         ends = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
         del output
+        no_gradients = ""
+        if request.backward is not False:
+            no_gradients = _why_no_gradients(loss, bool(ends), [held[2] for held in parameters])
         running.doing = "backward pass"
         if backward and loss is not None and loss.requires_grad:
             if tasks is not None:
@@ -128,6 +131,7 @@ def run_step(
         model_type=recorder.layers[""].type_name,
         loss=recorder.loss,
         backward=backward,
+        no_gradients=no_gradients,
         samples=samples,
         notes=(*notes, *recorder.notes),
         errors=tuple(recorder.errors),
@@ -225,9 +229,9 @@ def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -
         return False
     reason = ""
     if loss is None:
-        reason = "the output holds no floating-point number to differentiate"
+        reason = _NO_NUMBER
     elif not torch.is_grad_enabled():
-        reason = "gradients are off here (torch.no_grad() or inference_mode())"
+        reason = _OFF
     if reason or (loss is not None and not loss.requires_grad):
         if backward is True or callable(backward):
             raise InspectionError(
@@ -238,6 +242,39 @@ def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -
         if reason:
             notes.append(f"no backward pass: {reason}")
     return not reason
+
+
+_NO_NUMBER = "the output holds no floating-point number to differentiate"
+_OFF = "gradients are off here (torch.no_grad() or inference_mode())"
+
+
+def _why_no_gradients(loss: Tensor | None, has_graph: bool, parameters: Sequence[Tensor]) -> str:
+    """Return why `loss` gives no parameter a gradient and what would, ``""`` where it may give one.
+
+    Args:
+        loss: what is differentiated.
+        has_graph: whether an output of the model has a graph.
+        parameters: those of the model; without any there is nothing to learn.
+    """
+    if not parameters:
+        return ""
+    if not torch.is_grad_enabled():
+        return f"{_OFF}; inspect outside of it"
+    if loss is None:
+        return f"{_NO_NUMBER}; give a loss, or return what the output is computed from"
+    if loss.grad_fn is not None or any(loss is parameter for parameter in parameters):
+        return ""
+    if not any(parameter.requires_grad for parameter in parameters):
+        return "every parameter is frozen (requires_grad=False); unfreeze what is trained"
+    if has_graph:
+        return (
+            "the loss is a new tensor without a graph, although the output has one; compute it "
+            "from the output without .detach(), .item() or torch.tensor(...)"
+        )
+    return (
+        "neither output nor loss depends on a parameter; look for .detach(), .item(), .numpy(), "
+        "argmax or no_grad in the forward"
+    )
 
 
 def _run_backward(

@@ -11,7 +11,7 @@ from typing import cast
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
-from pytest_modelhealth.checks.judging.unseen import unseen
+from pytest_modelhealth.checks.judging.unseen import unseen, without_gradients
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
 from pytest_modelhealth.settings import Settings
@@ -22,7 +22,7 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
     """Run every check that is chosen, and sort out what is waived and what only warns.
 
     A check that raises is named in the judgement; the others still run. A run that showed no number
-    is inconclusive.
+    is inconclusive, and so is one without any gradient although nobody left them out.
 
     Raises:
         LayerNotFoundError: a pattern of the setting ``layers``, or of ``thresholds``, matches no
@@ -47,6 +47,8 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
     told = [f for f in _told(observation, findings, settings) if not judged.isdisjoint(_layers(f))]
     judgement = _sort_out(told, settings, tuple(broken))
     nothing = unseen(observation)
+    if nothing is None and not judgement.violations and _wants_gradients(findings, settings):
+        nothing = without_gradients(observation)
     if nothing is None:
         return judgement
     return replace(judgement, inconclusive=(nothing, *judgement.inconclusive))
@@ -62,6 +64,15 @@ def _chosen_checks(settings: Settings) -> list[Check]:
         )
         raise SettingsError(f"no check is left to run: {named}")
     return chosen
+
+
+def _wants_gradients(findings: list[Finding], settings: Settings) -> bool:
+    """Whether a check on gradients was to run, and none has said what is missing."""
+    named = {check.name for check in _chosen_checks(settings) if check.role == _GRADIENTS}
+    return bool(named) and named.isdisjoint(finding.check for finding in findings)
+
+
+_GRADIENTS = "parameter_gradients"
 
 
 class _RubbishError(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.checks.evidence import called, trainable
 from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Status
 
 
@@ -16,6 +16,29 @@ def unseen(observation: Observation) -> Inconclusive | None:
     if not is_silent and not all(map(_returned_nothing, ran)):
         return None
     return Inconclusive("observation", outermost.name, _reason(outermost))
+
+
+def without_gradients(observation: Observation) -> Inconclusive | None:
+    """Return why no gradient could be judged, if none could and nobody left them out.
+
+    They are left out by ``backward=False`` and by a ``watch()`` without them. A model that has no
+    parameters has nothing to learn.
+    """
+    roles = ("gradients", "parameter_gradients")
+    ran = [r for r in called(observation) if not r.watched.isdisjoint(roles)]
+    reason = observation.no_gradients
+    if observation.backward and any(map(trainable, ran)) and not any(map(_got_gradient, ran)):
+        reason = reason or "the backward pass reached no layer; compute the loss from the output"
+    if not ran or not reason:
+        return None
+    text = f"no gradient could be judged: {reason}, or say backward=False"
+    return Inconclusive("observation", "", text)
+
+
+def _got_gradient(record: LayerRecord) -> bool:
+    # The loss that a model returns is an output of it, and has a gradient of one.
+    is_inside = record.name != ""
+    return bool(record.parameter_gradients) or (is_inside and record.gradients is not None)
 
 
 def _returned_nothing(record: LayerRecord) -> bool:
