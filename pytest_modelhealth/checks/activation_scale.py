@@ -34,6 +34,7 @@ class ActivationScale(Check):
     name = "activation_scale"
     summary = "Activations neither grow nor fade beyond what depth explains."
     gravity = 35
+    reads_scale = True
     definition = (
         "The root mean square of a layer's activations, if other weights come after it, is at most "
         "max_activation_growth times that of the model's inputs or its first layer's activations, "

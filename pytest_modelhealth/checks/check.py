@@ -52,6 +52,13 @@ class Check(ABC):
     role: ClassVar[str] = "activations"
     """Which tensor of a layer its violations are about, where they do not say it."""
 
+    reads_scale: ClassVar[bool] = False
+    """Whether depth alone brings about what it finds where nothing is normalised.
+
+    Behind batch normalisations that have seen no batch its findings in evaluation mode are then no
+    violations, those apart that are `independent`.
+    """
+
     settings: ClassVar[tuple[Setting, ...]] = ()
     """The thresholds it declares, each under the name it has everywhere."""
 
@@ -72,6 +79,7 @@ class Check(ABC):
         cause: str = "",
         affected: Iterable[str] = (),
         independent: bool = False,
+        severity: Severity = "fail",
     ) -> Violation:
         """Return this check's violation in a layer.
 
@@ -85,6 +93,7 @@ class Check(ABC):
             cause: the likely cause, one sentence.
             affected: names of the layers that only show what this one began.
             independent: whether no fault elsewhere can bring this about.
+            severity: ``"warn"`` where what was seen may be meant so, and nothing seen tells.
         """
         from pytest_modelhealth.report import Violation
 
@@ -100,6 +109,7 @@ class Check(ABC):
             tensor=tensor,
             affected=tuple(affected),
             independent=independent,
+            severity=severity,
         )
 
     @classmethod

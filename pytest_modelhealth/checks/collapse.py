@@ -41,6 +41,7 @@ class Collapse(Check):
     name = "collapse"
     summary = "The output differs from sample to sample, and units from each other."
     gravity = 27
+    reads_scale = True
     definition = (
         "The output is not equal for all samples of a batch whose samples differ, and no layer "
         "takes the spread of its units over the samples, relative to its largest value, from over "

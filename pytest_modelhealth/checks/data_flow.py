@@ -50,11 +50,15 @@ class DataFlow:
     def reached(self, origin: Port) -> frozenset[Port]:
         """Return everything that depends on `origin`, itself included."""
         if origin not in self._reached:
-            self._reached[origin] = self._swept(origin)
+            self._reached[origin] = self._swept([origin])
         return self._reached[origin]
 
-    def _swept(self, origin: Port) -> frozenset[Port]:
-        reached = {origin}
+    def reached_by_any(self, origins: Iterable[Port]) -> frozenset[Port]:
+        """Return everything that depends on one of `origins`, themselves included."""
+        return self._swept(origins)
+
+    def _swept(self, origins: Iterable[Port]) -> frozenset[Port]:
+        reached = set(origins)
         while True:
             known = len(reached)
             self._sweep(reached)

@@ -46,6 +46,7 @@ class DeadUnits(Check):
     name = "dead_units"
     summary = "Behind each activation that can die, enough units are active for some sample."
     gravity = 20
+    reads_scale = True
     definition = (
         "A unit (a channel, or a feature of a sequence) is dead if it never exceeds 2^-20 of the "
         "largest magnitude of its layer in any sample. The dead part of the units behind an "

@@ -1,4 +1,4 @@
-"""Tells a model that was just initialised from one that was trained.
+"""Tells a model, or a batch normalisation, that was just initialised from one that was trained.
 
 `is_fresh` and `looks_trained` each want evidence of their own; of a model that gives neither, both
 are false.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.checks.evidence import called, trainable
 from pytest_modelhealth.checks.weights import linear_maps
 
 if TYPE_CHECKING:
@@ -54,6 +54,24 @@ def _is_uniform(weight: TensorStatistics) -> bool:
     return weight.count >= _FEW and 0.0 < weight.abs_max <= _UNIFORM * weight.std
 
 
+def is_unfitted(record: LayerRecord) -> bool:
+    """Whether a batch normalisation has seen no batch yet, so that it normalises nothing.
+
+    It takes its running mean of 0 and variance of 1 for those of its inputs. In training mode it
+    normalises by the batch, and has counted it by the time its buffers are read.
+    """
+    tracked = record.buffers.get("num_batches_tracked")
+    return has_initial_statistics(record) and (tracked is None or tracked.max == 0.0)
+
+
+def has_initial_statistics(record: LayerRecord) -> bool:
+    """Whether a layer's running mean is 0 and its running variance 1 throughout, as they start."""
+    mean, variance = record.buffers.get("running_mean"), record.buffers.get("running_var")
+    if variance is None or not variance.min == variance.max == 1.0:
+        return False
+    return mean is None or mean.abs_max == 0.0
+
+
 def looks_trained(observation: Observation) -> bool:
     """Whether parameters are as no initialiser leaves them.
 
@@ -72,6 +90,38 @@ def _is_moved(record: LayerRecord) -> bool:
     if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
         return False
     return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
+
+
+def was_trained(observation: Observation) -> bool:
+    """Whether parameters or running statistics are as training alone leaves them.
+
+    Some initialisers draw the scales of normalisations, around 1 (DCGAN) or around 0 (MobileViT in
+    transformers), or scales and shifts (RepVGG in timm). A step moves the scales and shifts of all,
+    and every bias.
+    """
+    ran = called(observation)
+    norms = [record for record in ran if _scales(record) and trainable(record)]
+    return (
+        (bool(norms) and all(map(has_moved, norms)) and not any(map(_has_zero_bias, ran)))
+        or any("running_var" in r.buffers and not has_initial_statistics(r) for r in ran)
+        or any(_is_moved(r) for r in ran if linear_maps(r))
+    )
+
+
+def _has_zero_bias(record: LayerRecord) -> bool:
+    bias = trainable(record).get("bias")
+    return bias is not None and bias.abs_max == 0.0
+
+
+def has_moved(record: LayerRecord) -> bool:
+    """Whether both scale and shift of a normalisation vary."""
+    return _scales(record) and all(record.parameters[n].std > 0.0 for n in ("weight", "bias"))
+
+
+def _scales(record: LayerRecord) -> bool:
+    """Whether a layer has a scale and a shift of each channel."""
+    shapes = [s.shape for n in ("weight", "bias") if (s := record.parameters.get(n)) is not None]
+    return len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) == 1
 
 
 _BIAS_MARGIN = 1.01

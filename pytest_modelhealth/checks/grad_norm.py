@@ -31,6 +31,7 @@ class GradNorm(Check):
     name = "grad_norm"
     summary = "No layer's gradient norm vanishes or explodes."
     gravity = 40
+    reads_scale = True
     role = "parameter_gradients"
     definition = (
         "The L2 norm of the gradients of a layer's own parameters lies within the bounds set, if "
@@ -81,13 +82,7 @@ class GradNorm(Check):
         records = [record for record in called(observation) if _gradients(record)]
         yield from _absolute(records, observation.batches, settings)
         yield from _exploding(records, observation, settings)
-        fresh = _fresh_normalization(observation)
-        for violation in _vanishing(records, settings):
-            if fresh is None:
-                yield violation
-            else:
-                record = observation.layers[violation.layer]
-                yield self.inconclusive(record, _doubt(violation, fresh))
+        yield from _vanishing(records, settings)
 
 
 def _gradients(record: LayerRecord) -> list[TensorStatistics]:
@@ -274,22 +269,6 @@ def _uniform_cause(records: list[LayerRecord]) -> str:
         return _VANISHING_CAUSE
     mean = math.exp(-math.fsum(math.log(gain) for gain, _ in gains) / len(gains))
     return f"it shrinks {mean:.3g} times a layer over {len(gains)} layers: {_VANISHING_CAUSE}"
-
-
-def _fresh_normalization(observation: Observation) -> LayerRecord | None:
-    """Return a batch normalisation that normalises nothing, since it has seen no batch yet."""
-    for record in called(observation):
-        batches = record.buffers.get("num_batches_tracked")
-        if batches is not None and batches.max == 0.0:
-            return record
-    return None
-
-
-def _doubt(violation: Violation, fresh: LayerRecord) -> str:
-    return (
-        f"{violation.message}, but {fresh.label!r} has seen no batch and normalises nothing in "
-        "evaluation mode; train for a step first, or inspect in training mode"
-    )
 
 
 def _relative_gradient(record: LayerRecord) -> float:

@@ -49,6 +49,7 @@ class Headroom(Check):
     name = "headroom"
     summary = "Values neither come near the largest of their dtype nor sink below its normal ones."
     gravity = 50
+    reads_scale = True
     definition = (
         "The largest value of an activation, parameter or gradient is at most max_range_used of "
         "the largest of its dtype, and of planned_dtype if one is given. At most "

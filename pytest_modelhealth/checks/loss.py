@@ -56,6 +56,7 @@ class Loss(Check):
     name = "loss"
     summary = "The loss is given what it takes, is not negated, and depends on the output."
     gravity = 15
+    reads_scale = True
     definition = (
         "Calls of torch's loss functions are held against what they take: logits, "
         "log-probabilities, targets of the same shape, some of them not ignored. The loss as a "

@@ -43,6 +43,7 @@ class MissingGradients(Check):
     name = "missing_gradients"
     summary = "No trainable layer that feeds the output is cut off from the loss."
     gravity = 30
+    reads_scale = True
     role = "parameter_gradients"
     definition = (
         "Every trainable layer whose output is used gets a gradient, and not one that is exactly "

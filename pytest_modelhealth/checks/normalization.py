@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called
-from pytest_modelhealth.checks.freshness import looks_trained
+from pytest_modelhealth.checks.freshness import (
+    has_initial_statistics,
+    has_moved,
+    was_trained,
+)
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
 from pytest_modelhealth.settings import Setting, Settings
 
@@ -67,7 +71,7 @@ class Normalization(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield normalisations that do not do their work."""
-        trained = looks_trained(observation)
+        trained = was_trained(observation)
         root = observation.layers.get("")
         evaluated = root is not None and root.options.get("training") is False
         for record in called(observation):
@@ -142,17 +146,21 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
         return
     limit = settings.limit("max_norm_mismatch", record.name)
     factor = out.rms / expected if expected else 1.0
-    tracked = record.buffers.get("num_batches_tracked")
-    counted = 0.0 if tracked is None else tracked.max
-    if 1.0 / limit.value <= factor <= limit.value and not _was_trained_without(record):
-        return
+    is_within = 1.0 / limit.value <= factor <= limit.value
     message = (
         f"in evaluation mode its output has a root mean square of {out.rms:.3g}, {factor:.3g} "
         f"times what its scale and shift make of normalised values"
     )
+    if is_within:
+        if not (trained and has_initial_statistics(record) and has_moved(record)):
+            return
+        limit = ALWAYS
+        message = "its scale and shift were trained, and its running statistics are as they started"
+    tracked = record.buffers.get("num_batches_tracked")
+    counted = 0.0 if tracked is None else tracked.max
     mean, variance = record.buffers.get("running_mean"), record.buffers["running_var"]
-    if _never_updated(record):
-        if not (trained or counted or _was_trained_without(record)):
+    if has_initial_statistics(record):
+        if not (trained or counted):
             return  # as it was initialised
         why = (
             f"its momentum was zero for the {counted:.0f} batches that it counted"
@@ -182,18 +190,6 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
 def _expected_rms(record: LayerRecord) -> float:
     scale, shift = record.parameters.get("weight"), record.parameters.get("bias")
     return math.hypot(1.0 if scale is None else scale.rms, 0.0 if shift is None else shift.rms)
-
-
-def _never_updated(record: LayerRecord) -> bool:
-    mean, variance = record.buffers.get("running_mean"), record.buffers["running_var"]
-    starts = variance.min == variance.max == 1.0
-    return starts and (mean is None or mean.abs_max == 0.0)
-
-
-def _was_trained_without(record: LayerRecord) -> bool:
-    """Whether its scale was trained while its running statistics stayed as they started."""
-    scale = record.parameters.get("weight")
-    return scale is not None and scale.std > 0.0 and _never_updated(record)
 
 
 def _has_forgotten_its_start(record: LayerRecord) -> bool:

@@ -50,6 +50,7 @@ class Saturation(Check):
     name = "saturation"
     summary = "No bounded activation or attention sits where it is flat for most inputs."
     gravity = 25
+    reads_scale = True
     definition = (
         "The part of the inputs of a sigmoid, tanh or hard variant that lies where its slope is "
         "under 0.002 is at most max_saturated_fraction. A softmax is saturated as far as its rows "

@@ -100,7 +100,7 @@ class HealthReport(HasVerdict):
 
     @property
     def warnings(self) -> tuple[Violation, ...]:
-        """Every violation of a check that only warns, the gravest first."""
+        """Every violation that only warns, by its check's severity or its own, the gravest first."""
         return self.judgement.warned
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pytest_modelhealth.report.observation import Observation
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.settings.waiver import Waiver
 
 
@@ -46,6 +46,8 @@ class Violation:
             reader, and keep the violation where only they are judged (the setting ``layers``).
         independent: whether no fault elsewhere can bring this about (a graph that is cut, a
             parameter that is not registered); other violations can be consequences.
+        severity: ``"warn"`` where a design may look the same; it fails only where the setting
+            ``severity`` says of this check that it fails.
         evidence: the statistics that were read, the culprit's first, then those of what comes
             before it; the diagnosis fills it in where the check leaves it empty.
         folded: violations that are consequences of this one, in causal order.
@@ -62,6 +64,7 @@ class Violation:
     tensor: str = ""
     affected: tuple[str, ...] = ()
     independent: bool = False
+    severity: Severity = "fail"
     evidence: tuple[Reference, ...] = ()
     folded: tuple[Violation, ...] = ()
 
@@ -111,7 +114,8 @@ class Judgement:
         inconclusive: what could not be judged.
         waived: violations that a waiver accepted, each with its waiver.
         unused_waivers: waivers that accepted nothing.
-        warned: violations of checks whose severity is ``warn``, in the order of `violations`.
+        warned: violations that only warn, by their check's severity or their own, in the order of
+            `violations`.
         broken: checks that failed themselves.
     """
 

@@ -11,6 +11,7 @@ from typing import cast
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
+from pytest_modelhealth.checks.judging.unfitted import Unfitted
 from pytest_modelhealth.checks.judging.unseen import unseen, without_gradients
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
@@ -44,8 +45,10 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
         except Exception as error:  # noqa: BLE001 - a project's check may raise anything
             text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
             broken.append(BrokenCheck(check.name, text, _place(error)))
-    told = [f for f in _told(observation, findings, settings) if not judged.isdisjoint(_layers(f))]
-    judgement = _sort_out(told, settings, tuple(broken))
+    unfitted = Unfitted(observation, cast("tuple[Check, ...]", settings.checks))
+    told = _told(observation, findings, settings, unfitted)
+    told = [finding for finding in told if not judged.isdisjoint(_layers(finding))]
+    judgement = _sort_out(told, settings, unfitted, tuple(broken))
     nothing = unseen(observation)
     if nothing is None and not judgement.violations and _wants_gradients(findings, settings):
         nothing = without_gradients(observation)
@@ -149,11 +152,17 @@ def _matches(pattern: str, observation: Observation) -> bool:
     return any(fnmatchcase(name, pattern) for name in observation.layers)
 
 
-def _told(observation: Observation, findings: list[Finding], settings: Settings) -> list[Finding]:
-    """Return the findings with consequences folded, none that fails under one that only warns."""
+def _told(
+    observation: Observation, findings: list[Finding], settings: Settings, unfitted: Unfitted
+) -> list[Finding]:
+    """Return the findings with consequences folded, none that fails under one that does not."""
     told = diagnose(observation, findings)
-    warning = [f for f in told if isinstance(f, Violation) and _only_warns(f, settings)]
-    hidden = [v for root in warning for v in root.folded if not _only_warns(v, settings)]
+
+    def fails(violation: Violation) -> bool:
+        return not (_only_warns(violation, settings) or unfitted.explain(violation))
+
+    mild = [f for f in told if isinstance(f, Violation) and not fails(f)]
+    hidden = [v for root in mild for v in root.folded if fails(v)]
     if not hidden:
         return told
     shown = [_without(finding, hidden) for finding in told]
@@ -168,7 +177,10 @@ def _without(finding: Finding, hidden: list[Violation]) -> Finding:
 
 
 def _only_warns(violation: Violation, settings: Settings) -> bool:
-    return bool(settings.severity(violation.check).value == "warn")
+    """Whether its check only warns, or it does itself and nobody set that the check fails."""
+    chosen = settings.severity(violation.check)
+    is_mild = violation.severity == "warn" and chosen.origin == "default"
+    return is_mild or bool(chosen.value == "warn")
 
 
 def _layers(finding: Finding) -> tuple[str, ...]:
@@ -177,11 +189,15 @@ def _layers(finding: Finding) -> tuple[str, ...]:
 
 
 def _sort_out(
-    findings: Iterable[Finding], settings: Settings, broken: tuple[BrokenCheck, ...]
+    findings: Iterable[Finding],
+    settings: Settings,
+    unfitted: Unfitted,
+    broken: tuple[BrokenCheck, ...],
 ) -> Judgement:
     violations: list[Violation] = []
     warned: list[Violation] = []
     inconclusive: list[Inconclusive] = []
+    explained: list[Violation] = []
     waived: list[tuple[Violation, Waiver]] = []
     for finding in findings:
         waiver = next((w for w in settings.waivers if w.covers(finding.check, finding.layer)), None)
@@ -190,10 +206,15 @@ def _sort_out(
                 inconclusive.append(finding)
         elif waiver is not None:
             waived.append((finding, waiver))
+        elif unfitted.explain(finding):
+            explained.append(finding)
         elif _only_warns(finding, settings):
             warned.append(finding)
         else:
             violations.append(finding)
+    if explained:
+        others = [finding for finding in inconclusive if not unfitted.doubt(finding)]
+        inconclusive = [unfitted.line(explained), *others]
     return Judgement(
         violations=tuple(violations),
         inconclusive=tuple(inconclusive),

@@ -1,0 +1,76 @@
+"""Tells what a check finds where depth alone explains it: nothing is normalised yet.
+
+A model in evaluation mode whose batch normalisations have seen no batch is as deep as it looks: its
+activations grow, fade or line up layer by layer, and so do its gradients, with nothing wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.data_flow import DataFlow, Port
+from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.checks.freshness import is_unfitted
+from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
+
+_STATE_ROLES = ("parameters", "buffers")
+_BACKWARD_ROLES = ("gradients", "parameter_gradients")
+
+
+class Unfitted:
+    """The batch normalisations of one observation that have seen no batch."""
+
+    def __init__(self, observation: Observation, checks: Iterable[Check]) -> None:
+        self._observation = observation
+        self._checks = frozenset(check.name for check in checks if check.reads_scale)
+
+    def explain(self, violation: Violation) -> bool:
+        """Whether depth behind one of them may have brought a violation about.
+
+        Activations are made behind it; gradients pass it on their way back, or begin behind it.
+        """
+        if violation.check not in self._checks or violation.independent or not self._norms:
+            return False
+        if violation.role in _STATE_ROLES:
+            return False
+        port = Port(violation.layer, output=violation.role != "inputs")
+        return port in self._behind or (violation.role in _BACKWARD_ROLES and port in self._before)
+
+    def doubt(self, finding: Inconclusive) -> bool:
+        """Whether a finding was in doubt for other reasons where depth explains it, too."""
+        port = Port(finding.layer, output=True)
+        return finding.check in self._checks and bool(self._norms) and port in self._behind
+
+    def line(self, explained: list[Violation]) -> Inconclusive:
+        """Return the one line that stands for all that they explain."""
+        first, *others = self._norms
+        so_do = f", as in {len(others)} more" if others else ""
+        checks = ", ".join(dict.fromkeys(violation.check for violation in explained))
+        reason = (
+            f"its running mean is 0 and its variance 1, as they start{so_do}, so that evaluation "
+            f"mode normalises nothing, and what depth explains is not judged ({checks}); train "
+            "for a step first, or inspect in training mode"
+        )
+        return Inconclusive("normalization", first.name, reason)
+
+    @cached_property
+    def _norms(self) -> list[LayerRecord]:
+        return [record for record in called(self._observation) if is_unfitted(record)]
+
+    @cached_property
+    def _outputs(self) -> list[Port]:
+        return [Port(record.name, output=True) for record in self._norms]
+
+    @cached_property
+    def _flow(self) -> DataFlow:
+        return DataFlow(self._observation)
+
+    @cached_property
+    def _behind(self) -> frozenset[Port]:
+        return self._flow.reached_by_any(self._outputs)
+
+    @cached_property
+    def _before(self) -> frozenset[Port]:
+        return self._flow.reaching(self._outputs)
