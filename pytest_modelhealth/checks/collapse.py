@@ -186,16 +186,14 @@ def _cause(record: LayerRecord, observation: Observation) -> str:
             "or a mean over the batch dimension, or multiplies by zero"
         )
     if out is not None and out.abs_max == 0.0:
-        return "its output is zero whatever it is given: a dead layer, or a product with zero"
+        return "its output is zero for every sample: a dead layer, or a product with zero"
     for found in linear_maps(record):
         if found.weights.std == 0.0:
             return f"its {found.tensor} is constant ({found.weights.mean:.3g})"
     if record.parameters.get("weight") is not None and record.parameters["weight"].std == 0.0:
         return "its weight is constant: it tells its inputs apart no more"
-    return (
-        "it drops its input, takes one sample or a mean over the batch dimension, or its bias "
-        "drowns what it computes"
-    )
+    drowns = ", or its bias drowns what it computes" if "bias" in record.parameters else ""
+    return f"it drops its input, takes one sample or a mean over the batch dimension{drowns}"
 
 
 def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -284,7 +282,12 @@ def _drowned(record: LayerRecord) -> str:
     bias, out = record.parameters.get("bias"), record.activations
     if bias is not None and out is not None and bias.abs_max > 0.5 * out.abs_max:
         return f"its bias (up to {bias.abs_max:.3g}) drowns what it computes from its inputs"
-    return "what it adds is far larger than its signal, or its weights are far too small"
+    if record.parameters:
+        return "what it adds is far larger than its signal, or its weights are far too small"
+    return (
+        "it has no parameters: what its samples differ by before it cancels out in it, or lies "
+        "where it looks away from (a mean, a maximum, a slice)"
+    )
 
 
 def _observes(statistics: TensorStatistics | None) -> bool:

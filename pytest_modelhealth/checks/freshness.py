@@ -93,7 +93,7 @@ def _is_moved(record: LayerRecord) -> bool:
 
 
 def was_trained(observation: Observation) -> bool:
-    """Whether parameters or running statistics are as training alone leaves them.
+    """Whether parameters or counted batches are as training alone leaves them.
 
     Some initialisers draw the scales of normalisations, around 1 (DCGAN) or around 0 (MobileViT in
     transformers), or scales and shifts (RepVGG in timm). A step moves the scales and shifts of all,
@@ -103,7 +103,7 @@ def was_trained(observation: Observation) -> bool:
     norms = [record for record in ran if _scales(record) and trainable(record)]
     return (
         (bool(norms) and all(map(has_moved, norms)) and not any(map(_has_zero_bias, ran)))
-        or any("running_var" in r.buffers and not has_initial_statistics(r) for r in ran)
+        or any(t.max > 0.0 for r in ran if (t := r.buffers.get("num_batches_tracked")) is not None)
         or any(_is_moved(r) for r in ran if linear_maps(r))
     )
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.data_flow import DataFlow, Port
@@ -60,9 +60,13 @@ class MissingGradients(Check):
         cut = [record for record in called(observation) if _lacking(record)]
         culprits = [record for record in cut if _is_cut_off(record, cut, observation)]
         flow = DataFlow(observation)
-        for record in _last_before_each_cut(culprits, flow):
+        ends = _last_before_each_cut(culprits, flow)
+        if ends and _only_answers(observation):
+            yield self.inconclusive(ends[0], _ANSWERS)
+            return
+        for record in ends:
             others = [other.name for other in cut if other is not record]
-            yield _missing(record, observation, others)
+            yield _missing(record, observation, others, _design(record, observation, flow))
         if not cut and math.isfinite(observation.loss or 0.0) and not is_switched_off(observation):
             found = list(_flat_weights(observation))
             found = found or [*_zero(observation, flow), *_stuck(observation)]
@@ -170,14 +174,16 @@ def _is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
 
 def _is_a_slow_copy(record: LayerRecord, observation: Observation) -> bool:
     """Whether a layer with the very same parameters learns: a copy that makes targets of it."""
-    own = trainable(record)
-    return any(
+    return any(learns(other) and _are_copies(record, other) for other in called(observation))
+
+
+def _are_copies(record: LayerRecord, other: LayerRecord) -> bool:
+    """Whether another layer of the same kind has the very same trainable parameters."""
+    return (
         other is not record
         and other.type_name == record.type_name
         and other.parameters.keys() == record.parameters.keys()
-        and learns(other)
-        and all(_are_equal(own[name], other.parameters[name]) for name in own)
-        for other in called(observation)
+        and all(_are_equal(s, other.parameters[name]) for name, s in trainable(record).items())
     )
 
 
@@ -208,6 +214,22 @@ def _got_gradient(record: LayerRecord) -> bool:
     return record.gradients is not None or bool(record.parameter_gradients)
 
 
+def _only_answers(observation: Observation) -> bool:
+    """Whether a model in evaluation mode ran without a loss.
+
+    It may answer by a way that it does not learn by: detectors detach their proposals.
+    """
+    has_loss = observation.loss_path is not None or bool(observation.loss_calls)
+    root = observation.layers.get("")
+    return not has_loss and root is not None and root.options.get("training") is False
+
+
+_ANSWERS = (
+    "no gradient reaches its trainable parameters, but a model in evaluation mode may have its "
+    "loss in training mode only: inspect it there, or with a loss"
+)
+
+
 def _last_before_each_cut(culprits: list[LayerRecord], flow: DataFlow) -> list[LayerRecord]:
     """Return the culprits that feed no other of them: those lie behind the same cut."""
     culprits = innermost(culprits)
@@ -221,17 +243,119 @@ def _last_before_each_cut(culprits: list[LayerRecord], flow: DataFlow) -> list[L
     return last or culprits[-1:]  # in a loop each feeds the other
 
 
-def _missing(record: LayerRecord, observation: Observation, others: list[str]) -> Violation:
+def _missing(
+    record: LayerRecord, observation: Observation, others: list[str], design: _Design | None
+) -> Violation:
     names = _lacking(record)
+    message = f"no gradient reaches its trainable parameters ({', '.join(names)})"
     return MissingGradients.violation(
         record,
-        f"no gradient reaches its trainable parameters ({', '.join(names)})",
+        message if design is None else f"{message}: {design.settles}",
         value=float(len(names)),
         limit=ALWAYS,
-        cause=_missing_cause(record, observation),
+        cause=_missing_cause(record, observation) if design is None else design.cause,
         affected=others,
         independent=True,
+        severity="fail" if design is None else "warn",
     )
+
+
+class _Design(NamedTuple):
+    """A design that looks the same as a cut.
+
+    Args:
+        settles: what a user would change to say that it is meant.
+        cause: what it may be, and what to change where it is not.
+    """
+
+    settles: str
+    cause: str
+
+
+def _design(record: LayerRecord, observation: Observation, flow: DataFlow) -> _Design | None:
+    """Return the design that a whole part of the model without gradients may be, if there is one.
+
+    A part that only takes what the model was given, while other parts learn, may learn elsewhere,
+    or was trained before.
+    """
+    if not record.read_in_vain.isdisjoint(_lacking(record)):
+        return None
+    learning = [r.name for r in called(observation) if learns(r)]
+    part = _part(record, observation, learning)
+    if part is None or not learning or _takes_what_learns(part, observation, flow):
+        return None
+    inside = [r for r in called(observation) if r is part or is_inside(r.name, part.name)]
+    if all(r.grad_off for r in inside if trainable(r)):
+        return None if any(_has_a_frozen_copy(r, observation) for r in inside) else _off(part)
+    return _detached(part) if _is_a_network_of_several(part, observation, learning) else None
+
+
+def _off(part: LayerRecord) -> _Design:
+    return _Design(
+        f"freeze {part.label!r} by requires_grad_(False) if it is not to learn",
+        f"{part.label!r} runs under torch.no_grad(), as a teacher, a feature extractor or a slow "
+        "copy does; if it should learn, take no_grad away",
+    )
+
+
+def _detached(part: LayerRecord) -> _Design:
+    return _Design(
+        f"freeze {part.label!r} by requires_grad_(False), or pass only what learns, if it is not "
+        "to learn here",
+        f"all of {part.label!r} is cut off from the networks beside it, as a discriminator's step "
+        f"detaches the generator; if it should learn, remove the detach ({_CUTS})",
+    )
+
+
+def _part(
+    record: LayerRecord, observation: Observation, learning: list[str]
+) -> LayerRecord | None:
+    """Return the outermost part of the model around a layer in which nothing learns."""
+    if not record.name or len(_lacking(record)) < len(trainable(record)):
+        return None
+    part, name = record, record.name
+    while (name := parent(name)) and not any(is_inside(n, name) or n == name for n in learning):
+        part = observation.layers.get(name, part)
+    return part
+
+
+def _takes_what_learns(part: LayerRecord, observation: Observation, flow: DataFlow) -> bool:
+    """Whether its inputs are certain to come from trainable layers that ran with gradients."""
+    seen: set[Port] = set()
+    port = flow.source(part.name)
+    while port is not None and port not in seen:
+        seen.add(port)
+        if port.output and any(
+            trainable(r) and not r.grad_off
+            for r in called(observation)
+            if r.name == port.layer or is_inside(r.name, port.layer)
+        ):
+            return True
+        port = flow.source(port.layer)
+    return False
+
+
+def _has_a_frozen_copy(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a frozen layer of the very same parameters runs beside it: that is the slow one."""
+    return bool(trainable(record)) and any(
+        not trainable(other) and _are_copies(record, other) for other in called(observation)
+    )
+
+
+def _is_a_network_of_several(
+    part: LayerRecord, observation: Observation, learning: list[str]
+) -> bool:
+    """Whether a part is one of several networks that a module runs, and all that learns is another.
+
+    A network holds layers. It returned what has a graph, so that whoever called it cut it off. A
+    trunk with a head, and the blocks of a list, are one network.
+    """
+    above = parent(part.name)
+    if _is_leaf(part, observation) or part.status != "unused_in_loss":
+        return False
+    if part.name.rpartition(".")[2].isdigit():
+        return False
+    return all(is_inside(name, above) and parent(name) != above for name in learning)
 
 
 _CUTS = ".detach(), .data, .item(), .numpy(), torch.tensor(...), argmax, a comparison or no_grad"
@@ -384,9 +508,14 @@ def _doubt(violation: Violation, observation: Observation) -> str:
             "the loss is exactly 0 on this batch, as a hinge is that every sample satisfies: give "
             "a batch from which there is something to learn"
         )
+    record = observation.layers[violation.layer]
+    if any(_leaves_one_choice(r) for r in called(observation) if _is_beside(r, record)):
+        return (
+            "its gradient is exactly zero, but a mask leaves each row of a softmax here a single "
+            "choice on this batch, whose weight is 1: give a batch of which it leaves more"
+        )
     if violation.tensor:
         return ""  # it lies at a parameter, whatever the batch
-    record = observation.layers[violation.layer]
     if not _later_gradients(record, observation) and any(map(learns, called(observation))):
         return (
             "the loss is flat at this output on this batch and not at others, as where a mask lets "
@@ -398,6 +527,20 @@ def _doubt(violation: Violation, observation: Observation) -> str:
             f"left out here, by a mask or by stochastic depth: give {_FEWEST_SAMPLES} or more"
         )
     return ""
+
+
+def _leaves_one_choice(record: LayerRecord) -> bool:
+    """Whether a softmax was given nothing but -inf beside one score a row."""
+    given, out = record.inputs, record.activations
+    if record.activation != "softmax" or given is None or out is None or not out.count:
+        return False
+    left = given.count - given.negative_inf_count
+    return 0 < given.negative_inf_count and left == round(out.mean * out.count)
+
+
+def _is_beside(record: LayerRecord, other: LayerRecord) -> bool:
+    """Whether a layer lies in another or in the same module as it."""
+    return is_inside(record.name, other.name) or parent(record.name) == parent(other.name)
 
 
 _FEWEST_SAMPLES = 4

@@ -65,6 +65,8 @@ class LayerRecord:
         unreached: names of the parameters without a gradient on which, in the graph of autograd, no
             output of the model depends.
         read_in_vain: those of `unreached` whose values the forward gave to a function of torch.
+        grad_off: whether gradients were switched off (``torch.no_grad``) when a call of it returned
+            what has no graph.
         nonfinite_calls: for ``inputs`` and ``activations``, the first call, from 0, in which
             there was a NaN or positive infinity (a mask is made of negative ones); of the first
             batch that had one.
@@ -97,6 +99,7 @@ class LayerRecord:
     frozen: frozenset[str] = frozenset()
     unreached: frozenset[str] = frozenset()
     read_in_vain: frozenset[str] = frozenset()
+    grad_off: bool = False
     nonfinite_calls: Mapping[str, int] = field(default_factory=dict)
     watched: frozenset[str] = frozenset(ROLES)
     source: str = ""
@@ -157,6 +160,7 @@ class LayerRecord:
             entered=other.entered if self.entered is None else self.entered,
             completed=other.completed if self.completed is None else self.completed,
             calls=self.calls + other.calls,
+            grad_off=self.grad_off or other.grad_off,
             parameters={**self.parameters, **other.parameters},
             buffers={**self.buffers, **other.buffers},
             nonfinite_calls=self.nonfinite_calls or other.nonfinite_calls,

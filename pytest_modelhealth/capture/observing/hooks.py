@@ -346,6 +346,8 @@ class Hooks:
             if tensor.requires_grad and "gradients" in layer.roles:
                 layer.requires_grad = True
                 self._hook_gradient(layer, tensor, dimension)
+            elif not layer.grad_off:
+                layer.grad_off = not torch.is_grad_enabled()
         if not frame.is_recomputation:
             recorder.compare_samples(layer, frame.inputs, tensors, entries)
 

@@ -68,6 +68,7 @@ class Layer:
     returned_input: bool = False
     returned_no_tensor: str = ""
     requires_grad: bool = False
+    grad_off: bool = False
     passed_with_graph: bool = False
     raised: str = ""
     traced: bool = False
@@ -535,6 +536,7 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         frozen=layer.frozen,
         unreached=layer.unreached,
         read_in_vain=layer.read_in_vain,
+        grad_off=layer.grad_off,
         nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,
         source=layer.source,
