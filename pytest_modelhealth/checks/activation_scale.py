@@ -96,7 +96,13 @@ class ActivationScale(Check):
                 )
                 others = [r.name for r in inner[index:] if r is not culprit]
                 yield ActivationScale.violation(
-                    culprit, message, value=growth, limit=limit, cause=cause, affected=others
+                    culprit,
+                    message,
+                    value=growth,
+                    limit=limit,
+                    cause=cause,
+                    affected=others,
+                    seen_in=() if record is culprit else (record.name,),
                 )
                 return
 
@@ -146,8 +152,8 @@ class ActivationScale(Check):
                     f"{len(row)} layers, at {row[-1].label!r}"
                 )
                 cause = (
-                    "each layer from here on shrinks what it is given: initial weights too small, "
-                    "without biases or normalisation to hold the signal up"
+                    "each layer from here on shrinks what it is given: weights too small, with no "
+                    "bias or normalisation that holds the signal up"
                 )
                 yield ActivationScale.violation(
                     first,
@@ -220,8 +226,8 @@ def _origin(path: list[LayerRecord], base: float) -> tuple[LayerRecord, str]:
         risen -= 1
     weighted = [record for record in path[risen:] if linear_maps(record)]
     return (weighted or path[risen:])[0], (
-        "every layer from here on has a gain over one: weights too large, or a residual stream "
-        "that is added to without a normalisation"
+        "the layers from here on have a gain over one together: weights too large, or a residual "
+        "stream that is added to without a normalisation"
     )
 
 
@@ -231,10 +237,14 @@ def _jump_cause(record: LayerRecord, factor: float) -> str:
         gain = _rms(record.activations) / given.rms
         if gain < _JUMP / 3.0:
             return f"what comes in is {factor:.3g} times larger than what went out before it"
+        factor = gain
     biggest = max(record.parameters.items(), key=lambda item: item[1].rms, default=None)
     if biggest is not None:
         return (
             f"it magnifies by {factor:.3g}: its {biggest[0]} reaches {biggest[1].abs_max:.3g}, or "
             "its forward scales what it returns"
         )
-    return f"it magnifies by {factor:.3g}: a factor that is missing or misplaced in its forward"
+    return (
+        f"it gives out {factor:.3g} times what it takes: it sums, takes the largest, or a factor is "
+        "missing or misplaced in its forward"
+    )

@@ -78,6 +78,7 @@ class Check(ABC):
         tensor: str = "",
         cause: str = "",
         affected: Iterable[str] = (),
+        seen_in: Iterable[str] = (),
         independent: bool = False,
         severity: Severity = "fail",
     ) -> Violation:
@@ -92,15 +93,18 @@ class Check(ABC):
             tensor: own name of the tensor (``"weight"``), where the role has several.
             cause: the likely cause, one sentence.
             affected: names of the layers that only show what this one began.
+            seen_in: names of other layers whose tensors of this role were read for the value.
             independent: whether no fault elsewhere can bring this about.
             severity: ``"warn"`` where what was seen may be meant so, and nothing seen tells.
         """
-        from pytest_modelhealth.report import Violation
+        from pytest_modelhealth.report import Reference, Violation
 
+        role = cls.role if role is None else role
+        others = tuple(Reference(name, role) for name in seen_in)
         return Violation(
             check=cls.name,
             layer=record.name,
-            role=cls.role if role is None else role,
+            role=role,
             value=value,
             limit=None if limit is None else limit.value,
             origin="always" if limit is None else limit.origin,
@@ -108,6 +112,7 @@ class Check(ABC):
             cause=cause,
             tensor=tensor,
             affected=tuple(affected),
+            evidence=(Reference(record.name, role, tensor), *others) if others else (),
             independent=independent,
             severity=severity,
         )

@@ -351,8 +351,8 @@ def _equal_tokens(observation: Observation) -> Iterator[Violation]:
                 f"are about {given.rms:.2g}: their keys have become equal"
             )
             cause = (
-                "attention without residual connections averages tokens until none differs: add "
-                "the input of each block to its output (x + branch(x))"
+                "blocks before it average tokens until none differs, as attention without residual "
+                "connections does: add the input of each block to its output (x + branch(x))"
             )
             yield Collapse.violation(record, message, value=unevenness, cause=cause)
             return

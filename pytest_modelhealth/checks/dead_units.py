@@ -216,7 +216,7 @@ def _cause(record: LayerRecord, before: LayerRecord | None) -> str:
 
 def _why_low(given: TensorStatistics, before: LayerRecord | None) -> str:
     """Say what holds the inputs of an activation below zero."""
-    if before is None:
+    if before is None or not before.parameters:
         return "what is computed before it never turns positive: an offset, a sign, or a scale"
     bias, weight = before.parameters.get("bias"), before.parameters.get("weight")
     if bias is not None and given.min < 0.0 and bias.min <= 0.5 * given.min:

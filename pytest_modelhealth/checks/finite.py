@@ -69,7 +69,7 @@ def _state(observation: Observation) -> Iterator[Violation]:
     for record in observation.layers.values():
         for name, statistics in record.parameters.items():
             if statistics.nonfinite_count:
-                cause = "a training step or a checkpoint wrote it: look before this batch"
+                cause = "an initialiser, a step or a checkpoint wrote it: look before this batch"
                 yield _violation(observation, record, "parameters", statistics, cause, tensor=name)
         for name, statistics in record.buffers.items():
             if statistics.nan_count:
@@ -124,7 +124,7 @@ def _forward_cause(record: LayerRecord, observation: Observation) -> str:
             f"its own forward makes them between its submodules{_reach(given)}: look for a "
             "division, log, sqrt, exp or power there"
         )
-    if record.type_name in _LINEAR:
+    if record.type_name in _LINEAR and not (given and given.negative_inf_count):
         return f"its products overflow {out.dtype}{_reach(given)}"
     return (
         f"a division by zero, a log or root outside its domain, or an overflow{_reach(given)}: "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import called, completed, trainable
+from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ def _absolute(records: list[LayerRecord], batches: int, settings: Settings) -> I
 
 
 _VANISHING_CAUSE = (
-    "the layers after it shrink what comes back: saturated activations (sigmoid, tanh), no "
-    "residual path or normalisation, weights too small"
+    "the layers after it, or the loss, shrink what comes back: saturated activations (sigmoid, "
+    "tanh), no residual path or normalisation, weights too small"
 )
 
 
@@ -120,7 +121,10 @@ def _exploding_cause(record: LayerRecord) -> str:
         return (
             f"its inputs are large (rms {given.rms:.3g}): normalise them or scale the layer before"
         )
-    return "the layers after it magnify what comes back: weights too large, or no normalisation"
+    return (
+        "the layers after it, or the loss, magnify what comes back: weights too large, or no "
+        "normalisation"
+    )
 
 
 def _exploding(
@@ -176,10 +180,19 @@ _FAR_TARGETS = 100.0
 
 def _magnifying_cause(record: LayerRecord) -> str:
     weights = _rms(list(record.parameters.values()))
+    if max((found.scale for found in linear_maps(record)), default=0.0) < _GREAT:
+        return (
+            "what is computed between it and the layer before magnifies: a factor, a division by "
+            "what is next to zero, or a root there"
+        )
     return (
         f"its weights (root mean square {weights:.3g}) magnify what passes: initialised or grown "
         "too large for its width, with no normalisation around it"
     )
+
+
+_GREAT = 10.0
+"""The gain of weights that magnify; He et al. (2015) start at 1.41."""
 
 
 def _vanishing(records: list[LayerRecord], settings: Settings) -> Iterator[Violation]:

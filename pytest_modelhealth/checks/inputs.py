@@ -88,7 +88,7 @@ def _values(
         return
     if given.std == 0.0:
         message = f"all {given.count} values of the batch are equal, {given.mean:.3g}"
-        cause = "a placeholder, an image that did not load, or data divided by its own maximum of 0"
+        cause = "a placeholder, or data that did not load"
         yield Inputs.violation(root, message, value=0.0, limit=ALWAYS, cause=cause)
         return
     taker = _first_weights(observation, given)
@@ -98,8 +98,8 @@ def _values(
     if given.min in _SENTINELS and given.max < _REAL * abs(given.min):
         message = f"its inputs hold {given.min:g} beside values up to {given.max:.3g}, and {into}"
         cause = (
-            f"{given.min:g} stands for a missing value: fill it in, or add a column that tells "
-            "where it is missing"
+            f"{given.min:g} stands for a missing value in many tables: fill it in, or add a column "
+            "that tells where it is missing"
         )
         yield Inputs.violation(root, message, value=given.min, cause=cause)
         return
@@ -113,7 +113,11 @@ def _values(
         )
     elif given.min >= 0.0 and abs(given.max * _WHITE - 1.0) < 0.02 and given.count >= 64:
         message = f"its inputs lie in [{given.min:.3g}, {given.max:.3g}], and {into}"
-        cause = "images divided by 255 twice: 1 / 255 is 0.00392 (ToTensor divides already)"
+        cause = (
+            "images divided by 255 twice: 1 / 255 is 0.00392 (ToTensor divides already)"
+            if _is_image(given)
+            else "scaled twice, as images are that are divided by 255 twice: 1 / 255 is 0.00392"
+        )
         yield Inputs.violation(root, message, value=given.max, limit=ALWAYS, cause=cause)
     elif _is_image(given) and given.max - given.min <= _NARROW * abs(given.mean):
         message = (
@@ -157,11 +161,11 @@ def _allowed(given: TensorStatistics, limit: Limit) -> float:
 
 def _is_white(given: TensorStatistics) -> bool:
     """Whether values end where those of 8-bit images do."""
-    return given.min == 0.0 and 0.98 * _WHITE <= given.max <= _WHITE
+    return given.min == 0.0 and 0.98 * _WHITE <= given.max <= _WHITE and given.max.is_integer()
 
 
 def _large_cause(given: TensorStatistics) -> str:
-    if given.min >= 0.0 and given.max <= _WHITE:
+    if _is_white(given) or (_is_image(given) and _ends_in_bytes(given)):
         return "raw images, 0 to 255: divide by 255 and normalise"
     return (
         "inputs that were not normalised, or scaled the wrong way: activations and gradients of "
@@ -172,6 +176,12 @@ def _large_cause(given: TensorStatistics) -> str:
 def _is_image(given: TensorStatistics) -> bool:
     shape = given.shape
     return len(shape) == 4 and shape[1] in _IMAGE_CHANNELS and shape[2] > 1 and shape[3] > 1
+
+
+def _ends_in_bytes(given: TensorStatistics) -> bool:
+    """Whether the least and the largest value are whole numbers from 0 to 255."""
+    is_whole = given.min.is_integer() and given.max.is_integer()
+    return is_whole and given.min >= 0.0 and given.max <= _WHITE
 
 
 def _is_normalised_twice(given: TensorStatistics) -> bool:

@@ -466,7 +466,10 @@ def _flat(root: LayerRecord, path: LossPath, observation: Observation) -> Violat
     flat = sorted(_FLAT.intersection(path.operations))
     out = root.activations
     if out is not None and out.dtype == "float16":
-        cause = "the gradient underflows float16: scale the loss (GradScaler), or use bfloat16"
+        cause = (
+            "the gradient underflows float16, or the loss is flat here: scale the loss "
+            "(GradScaler), or use bfloat16"
+        )
     elif flat:
         cause = f"{' and '.join(flat)} in the loss passes no gradient at these values"
     else:

@@ -766,5 +766,8 @@ def _later_gradients(record: LayerRecord, observation: Observation) -> list[Laye
 def _flat_loss_cause(record: LayerRecord) -> str:
     out = record.activations
     if out is not None and out.dtype == "float16":
-        return "the gradient underflows float16: scale the loss (GradScaler), or use bfloat16"
+        return (
+            "the gradient underflows float16, or the loss is flat here: scale the loss "
+            "(GradScaler), or use bfloat16"
+        )
     return "the loss is flat at this output: a clamp, a saturated function or a constant"

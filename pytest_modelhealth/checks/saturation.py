@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.data_flow import DataFlow, Port
 from pytest_modelhealth.checks.evidence import called, producer, trainable
+from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
@@ -248,7 +249,8 @@ def _softmax_cause(record: LayerRecord, before: LayerRecord | None) -> str:
     where = f"its scores are about {_spread(given):.3g}"
     if before is None:
         return (
-            f"{where}: queries and keys too large, or the scale 1/sqrt(d) missing or turned round"
+            f"{where}: what they are computed from is too large (queries and keys), or a scale "
+            "(1/sqrt(d)) is missing or turned round"
         )
     return f"{where}: {_why_large(given, before)}"
 
@@ -264,6 +266,8 @@ def _why_large(given: TensorStatistics, before: LayerRecord | None) -> str:
     if before.inputs.rms > _LARGE_INPUTS:
         return f"the inputs of {name!r} are large (rms {before.inputs.rms:.3g}): normalise them"
     gain = before.activations.rms / before.inputs.rms if before.inputs.rms else math.inf
+    if not linear_maps(before) or gain <= 1.0:
+        return f"{name!r} gives out that much: a scale, or a normalisation, is missing or misplaced"
     return (
         f"the weights of {name!r} magnify its inputs {gain:.3g} times: initialised on too large a "
         "scale, or grown in training"

@@ -68,11 +68,21 @@ class TaskBalance(Check):
                 f"{weak.name!r} here, where the two meet (norms {high:.3g} and {low:.3g})",
                 value=ratio,
                 limit=limit,
-                cause=f"their losses differ in scale ({strong.loss:.3g} and {weak.loss:.3g}): "
+                cause=f"{_why_apart(strong, weak)}: "
                 f"weight them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or normalise "
                 "the targets",
                 independent=True,
             )
+
+
+def _why_apart(strong: TaskGradients, weak: TaskGradients) -> str:
+    losses = f"{strong.loss:.3g} and {weak.loss:.3g}"
+    if abs(strong.loss) > _APART * abs(weak.loss):
+        return f"their losses differ in scale ({losses})"
+    return f"their losses are {losses}, and what lies between them and this layer differs in scale"
+
+
+_APART = 10.0
 
 
 def _last_shared(a: TaskGradients, b: TaskGradients, observation: Observation) -> str | None:

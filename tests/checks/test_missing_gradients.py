@@ -1,12 +1,14 @@
 """The `missing_gradients` check: where the graph is cut, and what is no cut."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pytest_modelhealth import ModelHealthWarning
 from pytest_modelhealth.checks.data_flow import DataFlow
 
 
@@ -40,23 +42,209 @@ def test_last_layer_before_the_cut_is_the_culprit(between, batch, inspect, only)
     assert "cut" in violation.cause
 
 
-def test_layer_under_no_grad_is_named(batch, inspect, only):
-    """A forward that switches gradients off is told from a detach after it."""
+class Encoder(nn.Module):
+    """Runs without gradients, wherever it is called."""
 
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(16, 16)
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
 
-        @torch.no_grad()
-        def forward(self, x):
-            return self.fc(x)
+    @torch.no_grad()
+    def forward(self, x):
+        return self.fc(x)
 
-    violation = only(
-        inspect(nn.Sequential(Encoder(), nn.Linear(16, 4)), batch), "missing_gradients"
-    )
-    assert violation.layer == "0.fc"
-    assert "no_grad" in violation.cause
+
+def net(*sizes):
+    """Return a plain network of several layers."""
+    layers = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+class Teacher(nn.Module):
+    """A student is fitted to what a teacher of its own weights makes of another view."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = net(16, 16, 8), net(16, 16, 8)
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.teacher(x + 0.1)
+        return (self.student(x) - target).square().mean()
+
+
+class SlowTeacher(Teacher):
+    """The same by a detach."""
+
+    def forward(self, x):
+        return (self.student(x) - self.teacher(x + 0.1).detach()).square().mean()
+
+
+class Discriminating(nn.Module):
+    """A discriminator's step on what a generator made."""
+
+    def __init__(self, *, beside_real):
+        super().__init__()
+        self.g, self.d, self.beside_real = net(16, 16, 8), net(8, 16, 1), beside_real
+
+    def forward(self, z):
+        fake = self.d(self.g(z).detach())
+        return torch.cat([fake, self.d(torch.randn(len(z), 8))]) if self.beside_real else fake
+
+
+@pytest.mark.parametrize(
+    ("build", "layer", "part"),
+    [
+        (Teacher, "teacher.2", "teacher"),
+        (SlowTeacher, "teacher.2", "teacher"),
+        (lambda: nn.Sequential(Encoder(), nn.Linear(16, 4)), "0.fc", "0"),
+        (lambda: Discriminating(beside_real=False), "g.2", "g"),
+        (lambda: Discriminating(beside_real=True), "g.2", "g"),
+    ],
+    ids=["teacher", "detached teacher", "feature extractor", "discriminator", "beside real"],
+)
+def test_part_that_may_be_meant_not_to_learn_warns(build, layer, part, batch, inspect):
+    """Nobody froze it, and nothing seen tells a design from a fault: what would settle it is said."""
+    report = inspect(build(), batch)
+    assert report.healthy
+    (violation,) = report.warnings
+    assert (violation.check, violation.layer) == ("missing_gradients", layer)
+    assert f"freeze {part!r} by requires_grad_(False)" in violation.message
+    assert "if it should learn" in violation.cause
+    with pytest.warns(ModelHealthWarning, match="freeze"):
+        report.assert_healthy()
+    for text in (str(report), report.render("html"), repr(report)):
+        assert layer in text
+    assert report.to_dict()["warned"][0]["severity"] == "warn"
+    strict = {"severity": {"missing_gradients": "fail"}}
+    assert [v.layer for v in inspect(build(), batch, settings=strict).violations] == [layer]
+    meant = build()
+    meant.get_submodule(part).requires_grad_(False)
+    report = inspect(meant, batch)
+    assert report.healthy
+    assert report.warnings == ()
+
+
+class OnlineOff(Teacher):
+    """The online net runs without gradients, and its frozen slow copy makes the targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow, self.predictor = copy.deepcopy(self.student).requires_grad_(False), net(8, 8, 8)
+        self.teacher = None
+
+    def forward(self, x):
+        with torch.no_grad():
+            made = self.student(x)
+        return (self.predictor(made) - self.slow(x + 0.1)).square().mean()
+
+
+class KeysOff(nn.Module):
+    """A layer in mid-net without gradients: what it takes learns."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.keys, self.head = net(16, 8, 8), net(8, 8, 8), net(8, 8, 2)
+
+    def forward(self, x):
+        x = self.stem(x)
+        with torch.no_grad():
+            keys = self.keys(x)
+        return self.head(x + keys)
+
+
+class Trunk(nn.Module):
+    """A trunk that is detached before its head, which is one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = net(16, 16, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.trunk(x).detach())
+
+
+class Blocks(nn.Module):
+    """Blocks in a row, the first of which is cut off."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([net(16, 16, 16), net(16, 16, 16)])
+
+    def forward(self, x):
+        return self.blocks[1](self.blocks[0](x).detach())
+
+
+class GeneratorStep(Discriminating):
+    """A generator's step, whose discriminator is frozen, as is right: the detach is not."""
+
+    def __init__(self):
+        super().__init__(beside_real=False)
+        self.d.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("build", "layer"),
+    [
+        (OnlineOff, "student.2"),
+        (KeysOff, "keys.2"),
+        (Trunk, "trunk.2"),
+        (Blocks, "blocks.0.2"),
+        (GeneratorStep, "g.2"),
+    ],
+)
+def test_part_that_is_meant_to_learn_fails(build, layer, batch, inspect, only):
+    """Its slow copy is frozen, what it takes learns, it is no network by itself, or nothing learns."""
+    report = inspect(build(), batch, loss=lambda out: out.square().mean())
+    violation = only(report, "missing_gradients")
+    assert (violation.layer, violation.severity) == (layer, "fail")
+
+
+class Proposing(nn.Module):
+    """Proposals come detached where it answers, and are learnt from a loss of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.propose, self.head = nn.Linear(16, 8), nn.Linear(8, 8), nn.Linear(16, 2)
+
+    def forward(self, x):
+        x = self.trunk(x)
+        return self.head(torch.cat([x, self.propose(x).detach()], 1))
+
+
+def test_model_that_answers_in_evaluation_mode(batch, inspect, only):
+    """Without a loss nothing tells whether it learns by the same way; with one, or training, it is."""
+    report = inspect(Proposing().eval(), batch)
+    (line,) = report.judgement.inconclusive
+    assert (report.violations, line.layer) == ((), "propose")
+    assert "training mode" in line.reason
+    assert only(inspect(Proposing(), batch), "missing_gradients").layer == "propose"
+    graded = inspect(Proposing().eval(), batch, loss=lambda out: out.square().mean())
+    assert only(graded, "missing_gradients").layer == "propose"
+
+
+class Router(nn.Module):
+    """Sends each token to one of four experts; a margin leaves the best, or those close to it."""
+
+    def __init__(self, margin):
+        super().__init__()
+        self.router, self.experts = nn.Linear(16, 4, bias=False), nn.Linear(16, 4)
+        self.margin = margin
+
+    def forward(self, x):
+        scores = self.router(x)
+        masked = scores.masked_fill(scores < scores.amax(1, keepdim=True) - self.margin, -torch.inf)
+        return masked.softmax(1) * self.experts(x)
+
+
+@pytest.mark.parametrize(("margin", "lines"), [(0.0, 1), (1.0, 0)])
+def test_softmax_that_a_mask_leaves_one_choice(margin, lines, batch, inspect):
+    """Its weight is 1 whatever the score; where two are close a router learns."""
+    report = inspect(nn.Sequential(Router(margin), nn.Linear(4, 2)), batch)
+    assert report.violations == ()
+    found = [f.reason for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    assert len(found) == lines
+    assert all("a single choice" in reason for reason in found)
 
 
 def test_detached_branch_beside_a_healthy_one(batch, inspect, only):
@@ -520,11 +708,14 @@ class SlowCopy(nn.Module):
 
 
 def test_slow_copy_that_is_not_frozen(batch, inspect):
-    """It runs without a graph by design; a layer of other weights that does is cut off."""
+    """It runs without a graph by design; one of other weights may, and is warned of."""
     model = SlowCopy()
     assert inspect(model, batch).healthy
+    assert inspect(model, batch).warnings == ()
     nn.init.normal_(model.slow.weight)
-    assert [v.layer for v in inspect(model, batch).violations] == ["slow"]
+    report = inspect(model, batch)
+    assert report.healthy
+    assert [v.layer for v in report.warnings] == ["slow"]
 
 
 def test_deep_model_is_judged_in_linear_time(monkeypatch, inspect):

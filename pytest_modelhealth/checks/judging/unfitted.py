@@ -35,6 +35,8 @@ class Unfitted:
             return False
         if violation.role in _STATE_ROLES:
             return False
+        if any(Port(seen.layer, output=True) in self._behind for seen in violation.evidence):
+            return True  # what began before them passes its limit behind them
         port = Port(violation.layer, output=violation.role != "inputs")
         return port in self._behind or (violation.role in _BACKWARD_ROLES and port in self._before)
 
@@ -47,7 +49,8 @@ class Unfitted:
         """Return the one line that stands for all that they explain."""
         first, *others = self._norms
         so_do = f", as in {len(others)} more" if others else ""
-        checks = ", ".join(dict.fromkeys(violation.check for violation in explained))
+        told = [violation for root in explained for violation in (root, *root.folded)]
+        checks = ", ".join(dict.fromkeys(violation.check for violation in told))
         reason = (
             f"its running mean is 0 and its variance 1, as they start{so_do}, so that evaluation "
             f"mode normalises nothing, and what depth explains is not judged ({checks}); train "
