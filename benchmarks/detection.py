@@ -3,7 +3,8 @@
 Usage: ``python -m benchmarks.detection [--peers] [--list] [--seeds 5] [--only PATTERN]``
 
 A fault is caught if the verdict is unhealthy, located if a violation names the layer at fault, and
-its cause is right if that violation comes from a fitting check and says why. A control on which any
+its cause is right if that violation comes from a fitting check and says why. It is only warned of if
+the verdict is not unhealthy and a warning names layer and cause. A control on which any
 seed is unhealthy is a false alarm; what a detector raised is counted apart. Cases of
 `benchmarks.cases.held_out`, on which nothing is tuned, have a row of their own.
 """
@@ -58,11 +59,13 @@ class Graded:
         fault: the fault.
         findings: what was objected to, the gravest first.
         error: what it raised instead.
+        warnings: what only warns.
     """
 
     fault: Fault
     findings: list[Finding]
     error: str = ""
+    warnings: list[Finding] = field(default_factory=list)
 
     @property
     def is_caught(self) -> bool:
@@ -77,11 +80,18 @@ class Graded:
     @property
     def has_right_cause(self) -> bool:
         """Whether an objection that names the layer is of a fitting check and says why."""
-        return any(
+        return any(map(self._is_right, self.findings))
+
+    @property
+    def is_only_warned_of(self) -> bool:
+        """Whether nothing fails, and a warning names the layer and says why."""
+        return not self.is_caught and any(map(self._is_right, self.warnings))
+
+    def _is_right(self, found: Finding) -> bool:
+        return (
             self.fault.is_at(found.layer)
             and (not self.fault.by or found.check in self.fault.by)
             and self.fault.is_named_in(found.text)
-            for found in self.findings
         )
 
     @property
@@ -126,11 +136,12 @@ class Score:
         alarms = f"{self.false_alarms} of {self.controls}"
         raised = len(self.not_run) + sum(bool(graded.error) for graded in self.graded)
         over_all = f"{len(self.alarms)} of {self.runs}"
-        return [*shares, alarms, over_all, str(raised), f"{self.seconds:.0f}"]
+        warned = str(sum(graded.is_only_warned_of for graded in self.graded))
+        return [*shares, warned, alarms, over_all, str(raised), f"{self.seconds:.0f}"]
 
 
-COLUMNS = ["caught", "located", "right cause", "in the first line", "false alarms"]
-COLUMNS += ["over all seeds", "raised", "seconds"]
+COLUMNS = ["caught", "located", "right cause", "in the first line", "only warned of"]
+COLUMNS += ["false alarms", "over all seeds", "raised", "seconds"]
 
 
 def _share(part: int, whole: int) -> str:
@@ -154,7 +165,9 @@ def grade(detector: Detector, cases: Sequence[Fault], score: Score) -> None:
     """Add what the detector makes of the faults, each with seed 0."""
     for fault in cases:
         findings, error, seconds = _judge(detector, fault.build, seed=0)
-        score.graded.append(Graded(fault, findings, error))
+        failing = [found for found in findings if not found.warns]
+        warnings = [found for found in findings if found.warns]
+        score.graded.append(Graded(fault, failing, error, warnings))
         score.seconds += seconds
 
 
@@ -166,9 +179,10 @@ def alarm(detector: Detector, cases: Sequence[Control], seeds: int, score: Score
             findings, error, seconds = _judge(detector, control.build, seed)
             score.runs += 1
             score.seconds += seconds
-            if findings or error:
-                seen = score.alarms if findings else score.not_run
-                seen.append(Alarm(control, seed, findings, error))
+            failing = [found for found in findings if not found.warns]
+            if failing or error:
+                seen = score.alarms if failing else score.not_run
+                seen.append(Alarm(control, seed, failing, error))
 
 
 def measure(

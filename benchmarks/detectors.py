@@ -42,8 +42,9 @@ def modelhealth(subject: Subject) -> list[Finding]:
         except InspectionError as error:
             return [Finding("", "inspection", str(error))]
     return [
-        Finding(found.layer, found.check, f"{found.message} {found.cause}")
-        for found in report.violations
+        Finding(found.layer, found.check, f"{found.message} {found.cause}", warns=warns)
+        for found_by, warns in ((report.violations, False), (report.warnings, True))
+        for found in found_by
     ]
 
 

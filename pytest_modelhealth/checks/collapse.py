@@ -192,8 +192,18 @@ def _cause(record: LayerRecord, observation: Observation) -> str:
             return f"its {found.tensor} is constant ({found.weights.mean:.3g})"
     if record.parameters.get("weight") is not None and record.parameters["weight"].std == 0.0:
         return "its weight is constant: it tells its inputs apart no more"
-    drowns = ", or its bias drowns what it computes" if "bias" in record.parameters else ""
-    return f"it drops its input, takes one sample or a mean over the batch dimension{drowns}"
+    if not record.parameters:
+        return _CANCELS
+    return (
+        "it drops its input, takes one sample or a mean over the batch dimension, or its bias "
+        "drowns what it computes"
+    )
+
+
+_CANCELS = (
+    "it has no parameters: what samples differ by before it cancels out in it, or lies where it "
+    "does not look (a mean, a maximum, a slice, one sample)"
+)
 
 
 def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -284,10 +294,7 @@ def _drowned(record: LayerRecord) -> str:
         return f"its bias (up to {bias.abs_max:.3g}) drowns what it computes from its inputs"
     if record.parameters:
         return "what it adds is far larger than its signal, or its weights are far too small"
-    return (
-        "it has no parameters: what its samples differ by before it cancels out in it, or lies "
-        "where it looks away from (a mean, a maximum, a slice)"
-    )
+    return _CANCELS
 
 
 def _observes(statistics: TensorStatistics | None) -> bool:

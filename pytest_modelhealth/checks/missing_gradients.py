@@ -307,9 +307,7 @@ def _detached(part: LayerRecord) -> _Design:
     )
 
 
-def _part(
-    record: LayerRecord, observation: Observation, learning: list[str]
-) -> LayerRecord | None:
+def _part(record: LayerRecord, observation: Observation, learning: list[str]) -> LayerRecord | None:
     """Return the outermost part of the model around a layer in which nothing learns."""
     if not record.name or len(_lacking(record)) < len(trainable(record)):
         return None

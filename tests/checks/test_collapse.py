@@ -244,3 +244,32 @@ def test_tokens_that_attention_made_alike_are_named(inspect):
     assert found(inspect(Attentive(16, residual=True), tokens)) == []
     alike = tokens[:, :1].expand_as(tokens).contiguous()
     assert found(inspect(Attentive(2, residual=True), alike)) == []
+
+
+class Wave(nn.Module):
+    """Lays each feature out as a wave whose mean over the positions is `rest` of it, about one."""
+
+    def __init__(self, rest):
+        super().__init__()
+        self.rest = rest
+
+    def forward(self, x):
+        signs = torch.tensor([1.0, -1.0]).repeat(32)
+        return x[..., None] * (signs + self.rest) + 1.0
+
+
+@pytest.mark.parametrize(
+    ("rest", "pool", "names"),
+    [
+        (1e-6, nn.AvgPool1d(64), ["2"]),
+        (0.0, nn.AvgPool1d(64), ["2"]),
+        (1.0, nn.AvgPool1d(64), []),
+        (1e-6, nn.MaxPool1d(64), []),
+    ],
+)
+def test_pooling_layer_is_not_said_to_add_anything(rest, pool, names, batch, inspect):
+    """It has no parameters to add or to multiply by: what differs cancels out in it."""
+    model = nn.Sequential(nn.Linear(16, 8), Wave(rest), pool, nn.Flatten(), nn.Linear(8, 3))
+    found = [v for v in inspect(model, batch).violations if v.check == "collapse"]
+    assert [v.layer for v in found] == names
+    assert all("cancels out" in v.cause and "adds" not in v.cause for v in found)

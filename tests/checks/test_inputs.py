@@ -186,6 +186,23 @@ def test_ids_all_alike_beside_more_positions_than_words(inspect):
     assert found(inspect(Placed(), (mask, ids))) == ["words"]
 
 
+@pytest.mark.parametrize(
+    ("make", "is_image"),
+    [
+        (lambda: 100 + 5 * torch.randn(64, 16, 1).cumsum(1).clamp(-9, 9), False),
+        (lambda: torch.rand(64, 16, 1) * 255.0, False),
+        (lambda: torch.randint(0, 200, (64, 16, 1)).float(), False),
+        (lambda: torch.arange(1024).remainder(256).float().view(64, 16, 1), True),
+    ],
+    ids=["prices", "fractions", "counts", "pixels"],
+)
+def test_raw_images_are_said_of_images_only(make, is_image, inspect):
+    """Whole numbers that end at 0 and 255 are pixels; prices are in no unit of a network's either."""
+    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4))
+    violation = next(v for v in inspect(model, make()).violations if v.check == "inputs")
+    assert ("images" in violation.cause) is is_image
+
+
 def test_limit_is_the_users(mlp, batch, inspect):
     """A limit under what is given is broken."""
     assert found(inspect(mlp, batch, settings={"max_input_rms": 0.5})) == [""]
