@@ -3,8 +3,8 @@
 Usage: ``python -m benchmarks.detection [--peers] [--list] [--seeds 5] [--only PATTERN]``
 
 A fault is caught if the verdict is unhealthy, located if a violation names the layer at fault, and
-its cause is right if that violation comes from a fitting check and says why. It is only warned of if
-the verdict is not unhealthy and a warning names layer and cause. A control on which any
+its cause is right if that violation comes from a fitting check and says why. It is only warned of
+if the verdict is not unhealthy and a warning names layer and cause. A control on which any
 seed is unhealthy is a false alarm; what a detector raised is counted apart. Cases of
 `benchmarks.cases.held_out`, on which nothing is tuned, have a row of their own.
 """

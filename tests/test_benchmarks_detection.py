@@ -82,7 +82,7 @@ def test_fault_is_graded_by_layer_check_and_word(findings, marks):
 
 
 def test_warning_is_no_catch_and_no_alarm():
-    """A fault that a warning names rightly is counted apart; a control that is warned of is fine."""
+    """A fault that a warning names rightly is counted apart; a control may be warned of."""
     warning = Finding("fc1", "units", "dead", warns=True)
     got = graded(warning)
     assert (got.is_caught, got.leads, got.is_only_warned_of) == (False, False, True)

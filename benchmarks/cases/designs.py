@@ -234,6 +234,73 @@ control("critic with a gradient penalty", changed(
     _penalised))  # fmt: skip
 
 
+control("discriminator, generator not frozen", with_model(
+    Discriminator, without_target(flat), hinge_gan))  # fmt: skip
+
+
+class Distilled(nn.Module):
+    """A student learns what a teacher says of the batch; nobody froze the teacher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.student = plain(64, 128, 10), plain(64, 32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self.teacher(x).softmax(1)
+        return F.cross_entropy(self.student(x), target)
+
+
+class Probe(nn.Module):
+    """A head on features that nobody froze, but that are made without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = plain(64, 64, 32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.features(x)
+        return self.head(F.relu(x))
+
+
+control("teacher under no_grad, not frozen", with_model(Distilled, without_target(flat), None))
+control("features under no_grad, not frozen", with_model(Probe, flat, F.cross_entropy))
+
+# ---- evaluation mode before the first step: batch norms that normalise nothing -------------------
+
+
+def _drawn(model: nn.Module, scale: float, shift: float) -> nn.Module:
+    """Draw scales around one, as DCGAN does, or around `scale` with shifts, as RepVGG does."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight, scale, 0.02 if shift == 0.0 else shift)
+            nn.init.normal_(module.bias, 0.0, shift)
+        elif isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+    return model.eval()
+
+
+def conv_norms(depth: int, std: float, width: int = 16) -> nn.Module:
+    """Return convolutions of this standard deviation, each with a batch norm, then an average."""
+    layers: list[nn.Module] = []
+    for index in range(depth):
+        conv = nn.Conv2d(width if index else 1, width, 3, padding=1, bias=False)
+        nn.init.normal_(conv.weight, std=std)
+        layers += [conv, nn.BatchNorm2d(width), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)]
+    return nn.Sequential(*layers, *head).eval()
+
+
+for _std in (0.01, 0.05, 0.3):
+    control(f"24 convolutions of deviation {_std}, initialised, eval", with_model(
+        functools.partial(conv_norms, 24, _std), images, F.cross_entropy, 32))  # fmt: skip
+for _scale, _shift in ((1.0, 0.0), (0.0, 0.0), (0.1, 0.1)):
+    control(f"scales drawn around {_scale}, shifts by {_shift}, eval", with_model(
+        lambda scale=_scale, shift=_shift: _drawn(conv_norms(6, 0.1), scale, shift),
+        images, F.cross_entropy, 32))  # fmt: skip
+
+
 class BYOL(nn.Module):
     """An online net predicts what its slow copy makes of another view (Grill et al. 2020)."""
 

@@ -245,6 +245,6 @@ def _jump_cause(record: LayerRecord, factor: float) -> str:
             "its forward scales what it returns"
         )
     return (
-        f"it gives out {factor:.3g} times what it takes: it sums, takes the largest, or a factor is "
-        "missing or misplaced in its forward"
+        f"it gives out {factor:.3g} times what it takes: it sums, takes the largest, or a factor "
+        "is missing or misplaced in its forward"
     )

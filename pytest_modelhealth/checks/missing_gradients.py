@@ -533,7 +533,7 @@ def _leaves_one_choice(record: LayerRecord) -> bool:
     if record.activation != "softmax" or given is None or out is None or not out.count:
         return False
     left = given.count - given.negative_inf_count
-    return 0 < given.negative_inf_count and left == round(out.mean * out.count)
+    return given.negative_inf_count > 0 and left == round(out.mean * out.count)
 
 
 def _is_beside(record: LayerRecord, other: LayerRecord) -> bool:

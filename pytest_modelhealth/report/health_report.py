@@ -100,7 +100,7 @@ class HealthReport(HasVerdict):
 
     @property
     def warnings(self) -> tuple[Violation, ...]:
-        """Every violation that only warns, by its check's severity or its own, the gravest first."""
+        """Every violation that only warns, by its check or by itself, the gravest first."""
         return self.judgement.warned
 
     @property

@@ -197,7 +197,7 @@ def test_ids_all_alike_beside_more_positions_than_words(inspect):
     ids=["prices", "fractions", "counts", "pixels"],
 )
 def test_raw_images_are_said_of_images_only(make, is_image, inspect):
-    """Whole numbers that end at 0 and 255 are pixels; prices are in no unit of a network's either."""
+    """Whole numbers that end at 0 and 255 are pixels; prices are large in another way."""
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4))
     violation = next(v for v in inspect(model, make()).violations if v.check == "inputs")
     assert ("images" in violation.cause) is is_image

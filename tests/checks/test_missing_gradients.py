@@ -104,7 +104,7 @@ class Discriminating(nn.Module):
     ids=["teacher", "detached teacher", "feature extractor", "discriminator", "beside real"],
 )
 def test_part_that_may_be_meant_not_to_learn_warns(build, layer, part, batch, inspect):
-    """Nobody froze it, and nothing seen tells a design from a fault: what would settle it is said."""
+    """Nobody froze it, and nothing seen tells whether that is a fault: what would is said."""
     report = inspect(build(), batch)
     assert report.healthy
     (violation,) = report.warnings
@@ -194,7 +194,7 @@ class GeneratorStep(Discriminating):
     ],
 )
 def test_part_that_is_meant_to_learn_fails(build, layer, batch, inspect, only):
-    """Its slow copy is frozen, what it takes learns, it is no network by itself, or nothing learns."""
+    """Its slow copy is frozen, what it takes learns, it is a part of one network, or all is."""
     report = inspect(build(), batch, loss=lambda out: out.square().mean())
     violation = only(report, "missing_gradients")
     assert (violation.layer, violation.severity) == (layer, "fail")
@@ -213,7 +213,7 @@ class Proposing(nn.Module):
 
 
 def test_model_that_answers_in_evaluation_mode(batch, inspect, only):
-    """Without a loss nothing tells whether it learns by the same way; with one, or training, it is."""
+    """Without a loss nothing tells whether it learns the same way; a loss or training does."""
     report = inspect(Proposing().eval(), batch)
     (line,) = report.judgement.inconclusive
     assert (report.violations, line.layer) == ((), "propose")
