@@ -31,6 +31,19 @@ def learns(record: LayerRecord) -> bool:
     return any(s.abs_max > 0.0 for s in record.parameter_gradients.values())
 
 
+def is_closed(record: LayerRecord) -> bool:
+    """Whether a layer multiplies by parameters that are all zero; a bias is only added.
+
+    One that gets no gradient itself never opens: queries and keys that are both zero.
+    """
+    if record.parameter_gradients and not learns(record):
+        return False
+    return any(
+        s.abs_max == 0.0 and not name.rpartition(".")[2].startswith(("bias", "beta", "shift"))
+        for name, s in record.parameters.items()
+    )
+
+
 def innermost(records: Iterable[LayerRecord]) -> list[LayerRecord]:
     """Return the records that contain no other of them, in the order of completion."""
     records = list(records)

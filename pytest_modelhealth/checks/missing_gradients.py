@@ -16,6 +16,7 @@ from pytest_modelhealth.checks.evidence import (
     completed,
     consumers,
     innermost,
+    is_closed,
     is_inside,
     learns,
     leaves,
@@ -388,7 +389,7 @@ def _flat_weights(observation: Observation) -> Iterator[Violation]:
 
     The forward rounds or compares the weight, or reads its sign, and passes nothing through.
     """
-    has_gate = any(_is_closed(record) for record in observation.layers.values())
+    has_gate = any(is_closed(record) for record in observation.layers.values())
     flat = [r for r in observation.layers.values() if _is_weight_flat(r, has_gate=has_gate)]
     for record in flat[:1]:
         others = [other.name for other in flat[1:]]
@@ -514,6 +515,14 @@ def _doubt(violation: Violation, observation: Observation) -> str:
         )
     if violation.tensor:
         return ""  # it lies at a parameter, whatever the batch
+    after, twin = _partly_read(record, observation), _learning_twin(record, observation)
+    if after is not None and twin is not None:
+        return (
+            f"its gradient is exactly zero, but only {_read_positions(after)} of the "
+            f"{_positions(after)} positions of {after.label!r} after it gets one, as where the "
+            f"loss reads a class token: it may be for the others, and {twin.label!r} learns; give "
+            "a loss that reads every position"
+        )
     if not _later_gradients(record, observation) and any(map(learns, called(observation))):
         return (
             "the loss is flat at this output on this batch and not at others, as where a mask lets "
@@ -539,6 +548,49 @@ def _leaves_one_choice(record: LayerRecord) -> bool:
 def _is_beside(record: LayerRecord, other: LayerRecord) -> bool:
     """Whether a layer lies in another or in the same module as it."""
     return is_inside(record.name, other.name) or parent(record.name) == parent(other.name)
+
+
+def _partly_read(record: LayerRecord, observation: Observation) -> LayerRecord | None:
+    """Return the next layer after it that gets a gradient, where whole positions of that get none.
+
+    Of the last block of a transformer a class token alone may be read.
+    """
+    after = min(_later_gradients(record, observation), key=completed, default=None)
+    if after is None or len(after.gradients.shape if after.gradients else ()) < _SEQUENCE:
+        return None
+    read = _read_positions(after)
+    return after if 0 < 2 * read <= _positions(after) else None
+
+
+_SEQUENCE = 3
+
+
+def _positions(record: LayerRecord) -> int:
+    return 0 if record.gradients is None else record.gradients.shape[-2]
+
+
+def _read_positions(record: LayerRecord) -> int:
+    """Return how many of the positions of a layer get a gradient; 0 where they are no whole ones.
+
+    Positions lie in the last dimension but one.
+    """
+    gradient = record.gradients
+    if gradient is None or not gradient.count or gradient.nonfinite_count:
+        return 0
+    read = (1.0 - gradient.zero_fraction) * gradient.shape[-2]
+    return round(read) if abs(read - round(read)) <= _WHOLE * read else 0
+
+
+_WHOLE = 1e-3
+
+
+def _learning_twin(record: LayerRecord, observation: Observation) -> LayerRecord | None:
+    """Return a layer that learns in the place of `record` in another block of the same list."""
+    places = {alike for alike, _ in _places_in_lists(record)}
+    for other in called(observation):
+        if learns(other) and any(alike in places for alike, _ in _places_in_lists(other)):
+            return other
+    return None
 
 
 _FEWEST_SAMPLES = 4
@@ -584,6 +636,7 @@ class _Designs:
             or self._has_a_closed_partner(record)
             or self._has_no_choice(record)
             or _is_in_an_empty_part(record, self._observation)
+            or _is_for_what_is_not_read(record, self._observation)
         )
 
     def _is_blocked(self, record: LayerRecord) -> bool:
@@ -602,7 +655,9 @@ class _Designs:
         return frozenset(
             r.name
             for r in called(self._observation)
-            if _is_closed(r) or (_is_silent(r) and not _is_zero(r))
+            if is_closed(r)
+            or (_is_silent(r) and not _is_zero(r))
+            or (_has_zero_gradient(r) and self._has_a_closed_partner(r))
         )
 
     @cached_property
@@ -673,24 +728,36 @@ class _Designs:
         return min(learning, default=math.inf)
 
     def _has_a_closed_partner(self, record: LayerRecord) -> bool:
-        """Whether a layer beside it, of the same shape, gives out zeros so far and learns.
+        """Whether a layer beside it gives out zeros so far that its output multiplies, and learns.
 
-        Their product opens at the first step: queries that start at zero, with keys that do not.
+        Their product opens at the first step: queries that start at zero, with keys that do not;
+        the weights of channels (squeeze-and-excitation) of a branch that ends in zeros.
         """
         out = record.activations
-        return out is not None and (parent(record.name), out.count) in self._opening
+        if out is None or not out.count:
+            return False
+        return any(
+            (own == parent(record.name) and zeros.count == out.count)
+            or (
+                is_inside(record.name, own)
+                and end < completed(record)
+                and zeros.shape[:1] == out.shape[:1]
+                and zeros.count % out.count == 0
+            )
+            for own, zeros, end in self._opening
+        )
 
     @cached_property
-    def _opening(self) -> frozenset[tuple[str, int]]:
-        """Of the layers that give out zeros and learn, what they lie in and the count of zeros."""
-        return frozenset(
-            (parent(r.name), r.activations.count)
+    def _opening(self) -> list[tuple[str, TensorStatistics, int]]:
+        """Of the layers that give out zeros and learn, what they lie in, the zeros and the end."""
+        return [
+            (parent(_around(r, self._observation)), r.activations, completed(r))
             for r in called(self._observation)
             if r.activations is not None
             and r.activations.abs_max == 0.0
-            and _is_closed(r)
+            and is_closed(r)
             and learns(r)
-        )
+        ]
 
 
 _MOST_ALIKE = 256
@@ -708,16 +775,32 @@ def _places_in_lists(record: LayerRecord) -> Iterator[tuple[_Alike, str]]:
             yield (stem, rest, record.type_name), ".".join(parts[: place + 1])
 
 
-def _is_closed(record: LayerRecord) -> bool:
-    """Whether a layer multiplies by parameters that are all zero; a bias is only added.
+def _around(record: LayerRecord, observation: Observation) -> str:
+    """Return the outermost module that gives out the zeros of `record` and no more."""
+    name, zeros = record.name, record.activations
+    while (container := observation.layers.get(parent(name))) is not None and name:
+        out = container.activations
+        if out is None or zeros is None or out.abs_max != 0.0 or out.count != zeros.count:
+            break
+        name = container.name
+    return name
 
-    One that gets no gradient itself never opens: queries and keys that are both zero.
+
+def _is_for_what_is_not_read(record: LayerRecord, observation: Observation) -> bool:
+    """Whether it makes just the positions of which nothing is read: all but the class token.
+
+    So does a table of relative positions, where what is looked up there has as many positions.
     """
-    if record.parameter_gradients and not learns(record):
+    after = _partly_read(record, observation)
+    if after is None or after.gradients is None or record.activations is None:
         return False
+    if record.activations.count == after.gradients.zero_count:
+        return True
+    unread = _positions(after) - _read_positions(after)
     return any(
-        s.abs_max == 0.0 and not name.rpartition(".")[2].startswith(("bias", "beta", "shift"))
-        for name, s in record.parameters.items()
+        layer.activations is not None and layer.activations.shape[-2:-1] == (unread,)
+        for layer in leaves(observation)
+        if completed(record) <= completed(layer) < (after.entered or 0)
     )
 
 
