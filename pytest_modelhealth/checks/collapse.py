@@ -126,7 +126,9 @@ def _dropped_inputs(observation: Observation, needed: Limit) -> Iterator[Violati
         maps = linear_maps(record)
         if not maps or _is_another_checks(record):
             continue
-        if any(m.weights.std == 0.0 for m in maps) or not _differ(record, observation):
+        if any(m.weights.std == 0.0 for m in maps) or _starts_at_zero(record):
+            continue
+        if not _differ(record, observation):
             continue
         message = f"its output is the same for all {observation.samples} samples, its inputs differ"
         yield Collapse.violation(

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import called, is_inside, producer
+from pytest_modelhealth.checks.evidence import (
+    called,
+    completed,
+    is_closed,
+    is_inside,
+    learns,
+    leaves,
+    producer,
+)
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
@@ -95,7 +103,7 @@ class DeadUnits(Check):
         """Yield activations with too many dead units."""
         for record in called(observation):
             found = _dead(record) if _can_die(record, observation) else None
-            if found is None:
+            if found is None or _is_behind_a_gate(record, observation):
                 continue
             fraction, held = found
             limit = settings.limit("max_dead_fraction", record.name)
@@ -179,6 +187,24 @@ def _opens(record: LayerRecord) -> bool:
     is_zero = given is not None and bool(given.finite_count) and given.abs_max == 0.0
     reached = gradient is not None and gradient.abs_max > 0.0
     return is_zero and reached and record.activation in _SLOPED_AT_ZERO
+
+
+def _is_behind_a_gate(record: LayerRecord, observation: Observation) -> bool:
+    """Whether it is given nothing but zeros by a layer whose scale starts at zero, and learns."""
+    given = record.inputs
+    if given is None or not given.finite_count or given.abs_max != 0.0:
+        return False
+    inner = {layer.name for layer in leaves(observation)}
+    silent = [
+        layer
+        for layer in sorted(called(observation), key=completed)
+        if completed(layer) < (record.entered or 0)
+        and (layer.name in inner or layer.parameters)
+        and layer.activations is not None
+        and layer.inputs is not None
+        and layer.activations.abs_max == 0.0 < layer.inputs.abs_max
+    ]
+    return bool(silent) and is_closed(silent[-1]) and learns(silent[-1])
 
 
 def _dead_fraction(record: LayerRecord) -> float | None:

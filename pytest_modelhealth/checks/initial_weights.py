@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, learns, parent, same_values, trainable
 from pytest_modelhealth.checks.freshness import looks_trained
-from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
+from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, plain_path
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _FEWEST_VALUES = 8
 _TRAINED_FACTOR = 5.0
+_NORMALISED_FACTOR = 5.0
 _HEAD_FACTOR = 2.5
 _SHARED_BY = 0.1
 
@@ -79,7 +80,8 @@ class InitialWeights(Check):
             if found.weights.abs_max == 0.0:
                 yield from _zero(observation, record, found, settings)
             elif found.weights.std == 0.0:
-                yield _constant(record, found)
+                if _are_one_unit(record, found):
+                    yield _constant(record, found)
             elif (large := _large(observation, record, found, settings, trained)) is not None:
                 yield large
             elif (lopsided := _one_sided(record, found, settings, trained)) is not None:
@@ -172,6 +174,13 @@ def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
             )
 
 
+def _are_one_unit(record: LayerRecord, found: LinearMap) -> bool:
+    """Whether equal weights make several units one; those of a depthwise kernel differ in input."""
+    shape, groups = found.weights.shape, record.options.get("groups", 1)
+    own_inputs = len(shape) > 2 and shape[1] == 1 and groups != 1
+    return shape[0] > 1 and not own_inputs
+
+
 def _constant(record: LayerRecord, found: LinearMap) -> Violation:
     value = found.weights.mean
     cause = (
@@ -203,22 +212,39 @@ def _large(
         return None
     is_inner = _is_recurrent(found) or found.tensor == IN_PROJECTION
     is_end = not is_inner and not plain_path(observation, record)  # a head, a router
-    if not trained and is_end and found.scale <= _HEAD_FACTOR * bound:
+    norm = None if is_inner else normalizer(observation, record)
+    if norm is not None:
+        if found.scale <= _NORMALISED_FACTOR * bound:
+            return None
+    elif not trained and is_end and found.scale <= _HEAD_FACTOR * bound:
         return None
     message = (
         f"its {found.tensor} has a scale of {found.scale:.3g}: standard deviation "
         f"{found.weights.std:.3g} at a fan-in of {found.fan_in}"
     )
-    if trained:
+    if norm is not None:
+        cause = (
+            f"initial weights too large: {norm.label!r} takes their scale away and divides their "
+            f"gradient by it, so that a step of SGD changes them {found.scale**2:.2g} times less "
+            f"than at a scale of 1; use a standard deviation near {_advised(found):.2g}"
+        )
+    elif trained:
         cause = "weights grew or were rescaled: a learning rate too high, or a wrong checkpoint"
     else:
         cause = (
-            "initial weights too large, so that activations grow here and what follows saturates: "
+            f"initial weights too large, so that {_what_comes_of_it(record, is_inner=is_inner)}: "
             f"divide by the root of the fan-in (a standard deviation near {_advised(found):.2g})"
         )
     return InitialWeights.violation(
         record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause
     )
+
+
+def _what_comes_of_it(record: LayerRecord, *, is_inner: bool) -> str:
+    given, returned = record.inputs, record.activations
+    if is_inner or given is None or returned is None or not given.rms:
+        return "the gates or the softmax behind them saturate"
+    return f"activations grow {returned.rms / given.rms:.3g} times here"
 
 
 def _one_sided(
@@ -263,6 +289,18 @@ def _magnifies(record: LayerRecord, found: LinearMap) -> bool:
     return returned.rms > 0.4 * found.scale * given.rms
 
 
+def _is_scaled_up(record: LayerRecord, found: LinearMap) -> bool:
+    """Whether the layer multiplies by more than these weights: it standardises them first."""
+    given, returned, bias = record.inputs, record.activations, record.parameters.get("bias")
+    if given is None or returned is None or not given.finite_count:
+        return False
+    shift = 0.0 if bias is None else bias.rms
+    return returned.rms - 2.0 * shift > _UNLIKE * found.scale * given.rms
+
+
+_UNLIKE = 10.0
+
+
 def _small(
     observation: Observation,
     record: LayerRecord,
@@ -276,6 +314,8 @@ def _small(
         return
     path = plain_path(observation, record)
     if not path or any(layer.type_name in NORMALIZATIONS for layer in path):
+        return
+    if _is_scaled_up(record, found):
         return
     message = (
         f"its {found.tensor} has a scale of {found.scale:.2g}: standard deviation "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,40 @@ def plain_path(observation: Observation, record: LayerRecord) -> list[LayerRecor
             return []
         if linear_maps(here) or not HAS_WEIGHTS.isdisjoint(here.options):
             return path
+
+
+def normalizer(observation: Observation, record: LayerRecord) -> LayerRecord | None:
+    """Return the normalisation that takes the output of `record` as it is, if one does.
+
+    The scale of that output changes nothing of what comes after.
+    """
+    taker = next(_takers(observation, record), None)
+    return taker if taker is not None and is_normalization(taker) else None
+
+
+def is_normalization(record: LayerRecord) -> bool:
+    """Whether a layer normalises: one of torch's, one with running statistics, or by its numbers.
+
+    Those of other libraries have a scale or an epsilon of their own, and give out what these make
+    of values of variance 1, however large what comes in.
+    """
+    if record.type_name in NORMALIZATIONS or "running_var" in record.buffers:
+        return True
+    given, returned = record.inputs, record.activations
+    if given is None or returned is None or record.activation is not None:
+        return False
+    if linear_maps(record) or not (record.parameters or "eps" in record.options):
+        return False
+    scale = record.parameters.get("weight")
+    shift = record.parameters.get("bias")
+    usual = math.hypot(
+        1.0 if scale is None or not scale.finite_count else scale.rms,
+        0.0 if shift is None or not shift.finite_count else shift.rms,
+    )
+    return given.rms > _FAR * usual and returned.rms <= _NEAR * usual
+
+
+_FAR, _NEAR = 3.0, 1.5
 
 
 def _takers(observation: Observation, record: LayerRecord) -> Iterator[LayerRecord]:

@@ -48,14 +48,30 @@ def linear_maps(record: LayerRecord) -> list[LinearMap]:
     """Return the parameters of a layer that are linear maps.
 
     They are told by their shape: ``(outputs, inputs)`` or its transpose for a matrix, channels and
-    kernel for a convolution, and by their name (``weight_ih_l0``) in recurrent layers.
+    kernel for a convolution, and by their name (``weight_ih_l0``) in recurrent layers. What can be
+    broadcast over another parameter is a scale of it: the gain of weight standardisation, one for
+    each unit.
     """
     maps = []
     for name, statistics in record.parameters.items():
+        if any(_scales(statistics.shape, other.shape) for other in record.parameters.values()):
+            continue
         fans = _fans(record, name, statistics.shape)
         if fans is not None and statistics.count and not statistics.nonfinite_count:
             maps.append(LinearMap(name, statistics, *fans))
     return maps
+
+
+def _scales(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether a parameter of `shape` can be broadcast over a larger one of as many dimensions."""
+    if len(shape) < 3 or len(shape) != len(other) or shape == other:
+        return False
+    return all(own in (1, size) for own, size in zip(shape, other, strict=True))
+
+
+def is_scale(shape: tuple[int, ...]) -> bool:
+    """Whether a parameter holds one number a channel, or one for all: ``(C,)``, ``(C, 1, 1)``."""
+    return sum(size > 1 for size in shape) <= 1
 
 
 def _fans(record: LayerRecord, name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
