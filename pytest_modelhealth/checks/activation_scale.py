@@ -151,10 +151,7 @@ class ActivationScale(Check):
                     f"activations fade to {scale:.2g} of the scale of the inputs over "
                     f"{len(row)} layers, at {row[-1].label!r}"
                 )
-                cause = (
-                    "each layer from here on shrinks what it is given: weights too small, with no "
-                    "bias or normalisation that holds the signal up"
-                )
+                cause = f"each layer from here on shrinks what it is given: {_fading_cause(row)}"
                 yield ActivationScale.violation(
                     first,
                     message,
@@ -164,6 +161,13 @@ class ActivationScale(Check):
                     affected=[r.name for r in row[1:]],
                 )
                 return
+
+
+def _fading_cause(row: list[LayerRecord]) -> str:
+    small = [r for r in row if all(m.scale < 2.0 * _SHRINKS for m in linear_maps(r))]
+    if 2 * len(small) > len(row):
+        return "weights too small, without biases or normalisation to hold the signal up"
+    return "a factor or a flat activation between them, and no normalisation"
 
 
 _STREAM_CAUSE = (
@@ -225,10 +229,18 @@ def _origin(path: list[LayerRecord], base: float) -> tuple[LayerRecord, str]:
     while risen > 0 and _rms(path[risen - 1].activations) > _RISEN * base:
         risen -= 1
     weighted = [record for record in path[risen:] if linear_maps(record)]
-    return (weighted or path[risen:])[0], (
-        "the layers from here on have a gain over one together: weights too large, or a residual "
-        "stream that is added to without a normalisation"
+    large = [r for r in weighted if max(m.scale for m in linear_maps(r)) > _LARGE]
+    why = (
+        "weights too large"
+        if 2 * len(large) > len(weighted)
+        else "a residual stream that is added"
+        " to without a normalisation, or a factor in the forward"
     )
+    return (weighted or path[risen:])[0], f"the gains of the layers from here on multiply: {why}"
+
+
+_LARGE = 1.7
+"""He et al. (2015) start at 1.41, which keeps the scale behind a ReLU."""
 
 
 def _jump_cause(record: LayerRecord, factor: float) -> str:
@@ -238,12 +250,16 @@ def _jump_cause(record: LayerRecord, factor: float) -> str:
         if gain < _JUMP / 3.0:
             return f"what comes in is {factor:.3g} times larger than what went out before it"
         factor = gain
-    biggest = max(record.parameters.items(), key=lambda item: item[1].rms, default=None)
-    if biggest is not None:
-        return (
-            f"it magnifies by {factor:.3g}: its {biggest[0]} reaches {biggest[1].abs_max:.3g}, or "
-            "its forward scales what it returns"
-        )
+    for found in linear_maps(record):
+        if given is not None and 2.0 * found.scale * given.rms >= _rms(record.activations):
+            return (
+                f"it magnifies by {factor:.3g}: its {found.tensor} reaches "
+                f"{found.weights.abs_max:.3g} at a fan-in of {found.fan_in}"
+            )
+    for name, values in record.parameters.items():
+        reach = values.abs_max * (1.0 if "bias" in name or given is None else given.rms)
+        if 2.0 * reach >= _rms(record.activations):
+            return f"it magnifies by {factor:.3g}: its {name} reaches {values.abs_max:.3g}"
     return (
         f"it gives out {factor:.3g} times what it takes: it sums, takes the largest, or a factor "
         "is missing or misplaced in its forward"

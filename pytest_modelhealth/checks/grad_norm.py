@@ -8,8 +8,16 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import called, completed, trainable
-from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.checks.evidence import (
+    called,
+    completed,
+    is_inside,
+    producer,
+    same_values,
+    trainable,
+)
+from pytest_modelhealth.checks.paths import is_normalization
+from pytest_modelhealth.checks.weights import is_scale, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -81,9 +89,9 @@ class GradNorm(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield layers whose gradient norm is out of bounds."""
         records = [record for record in called(observation) if _gradients(record)]
-        yield from _absolute(records, observation.batches, settings)
+        yield from _absolute(records, observation, settings)
         yield from _exploding(records, observation, settings)
-        yield from _vanishing(records, settings)
+        yield from _vanishing(records, observation, settings)
 
 
 def _gradients(record: LayerRecord) -> list[TensorStatistics]:
@@ -92,39 +100,73 @@ def _gradients(record: LayerRecord) -> list[TensorStatistics]:
     return gradients if all(not s.nonfinite_count for s in gradients) else []
 
 
-def _absolute(records: list[LayerRecord], batches: int, settings: Settings) -> Iterator[Violation]:
+def _absolute(
+    records: list[LayerRecord], observation: Observation, settings: Settings
+) -> Iterator[Violation]:
     for record in records:
         largest = settings.limit("max_grad_norm", record.name)
         smallest = settings.limit("min_grad_norm", record.name)
-        norm = math.sqrt(math.fsum(s.norm**2 for s in _gradients(record)) / batches)
+        norm = math.sqrt(math.fsum(s.norm**2 for s in _gradients(record)) / observation.batches)
         if largest.value is not None and norm > largest.value:
             message = f"gradient norm {norm:.3g} is over {largest.value:g}"
             yield GradNorm.violation(
-                record, message, value=norm, limit=largest, cause=_exploding_cause(record)
+                record,
+                message,
+                value=norm,
+                limit=largest,
+                cause=_exploding_cause(record, observation),
             )
         if smallest.value is not None and norm < smallest.value:
             message = f"gradient norm {norm:.3g} is under {smallest.value:g}"
             yield GradNorm.violation(
-                record, message, value=norm, limit=smallest, cause=_VANISHING_CAUSE
+                record, message, value=norm, limit=smallest, cause=_small_cause(record, observation)
             )
 
 
-_VANISHING_CAUSE = (
-    "the layers after it, or the loss, shrink what comes back: saturated activations (sigmoid, "
-    "tanh), no residual path or normalisation, weights too small"
-)
+_FLAT = frozenset({"sigmoid", "hardsigmoid", "tanh", "hardtanh", "softsign", "logsigmoid"})
 
 
-def _exploding_cause(record: LayerRecord) -> str:
-    given = record.inputs
+def _vanishing_cause(records: list[LayerRecord], observation: Observation) -> str:
+    """Say what may shrink a gradient, of which there is something among the layers."""
+    found = []
+    if any(record.activation in _FLAT for record in called(observation)):
+        found.append("saturated activations")
+    scales = [m.scale for record in records for m in linear_maps(record)]
+    if 2 * sum(scale < 1.0 for scale in scales) > len(scales):
+        found.append("weights too small")
+    if not any(map(is_normalization, called(observation))):
+        found.append("no normalisation")
+    return f"the layers after it shrink what comes back: {', '.join(found) or 'no residual path'}"
+
+
+def _small_cause(record: LayerRecord, observation: Observation) -> str:
+    """Say why a norm is under the bound that the user set."""
+    root = observation.layers.get("")
+    if record.gradients is None or root is None or root.gradients is None:
+        return "the gradient that reaches it is small"
+    if record.gradients.rms < _CLEARLY * root.gradients.rms:
+        return _vanishing_cause([record], observation)
+    return (
+        "the loss sends a small gradient back to the output, or what this layer is given is small"
+    )
+
+
+_CLEARLY = 0.1
+
+
+def _exploding_cause(record: LayerRecord, observation: Observation) -> str:
+    given, root = record.inputs, observation.layers.get("")
     if given is not None and given.finite_count and given.rms > 100.0:
         return (
             f"its inputs are large (rms {given.rms:.3g}): normalise them or scale the layer before"
         )
-    return (
-        "the layers after it, or the loss, magnify what comes back: weights too large, or no "
-        "normalisation"
-    )
+    arrived, sent = record.gradients, None if root is None else root.gradients
+    if arrived is not None and sent is not None and _CLEARLY * arrived.rms <= sent.rms:
+        return (
+            f"the loss sends a gradient of root mean square {sent.rms:.3g} back to the output: it "
+            "is multiplied by too much, summed instead of averaged, or its targets are far off"
+        )
+    return "the layers after it magnify what comes back: weights too large, or no normalisation"
 
 
 def _exploding(
@@ -145,7 +187,7 @@ def _exploding(
         return
     ratio, worst_record = max(worst, key=lambda pair: pair[0])
     message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
-    record, cause = worst_record, _exploding_cause(worst_record)
+    record, cause = worst_record, _exploding_cause(worst_record, observation)
     targets = _large_targets(observation)
     found = _dominant_gain(records, grows=True)
     if found is not None:
@@ -195,11 +237,15 @@ _GREAT = 10.0
 """The gain of weights that magnify; He et al. (2015) start at 1.41."""
 
 
-def _vanishing(records: list[LayerRecord], settings: Settings) -> Iterator[Violation]:
+def _vanishing(
+    records: list[LayerRecord], observation: Observation, settings: Settings
+) -> Iterator[Violation]:
     """Compare each layer's gradient with the largest of the layers that ran after it.
 
     Only the layers that ran first count: a gradient that vanished stays away from all of them. A
-    branch of weak layers with strong ones before it is a gate (LayerScale, a fresh adapter).
+    branch of weak layers with strong ones before it is a gate (LayerScale, a fresh adapter). Where
+    the loss reads a token that sees the others through such branches only, all layers lie behind a
+    gate; then they count as they will once it is open.
     """
     pairs = [(ratio, r) for r in records if (ratio := _relative_gradient(r)) > 0.0]
     pairs.sort(key=lambda pair: completed(pair[1]))
@@ -207,8 +253,15 @@ def _vanishing(records: list[LayerRecord], settings: Settings) -> Iterator[Viola
         return
     largest_after = list(accumulate((ratio for ratio, _ in reversed(pairs)), max))[::-1]
     weak = []
+    gates: list[tuple[int, float]] | None = None
     for (gradient, record), largest in zip(pairs, largest_after, strict=True):
-        if gradient >= settings.limit("vanishing_ratio", record.name).value * largest:
+        limit = settings.limit("vanishing_ratio", record.name)
+        if gradient >= limit.value * largest:
+            break
+        if gates is None:
+            gates = list(_gates(observation, math.sqrt(limit.value) * largest))
+        opened = min((part for end, part in gates if end > completed(record)), default=1.0)
+        if gradient >= limit.value * largest * opened:
             break
         weak.append((gradient / largest, record))
     if weak:
@@ -218,7 +271,7 @@ def _vanishing(records: list[LayerRecord], settings: Settings) -> Iterator[Viola
         found = _dominant_gain([record for _, record in pairs], grows=False)
         if found is None:
             message = f"its gradient is {ratio:.2g} of that in the layers after it: it vanished"
-            cause = _uniform_cause([record for _, record in pairs])
+            cause = _uniform_cause([record for _, record in pairs], observation)
             yield GradNorm.violation(
                 first, message, value=ratio, limit=limit, cause=cause, affected=others[1:]
             )
@@ -234,6 +287,76 @@ def _vanishing(records: list[LayerRecord], settings: Settings) -> Iterator[Viola
                 cause=_shrinking_cause(record),
                 affected=affected,
             )
+
+
+def _gates(observation: Observation, healthy: float) -> Iterator[tuple[int, float]]:
+    """Yield when each gate that starts nearly closed returned, and what part it lets through.
+
+    The gradient before a gate is small by its start alone, and grows with its first steps: its own
+    relative gradient is `healthy` or more.
+    """
+    for record in called(observation):
+        if record.gradients is None or _relative_gradient(record) < healthy:
+            continue
+        maps = linear_maps(record)
+        if maps:
+            part = max(found.scale_by_fan_out for found in maps)
+            if 0.0 < part < _SMALLEST_WEIGHT_RMS and _is_last(record, observation):
+                yield completed(record), part
+            continue
+        for name in trainable(record):
+            scale = record.parameters[name]
+            is_small = is_scale(scale.shape) and 0.0 < scale.rms < _SMALLEST_WEIGHT_RMS
+            if is_small and _is_gate(record, scale.rms, observation):
+                yield completed(record), scale.rms
+
+
+def _is_last(record: LayerRecord, observation: Observation) -> bool:
+    """Whether no weights come after those of this layer: a head that starts near zero."""
+    after = (r for r in called(observation) if (r.entered or 0) > completed(record))
+    return not any(map(linear_maps, after))
+
+
+def _is_gate(record: LayerRecord, scale: float, observation: Observation) -> bool:
+    """Whether a layer multiplies a branch by its own `scale`, and adds that to what goes past it.
+
+    Multiplication shows in the gradient, which is smaller by the scale before it; what goes past,
+    in what comes after, which is not.
+    """
+    source = producer(observation, record)
+    if source is not None and _is_scaled(source, record, scale):
+        after = next(
+            (
+                r
+                for r in called(observation)
+                if (r.entered or 0) > completed(record)
+                and not same_values(record.activations, r.inputs)
+            ),
+            None,
+        )
+        return after is not None and _goes_past(after.inputs, record.activations)
+    return any(
+        _is_scaled(inner, record, scale)
+        and _goes_past(record.activations, inner.activations, scale)
+        for inner in called(observation)
+        if is_inside(inner.name, record.name)
+    )
+
+
+def _is_scaled(before: LayerRecord, record: LayerRecord, scale: float) -> bool:
+    if before.gradients is None or record.gradients is None:
+        return False
+    expected = scale * record.gradients.rms
+    return expected / _ABOUT <= before.gradients.rms <= expected * _ABOUT
+
+
+def _goes_past(
+    whole: TensorStatistics | None, branch: TensorStatistics | None, scale: float = 1.0
+) -> bool:
+    return whole is not None and branch is not None and whole.rms > _FAR * scale * branch.rms
+
+
+_ABOUT, _FAR = 4.0, 10.0
 
 
 def _gains(records: list[LayerRecord]) -> list[tuple[float, LayerRecord]]:
@@ -276,12 +399,12 @@ def _shrinking_cause(record: LayerRecord) -> str:
     )
 
 
-def _uniform_cause(records: list[LayerRecord]) -> str:
-    gains = _gains(records)
+def _uniform_cause(records: list[LayerRecord], observation: Observation) -> str:
+    gains, cause = _gains(records), _vanishing_cause(records, observation)
     if not gains:
-        return _VANISHING_CAUSE
+        return cause
     mean = math.exp(-math.fsum(math.log(gain) for gain, _ in gains) / len(gains))
-    return f"it shrinks {mean:.3g} times a layer over {len(gains)} layers: {_VANISHING_CAUSE}"
+    return f"it shrinks {mean:.3g} times a layer over {len(gains)} layers: {cause}"
 
 
 def _relative_gradient(record: LayerRecord) -> float:
