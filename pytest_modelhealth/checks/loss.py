@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, producer
 from pytest_modelhealth.checks.freshness import is_fresh
+from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Observation,
         Violation,
     )
+    from pytest_modelhealth.statistics import TensorStatistics
 
 _SQUASHING = frozenset({"sigmoid", "hardsigmoid", "softmax"})
 _SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
@@ -330,10 +332,18 @@ def _out_of_range(call: LossCall, observation: Observation) -> Finding | None:
         f"{call.function} takes targets from 0 to 1 and is given [{targets.min:.4g}, "
         f"{targets.max:.4g}]",
         value=targets.max if targets.max > 1.0 else targets.min,
-        cause="masks of 0 and 255, labels of -1 and 1, or class indices: bring the targets to "
-        "[0, 1]",
+        cause=_other_range(targets),
         independent=True,
     )
+
+
+def _other_range(targets: TensorStatistics) -> str:
+    ends = (targets.min, targets.max)
+    if ends == (0.0, 255.0):
+        return "masks of 0 and 255: divide them by 255"
+    if ends == (-1.0, 1.0):
+        return "labels of -1 and 1: bring them to 0 and 1"
+    return "class indices, or values in another unit: bring the targets to [0, 1]"
 
 
 _TARGET_ROUNDING = 0.01
@@ -514,7 +524,7 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
         limit = settings.limit("max_initial_loss", culprit.name)
         if not call.value > limit.value * guess or not _magnifies(culprit):
             continue
-        if not is_fresh(observation):
+        if not is_fresh(observation) or _is_scaled_by_design(call):
             continue
         message = (
             f"the loss of the untrained model is {call.value:.3g}, {call.value / guess:.3g} times "
@@ -526,11 +536,46 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
             yield Loss.inconclusive(culprit, reason)
             continue
         cause = (
-            f"its weights are too large: the logits have a root mean square of {call.input.rms:.3g}"
-            " where about 1 is usual"
+            f"{_what_is_large(culprit, call, observation)}: the logits have a root mean square of "
+            f"{call.input.rms:.3g} where about 1 is usual"
         )
         ratio = call.value / guess
         yield Loss.violation(culprit, message, value=ratio, limit=limit, cause=cause)
+
+
+def _is_scaled_by_design(call: LossCall) -> bool:
+    """Whether the logits are cosines, times a scale that losses with a margin have."""
+    return call.cosines and call.input is not None and call.input.abs_max <= _LARGEST_COSINE
+
+
+_LARGEST_COSINE = 128.0
+"""ArcFace (Deng et al. 2019) and CosFace (Wang et al. 2018) scale by 64, CLIP by 100 at most."""
+
+
+def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) -> str:
+    """Say what makes the logits large, as far as the layer that made them explains it."""
+    if call.cosines:
+        most = call.input.abs_max if call.input is not None else 0.0
+        return f"cosines are multiplied by {most:.3g} or more, a temperature too small"
+    out, given, maps = head.activations, head.inputs, linear_maps(head)
+    if maps and out is not None and given is not None:
+        bias = head.parameters.get("bias")
+        if bias is not None and 2.0 * bias.rms > out.rms:
+            return f"its bias is too large (up to {bias.abs_max:.3g})"
+        if 2.0 * maps[0].scale * given.rms > out.rms:
+            return "its weights are too large"
+    scale, label = max(map(_largest_scale, called(observation)), default=(0.0, ""))
+    if scale > _MAGNIFIES / 2.0:
+        return f"the weights of {label!r} are too large (a scale of {scale:.3g})"
+    return "its forward multiplies what its layers give, or sums it up"
+
+
+def _largest_scale(record: LayerRecord) -> tuple[float, str]:
+    """Return the scale of a layer's weights; of a table, which is not multiplied, its values'."""
+    scales = [found.scale for found in linear_maps(record)]
+    if "num_embeddings" in record.options and (table := record.parameters.get("weight")):
+        scales.append(table.rms)
+    return max(scales, default=0.0), record.label
 
 
 def _magnifies(head: LayerRecord) -> bool:

@@ -284,6 +284,8 @@ class LossCall:
             log-probabilities.
         made_by: the operation that made the input (``"softmax"``), where its graph tells.
         made_along: the dimension that the operation ran along.
+        cosines: whether it is made of inner products of vectors of length one, times a scale and
+            with a margin or not, as far as its graph tells.
         targets: what the class indices are, where the target holds such.
     """
 
@@ -299,6 +301,7 @@ class LossCall:
     log_normalizer: float | None = None
     made_by: str = ""
     made_along: int | None = None
+    cosines: bool = False
     targets: ClassTargets | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -56,6 +56,62 @@ def origin(tensor: Tensor) -> Origin:
     if dimension >= 1 << 63:  # stored without a sign
         dimension -= 1 << 64
     return Origin(_snake_case(operation(node)), dimension % max(tensor.ndim, 1))
+
+
+def are_cosines(tensor: Tensor) -> bool:
+    """Whether `tensor` is made of inner products of vectors of length one, margin and scale apart.
+
+    So are the logits of ArcFace, CosFace, SimCLR and CLIP. Products of anything else, or another
+    layer on the way, and it is not.
+    """
+    waiting, seen, found = [tensor.grad_fn], set(), False
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen or operation(node) == "AccumulateGrad":
+            continue
+        seen.add(node)
+        factors = [following for following, _ in node.next_functions if following is not None]
+        name = operation(node)
+        are_unit = bool(factors) and all(map(_has_length_one, factors))
+        if name in _PRODUCTS or (name == "Mul" and len(factors) > 1 and are_unit):
+            if not are_unit:
+                return False
+            found = True
+        elif name in _OF_COSINES and len(seen) < _DEEPEST:
+            waiting += factors
+        else:
+            return False
+    return found
+
+
+def _has_length_one(node: Any) -> bool:
+    """Whether a node divides vectors by their norm."""
+    node = _behind(node, _AS_IT_IS)
+    if node is None or operation(node) == "WeightNormInterface":
+        return node is not None
+    if operation(node) != "Div" or len(node.next_functions) < 2:
+        return False
+    norm = _behind(node.next_functions[1][0], _AS_IT_IS | {"Add", "ClampMin", "Maximum", "Sqrt"})
+    if norm is None or operation(norm) != "Sum":
+        return norm is not None and operation(norm) in ("LinalgVectorNorm", "Norm")
+    squares = norm.next_functions[0][0]
+    return squares is not None and operation(squares) in ("Mul", "Pow")
+
+
+def _behind(node: Any, passing: Set[str]) -> Any:
+    """Return the first node, along first operands, that is none of `passing`."""
+    while node is not None and operation(node) in passing and node.next_functions:
+        node = node.next_functions[0][0]
+    return node
+
+
+_PRODUCTS = frozenset({"Addmm", "Baddbmm", "Bmm", "Dot", "Mm", "Mv"})
+_OF_COSINES = (
+    _AS_IT_IS
+    | {"Acos", "Add", "Cat", "Clamp", "ClampMax", "ClampMin", "Cos", "Div", "Exp", "IndexPut"}
+    | {"MaskedFill", "Max", "Mul", "Neg", "Pow", "Rsub", "Scatter", "Sin", "Sqrt", "Stack", "Sub"}
+    | {"Sum", "Where"}
+)
 
 
 def operation(node: Any) -> str:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.loss_graph import Origin, origin
+from pytest_modelhealth.capture.observing.loss_graph import Origin, are_cosines, origin
 from pytest_modelhealth.capture.observing.tensors import is_a
 from pytest_modelhealth.report import ClassTargets, LossCall, Option
 from pytest_modelhealth.statistics import Entry
@@ -147,6 +147,7 @@ def see_loss(
             classes=0 if dimension is None else values.shape[dimension],
             made_by=made_by.function,
             made_along=made_by.dimension,
+            cosines=isinstance(values, Tensor) and are_cosines(values),
         ),
         entry,
         target_entry,
