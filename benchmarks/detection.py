@@ -31,6 +31,7 @@ from benchmarks.cases import (
     held_out,
     libraries,
     perception,
+    starts,
     uncommon,
 )
 from benchmarks.cases.subject import Control, Fault, Healthy, Shelf
@@ -46,6 +47,7 @@ SHELVES = {
         controls.SHELF,
         designs.SHELF,
         libraries.SHELF,
+        starts.SHELF,
     ],
     "held out": [held_out.SHELF],
 }

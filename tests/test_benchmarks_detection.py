@@ -13,6 +13,7 @@ from benchmarks.cases import (
     held_out,
     libraries,
     perception,
+    starts,
     uncommon,
 )
 from benchmarks.cases.models import mlp
@@ -22,10 +23,10 @@ from benchmarks.detectors import DETECTORS, Detector
 from benchmarks.finding import Finding
 
 FAULTS = [*faults.SHELF.faults, *uncommon.SHELF.faults, *fields.SHELF.faults]
-FAULTS += perception.SHELF.faults + held_out.SHELF.faults
+FAULTS += perception.SHELF.faults + starts.SHELF.faults + held_out.SHELF.faults
 CONTROLS = [*controls.SHELF.controls, *designs.SHELF.controls, *uncommon.SHELF.controls]
 CONTROLS += fields.SHELF.controls + perception.SHELF.controls
-CONTROLS += libraries.SHELF.controls + held_out.SHELF.controls
+CONTROLS += libraries.SHELF.controls + starts.SHELF.controls + held_out.SHELF.controls
 BY_NAME = {case.name: case for case in (*FAULTS, *CONTROLS)}
 
 

@@ -1,0 +1,162 @@
+"""Starts that authors chose and that look like faults, beside the faults that they look like."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.cases.starts import SHELF, ClassToken, Faces, Margin, Scaled, StandardisedConv
+from benchmarks.cases.subject import Control, Fault
+from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.capture.observing.loss_graph import are_cosines
+from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.report import Verdict
+
+
+def report_on(case: Control | Fault) -> HealthReport:
+    """Inspect a case under default settings."""
+    made = case.build()
+    options = {} if made.loss is None else {"loss": made.loss}
+    return Inspector(made.model).run_inspection(made.inputs, made.target, **options)
+
+
+def named(case):
+    """The id of a case."""
+    return case.name
+
+
+@pytest.mark.parametrize("case", SHELF.controls, ids=named)
+def test_a_start_by_design_is_healthy(case):
+    """What a paper or library starts with is no fault."""
+    report = report_on(case)
+    assert report.verdict is not Verdict.UNHEALTHY, report.render("failure")
+
+
+@pytest.mark.parametrize("case", SHELF.faults, ids=named)
+def test_the_nearest_fault_is_caught(case):
+    """The fault beside it is named at its layer, with its cause."""
+    found = [v for v in report_on(case).violations if case.is_at(v.layer)]
+    assert any(case.is_named_in(f"{v.message} {v.cause}") for v in found), found
+
+
+def test_a_gain_is_no_kernel(inspect):
+    """Of a standardised convolution the weight alone is a linear map."""
+    model = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), StandardisedConv(1, 8))
+    report = inspect(model, torch.randn(64, 16))
+    assert [found.tensor for found in linear_maps(report["1"])] == ["weight"]
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_equal_kernels_are_one_unit_only_where_they_share_their_inputs(groups, inspect):
+    """A depthwise convolution may start as a mean: each channel has its own."""
+    conv = nn.Conv2d(4, 4, 3, padding=1, groups=groups)
+    nn.init.constant_(conv.weight, 1 / 9)
+    model = nn.Sequential(nn.Unflatten(1, (4, 2, 2)), conv, nn.Flatten(), nn.Linear(16, 10))
+    found = [v.check for v in inspect(model, torch.randn(64, 16)).violations]
+    assert ("initial_weights" in found) == (groups == 1)
+
+
+def cosine_logits():
+    """Logits that are cosines and logits that are not, with the truth."""
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 6, requires_grad=True), nn.Parameter(torch.randn(3, 6))
+    labels = torch.randint(0, 3, (8,))
+    unit, centres = nn.functional.normalize(x), nn.functional.normalize(w)
+    cosines = unit @ centres.T
+    moved = cosines.clone()
+    moved[torch.arange(8), labels] -= 0.35
+    by_hand = (x / x.norm(dim=1, keepdim=True)) @ (w / w.square().sum(1, keepdim=True).sqrt()).T
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3, bias=False))
+    yield "mm", cosines * 64, True
+    yield "index", moved * 64, True
+    yield "by hand", by_hand, True
+    yield "weight norm", normed(unit) / 0.07, True
+    yield "angle", Margin(width=6)(x, labels), True
+    yield "function", nn.functional.cosine_similarity(x[:, None], w[None], dim=-1) * 30, True
+    yield "learned scale", cosines * nn.Parameter(torch.tensor(2.6)).exp(), True
+    yield "plain", (x @ w.T) * 64, False
+    yield "one side only", (unit @ w.T) * 64, False
+    yield "a layer after", torch.relu(cosines) * 64, False
+    yield "normalised late", nn.functional.normalize(x @ w.T) * 64, False
+
+
+@pytest.mark.parametrize(
+    ("logits", "truth"), [pytest.param(t, is_, id=name) for name, t, is_ in cosine_logits()]
+)
+def test_cosines_are_told_from_other_logits_by_their_graph(logits, truth):
+    """However they are written; of plain logits a factor of 64 makes none."""
+    assert are_cosines(logits) is truth
+
+
+def test_a_gradient_that_vanishes_before_layerscale_is_no_design(inspect):
+    """A gate explains as much as it closes: what sixteen sigmoids take away is a fault."""
+    layers = [m for _ in range(16) for m in (nn.Linear(32, 32), nn.Sigmoid())]
+    model = ClassToken()
+    model.patches = nn.Sequential(model.patches, nn.Flatten(2), Last(nn.Sequential(*layers)))
+    images, labels = torch.randn(32, 1, 8, 8), torch.randint(0, 10, (32,))
+    options = {"loss": nn.functional.cross_entropy, "settings": {"checks": ["grad_norm"]}}
+    (violation,) = inspect(model, images, labels, **options).violations
+    assert violation.layer.startswith("patches")
+    assert "saturated" in violation.cause
+
+
+class Last(nn.Module):
+    """Applies a net to the dimension of the channels."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x.transpose(1, 2)).transpose(1, 2)
+
+
+def test_queries_of_the_last_block_rounded_are_not_called_healthy(inspect):
+    """Where a class token alone is read, no queries of the others are needed: it says so."""
+    model = ClassToken(start=1.0)
+    attention = model.blocks[2].attention
+    attention.qkv = Rounded(32)
+    images, labels = torch.randn(32, 1, 8, 8), torch.randint(0, 10, (32,))
+    report = inspect(model, images, labels, loss=nn.functional.cross_entropy)
+    assert report.verdict is not Verdict.HEALTHY
+
+
+class Rounded(nn.Module):
+    """Queries from a layer of their own, rounded."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
+
+    def forward(self, x):
+        return torch.cat([self.q(x).round(), self.kv(x)], -1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m.head.weight.data.mul_(300), "its weights are too large"),
+        (lambda m: m.head.bias.data.copy_(torch.arange(10.0) * 30), "its bias is too large"),
+        (lambda m: setattr(m, "scale", 640.0), "its forward multiplies"),
+    ],
+)
+def test_what_makes_logits_large_is_said(change, said, inspect):
+    """The weights, the bias or a factor: the one that explains them."""
+    model = Scaled(1.0)
+    change(model)
+    labels = torch.randint(0, 10, (64,))
+    options = {"loss": nn.functional.cross_entropy, "settings": {"checks": ["loss"]}}
+    (violation,) = inspect(model, torch.randn(64, 64), labels, **options).violations
+    assert said in violation.cause
+
+
+@pytest.mark.parametrize(("scale", "healthy"), [(64.0, True), (6400.0, False)])
+def test_cosines_may_be_scaled_as_papers_scale_them(scale, healthy, inspect):
+    """By 64 they may; by a hundred times that no paper does."""
+    labels = torch.randint(0, 10, (64,))
+    loss = nn.functional.cross_entropy
+    report = inspect(Faces(scale), (torch.randn(64, 64), labels), labels, loss=loss)
+    assert report.healthy is healthy
+    assert report.observation.loss_calls[0].cosines
+    assert math.isclose(report.loss or 0.0, report.observation.loss_calls[0].value or 1.0)
