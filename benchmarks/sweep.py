@@ -1,11 +1,12 @@
 """False alarms, crashes and interference on the models of other libraries.
 
-Usage: ``python -m benchmarks.sweep [--source NAME ...] [--only PATTERN] [--results FILE]``
+Usage: ``python -m benchmarks.sweep [--source NAME ...] [--only PATTERN ...]
+[--settings PATTERN ...] [--results FILE]``, then ``python -m benchmarks.sweep --table FILE ...``
 
 Each model is small where its library allows it, and is inspected with default settings in training
-and in evaluation mode, in float32 and bfloat16, with and without a backward pass. The same step
-runs without the inspector: loss, gradients and buffers must be equal bit for bit, and the model
-must be as it was. Libraries that are not installed are left out.
+and in evaluation mode, in float32 and bfloat16. The same step runs without the inspector: loss,
+gradients and buffers must be equal bit for bit, and the model must be as it was. Libraries that are
+not installed are left out. `benchmarks.zoo.decided` has what was found out about each alarm.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import hashlib
 import json
 import logging
 import multiprocessing
 import os
 import random
 import resource
-import time
+import signal
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
@@ -38,34 +40,31 @@ from benchmarks.cases.subject import Subject, run
 from benchmarks.timing import header, machine, row
 from benchmarks.zoo import SOURCES
 from benchmarks.zoo.architecture import Architecture
+from benchmarks.zoo.decided import Decision, decision
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.report import Status, Verdict
 
-SECONDS = 120
-"""After which a model is given up."""
+SECONDS = 40
+"""Of processor time, after which a model is given up."""
+STUCK = 1200
+"""Seconds on the clock after which a process is taken to hang."""
 MEMORY = 6 << 30
-"""Bytes of address space that a process may take."""
+"""Bytes of data that a process may take."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is inspected; ``inference`` is evaluation mode without a backward pass."""
+    """How a model is inspected."""
 
     mode: str
     dtype: str = "float32"
-    seed: int = 0
 
     def __str__(self) -> str:
-        return f"{self.mode}, {self.dtype}, seed {self.seed}"
+        return f"{self.mode}, {self.dtype}"
 
 
-SETTINGS = [
-    Setting("train"),
-    Setting("eval"),
-    Setting("train", "bfloat16"),
-    Setting("inference", seed=1),
-]
+SETTINGS = [Setting(m, d) for d in ("float32", "bfloat16") for m in ("train", "eval")]
 
 
 @dataclass
@@ -80,8 +79,6 @@ class Result:
         crash: what the inspector raised, or a check.
         interference: what differs from the step without the inspector.
         warnings: what the inspector warned of.
-        bare_ms, ms: processor time of one step without and with the inspector, the verdict
-            included.
         parameters: the size of the model.
     """
 
@@ -95,8 +92,6 @@ class Result:
     crash: str = ""
     interference: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    bare_ms: float = 0.0
-    ms: float = 0.0
     parameters: int = 0
 
 
@@ -108,7 +103,7 @@ class Step:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.seen: dict[str, bytes] = {}
+        self.seen: dict[str, str] = {}
 
     def backward(self, loss: Tensor) -> None:
         self.seen["loss"] = _raw(loss)
@@ -120,35 +115,40 @@ class Step:
             self.seen[f"buffer {name}"] = _raw(buffer)
 
 
-def _raw(tensor: Tensor) -> bytes:
+def _raw(tensor: Tensor) -> str:
+    """Return a digest of the tensor's bits: large models are not held twice."""
     tensor = tensor.detach()
     if tensor.is_sparse:
         tensor = tensor.to_dense()
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    bits = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(bits, digest_size=16).hexdigest()
 
 
 def examine(architecture: Architecture, settings: Iterable[Setting] = SETTINGS) -> Iterator[Result]:
     """Yield what comes of each setting; one that the model does not run in is told as such."""
-    built: dict[int, Subject] = {}
+    _seed()
+    built: Subject | str
+    try:
+        built = architecture.build()
+    except Exception as error:  # noqa: BLE001 - somebody else's library
+        built = f"not built: {_told(error)}"
     for setting in settings:
         result = Result(architecture.family, architecture.name, str(setting))
-        if setting.seed not in built:
-            torch.manual_seed(setting.seed)
-            try:
-                built[setting.seed] = architecture.build()
-            except Exception as error:  # noqa: BLE001 - somebody else's library
-                result.not_run = f"not built: {_told(error)}"
-                yield result
-                return
-        try:
-            subject = _cast(copy.deepcopy(built[setting.seed]), setting)
-        except Exception as error:  # noqa: BLE001 - a model that keeps what it computed
-            result.not_run = f"not copied: {_told(error)}"
-            yield result
-            continue
-        result.parameters = sum(p.numel() for p in subject.model.parameters())
-        _inspect(subject, setting, result)
+        if isinstance(built, str):
+            result.not_run = built
+        else:
+            _examine(built, setting, result)
         yield result
+
+
+def _examine(built: Subject, setting: Setting, result: Result) -> None:
+    try:
+        subject = _cast(copy.deepcopy(built), setting)
+    except Exception as error:  # noqa: BLE001 - a model that keeps what it computed
+        result.not_run = f"not copied: {_told(error)}"
+        return
+    result.parameters = sum(p.numel() for p in subject.model.parameters())
+    _inspect(subject, result)
 
 
 def _cast(subject: Subject, setting: Setting) -> Subject:
@@ -167,15 +167,15 @@ def _bfloat16(value: Any) -> Any:
     return type(value)(map(_bfloat16, value)) if isinstance(value, list | tuple) else value
 
 
-def _inspect(subject: Subject, setting: Setting, result: Result) -> None:
+def _inspect(subject: Subject, result: Result) -> None:
     """Note what comes of one inspection, and how it differs from a step without it."""
     try:
-        bare, before = _bare(subject, setting, result), _state(subject.model)
+        bare, before = _bare(subject), _state(subject.model)
     except Exception as error:  # noqa: BLE001 - not every model runs in every setting
         result.not_run = _told(error)
         return
     step = Step(subject.model)
-    _seed(setting.seed)
+    _seed()
     random_state = torch.get_rng_state()
     try:
         report = _report(subject, step.backward if bare else False, result)
@@ -190,50 +190,48 @@ def _inspect(subject: Subject, setting: Setting, result: Result) -> None:
     result.notes += [f"unsupported: {r.name}" for r in report if r.status is Status.UNSUPPORTED]
     broken = [f"{b.check}: {b.message}, {b.place}" for b in report.judgement.broken]
     result.crash = "; ".join([*broken, *map(str, report.observation.errors)])
-    differs = [name for name in {*bare, *step.seen} if bare.get(name) != step.seen.get(name)]
-    after = _state(subject.model)
-    differs += [name for name in {*before, *after} if before.get(name) != after.get(name)]
+    differs = _differing(bare, step.seen)
+    if differs:  # what two bare steps do not agree on is none of ours
+        differs = sorted({*differs} - {*_differing(bare, _bare(subject))})
+    differs += _differing(before, _state(subject.model))
     if not torch.equal(random_state, torch.get_rng_state()):
         differs.append("the state of random numbers")
-    result.interference = sorted(differs)
+    result.interference = differs
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
 def _report(subject: Subject, backward: Any, result: Result) -> HealthReport:
-    """Return the report, judged; note how long it took, and what it warned of."""
+    """Return the report, judged; note what was warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        start = time.process_time()
         report = Inspector(subject.model).run_inspection(
             subject.inputs, subject.target, loss=subject.loss, backward=backward
         )
-        report.judgement  # noqa: B018 - judging is part of the time
-        result.ms = 1e3 * (time.process_time() - start)
+        report.judgement  # noqa: B018 - its warnings are caught, too
     ours = [str(warning.message) for warning in caught if "modelhealth" in warning.filename]
     result.warnings = sorted(set(ours))
     return report
 
 
-def _bare(subject: Subject, setting: Setting, result: Result) -> dict[str, bytes]:
-    """Return what a step of a copy computes, ``{}`` without a backward pass; note its time."""
-    seen: dict[str, bytes] = {}
-    for _ in range(2):  # the first warms up
-        model, inputs = copy.deepcopy((subject.model, subject.inputs))
-        step = Step(model)
-        _seed(setting.seed)
-        start = time.process_time()
-        loss = compute_loss(run(model, inputs), subject.target, subject.loss)
-        if loss is not None and loss.requires_grad and setting.mode != "inference":
-            step.backward(loss)
-        result.bare_ms = 1e3 * (time.process_time() - start)
-        seen = step.seen
-    return seen
+def _bare(subject: Subject) -> dict[str, str]:
+    """Return what a step of a copy computes, ``{}`` without a backward pass."""
+    model, inputs = copy.deepcopy((subject.model, subject.inputs))
+    step = Step(model)
+    _seed()
+    loss = compute_loss(run(model, inputs), subject.target, subject.loss)
+    if loss is not None and loss.requires_grad:
+        step.backward(loss)
+    return step.seen
 
 
-def _seed(seed: int) -> None:
+def _seed() -> None:
     """Seed every generator that a model may draw from: speech models mask with NumPy's."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed)
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
@@ -259,8 +257,8 @@ def _told(error: BaseException) -> str:
 # ---- all models, each in a process --------------------------------------------------------------
 
 
-def sweep(architectures: Iterable[Architecture], settings: list[Setting]) -> Iterator[list[Result]]:
-    """Yield the results of each model, made in a process with bounded time and memory.
+def sweep(architectures: Iterable[Architecture], settings: list[Setting]) -> Iterator[Result]:
+    """Yield each result, made in a process with bounded time and memory.
 
     A process goes on to the next model; one that died or took too long is replaced.
     """
@@ -271,89 +269,167 @@ def sweep(architectures: Iterable[Architecture], settings: list[Setting]) -> Ite
         child = context.Process(target=_child, args=(waiting, settings, sender))
         child.start()
         sender.close()
-        while waiting:
-            try:
-                results = receiver.recv() if receiver.poll(SECONDS) else None
+        left = list(settings)
+        try:
+            while waiting and receiver.poll(STUCK):
+                yield receiver.recv()
+                left = left[1:]
+                if not left:
+                    waiting.pop(0)
+                    left = list(settings)
+        except EOFError:
+            child.join()
+        if waiting:
+            why = "the process died"
+            if child.exitcode in (None, -signal.SIGPROF):
                 why = f"over {SECONDS} s"
-            except EOFError:
-                results, why = None, "the process died"
-            architecture = waiting.pop(0)
-            if results is None:
-                yield [Result(architecture.family, architecture.name, "", not_run=why)]
-                break
-            yield results
+            lost = waiting.pop(0)
+            yield Result(lost.family, lost.name, str(left[0]), not_run=why)
         child.kill()
         child.join()
 
 
 def _child(waiting: list[Architecture], settings: list[Setting], sender: Any) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     with Path(os.devnull).open("w") as quiet:
         os.dup2(quiet.fileno(), 1)
         os.dup2(quiet.fileno(), 2)
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
     for architecture in waiting:
-        sender.send(list(examine(architecture, settings)))
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # SIGPROF ends the process
+        for result in examine(architecture, settings):
+            sender.send(result)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a row for each family, then each model that was objected to."""
+    """Inspect what was asked for, then print the table; or print the table of earlier results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--source", nargs="*", choices=SOURCES, default=list(SOURCES))
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="names of models")
+    parser.add_argument("--only", nargs="*", default=["*"], metavar="PATTERN", help="of models")
+    parser.add_argument("--settings", nargs="*", default=["*"], metavar="PATTERN",
+                        help=" | ".join(map(str, SETTINGS)))  # fmt: skip
     parser.add_argument("--results", type=Path, metavar="FILE", help="each result, a line of JSON")
-    parser.add_argument("--quick", action="store_true", help="training mode in float32 only")
+    parser.add_argument("--table", nargs="*", type=Path, metavar="FILE", help="of these results")
     options = parser.parse_args(arguments)
+    if options.table is not None:
+        print("\n".join(table(read(options.table))))
+        return
     torch.set_num_threads(1)
     print(f"{machine()}\n", flush=True)
+    settings = [one for one in SETTINGS if _is_any(str(one), options.settings)]
     wanted = [
         architecture
         for name in options.source
         for architecture in SOURCES[name]()
-        if fnmatchcase(architecture.name, options.only)
+        if _is_any(architecture.name, options.only)
     ]
     list(examine(_WARM_UP, SETTINGS[:1]))  # processes then share what it imported
     every: list[Result] = []
-    for results in sweep(wanted, SETTINGS[:1] if options.quick else SETTINGS):
-        every += results
+    for result in sweep(wanted, settings):
+        every.append(result)
         if options.results:
             with options.results.open("a") as file:
-                file.writelines(json.dumps(dataclasses.asdict(one)) + "\n" for one in results)
+                file.write(json.dumps(dataclasses.asdict(result)) + "\n")
     print("\n".join(table(every)))
-    ran = {one.name for one in every if not one.not_run}
-    print(f"\n{len({one.name for one in every} - ran)} models were not built, or do not run")
+
+
+def _is_any(name: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+
+def read(paths: Iterable[Path]) -> list[Result]:
+    """Return the results of these files; the last of those of a model in a setting."""
+    found: dict[tuple[str, str, str], Result] = {}
+    for path in paths:
+        for line in path.read_text().splitlines():
+            result = Result(**json.loads(line))
+            found[result.family, result.name, result.setting] = result
+    return list(found.values())
 
 
 def table(results: list[Result]) -> Iterator[str]:
-    """Yield a row for each family, then one for each objection."""
-    columns = ["models", "inspections", "healthy", "noted", "unhealthy", "crashed", "differs"]
-    yield header(["family", *columns])
+    """Yield a row for each family, then one for each kind of alarm with its decision."""
+    yield header(["family", *COLUMNS])
     families: dict[str, list[Result]] = {}
     for result in results:
-        if result.verdict or result.crash:
-            families.setdefault(result.family, []).append(result)
+        families.setdefault(result.family, []).append(result)
     for family, group in families.items():
         yield row([family, *_counts(group)])
-    yield row(["all", *_counts([r for group in families.values() for r in group])])
-    yield "\n" + header(["model", "setting", "said"])
-    for result in results:
-        said = result.findings or ([result.crash] if result.crash else []) or result.interference
-        for text in said[:3]:
-            yield row([result.name, result.setting, text.replace("|", "\\|").replace("\n", " ")])
+    yield row(["all", *_counts(results)])
+    yield "\n" + header(["alarm", "models", "settings", "decided"])
+    for (decided, check), group in _alarms(results).items():
+        said = check if decided else f"{check}: {_said(group[0], check)}"
+        why = f"{decided.kind}: {decided.why}" if decided else "undecided"
+        settings = "; ".join(dict.fromkeys(one.setting for one in group))
+        yield row([said, ", ".join(dict.fromkeys(one.name for one in group)), settings, why])
+    yield "\n" + header(["not run", "models"])
+    for why, group in _not_run(results).items():
+        yield row([why, ", ".join(dict.fromkeys(one.name for one in group))])
+
+
+COLUMNS = ["models", "inspections", "healthy", "inconclusive", "unhealthy: rightly", "false",
+           "undecided", "crashed", "differs", "not run"]  # fmt: skip
 
 
 def _counts(group: list[Result]) -> list[int]:
+    ran = [result for result in group if not result.not_run]
+    sick = [result for result in ran if result.verdict == Verdict.UNHEALTHY]
+    kinds = [_worst(result) for result in sick]
     return [
-        len({result.name for result in group}),
-        len(group),
-        *(
-            sum(result.verdict == verdict for result in group)
-            for verdict in (Verdict.HEALTHY, Verdict.INCONCLUSIVE, Verdict.UNHEALTHY)
-        ),
-        sum(bool(result.crash) for result in group),
-        sum(bool(result.interference) for result in group),
+        len({result.name for result in ran}),
+        len(ran),
+        *(sum(r.verdict == verdict for r in ran) for verdict in ("healthy", "inconclusive")),
+        *(kinds.count(kind) for kind in ("right", "false", "undecided")),
+        sum(bool(result.crash) for result in ran),
+        sum(bool(result.interference) for result in ran),
+        len({result.name for result in group} - {result.name for result in ran}),
     ]
+
+
+def _worst(result: Result) -> str:
+    """Return the kind of the alarm that is least certain: one right finding frees no other."""
+    kinds = {decided.kind if decided else "undecided" for decided, _ in _decided(result)}
+    return next(kind for kind in ("undecided", "false", "right") if kind in kinds)
+
+
+def _decided(result: Result) -> Iterator[tuple[Decision | None, str]]:
+    for check in dict.fromkeys(one.partition(" at ")[0] for one in result.findings):
+        yield decision(result.name, result.setting, check), check
+
+
+def _alarms(results: list[Result]) -> dict[tuple[Decision | None, str], list[Result]]:
+    found: dict[tuple[Decision | None, str], list[Result]] = {}
+    for result in results:
+        said = list(_decided(result))
+        said += [(None, "crash")] * bool(result.crash)
+        said += [(None, "differs")] * bool(result.interference)
+        for one in said:
+            found.setdefault(one, []).append(result)
+    return found
+
+
+def _said(result: Result, check: str) -> str:
+    if check in ("crash", "differs"):
+        text = result.crash or ", ".join(result.interference)
+    else:
+        text = next(one for one in result.findings if one.startswith(f"{check} at "))
+    return text.replace("|", "\\|").replace("\n", " ")[:300]
+
+
+def _not_run(results: list[Result]) -> dict[str, list[Result]]:
+    """Return what did not run at all, or not in a setting, by the reason."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        if result.not_run:
+            found.setdefault(result.not_run.replace("|", "\\|").replace("\n", " "), []).append(
+                result
+            )
+    return found
 
 
 _WARM_UP = Architecture("", "", lambda: Subject(nn.Linear(4, 2), torch.randn(8, 4)))

@@ -1,5 +1,7 @@
 """The sweep over other libraries' models: what it counts, notices and survives."""
 
+import dataclasses
+import json
 import os
 
 import pytest
@@ -10,7 +12,9 @@ from torch import nn
 from benchmarks import sweep
 from benchmarks.cases.subject import Subject
 from benchmarks.sweep import SETTINGS, Result, Setting, examine
+from benchmarks.zoo import decided
 from benchmarks.zoo.architecture import Architecture
+from benchmarks.zoo.decided import Decision
 from benchmarks.zoo.shrinking import shrunk
 from pytest_modelhealth import Inspector
 
@@ -48,7 +52,7 @@ def test_model_that_does_not_run_is_told_apart_from_a_crash():
     def wrong() -> Subject:
         return Subject(nn.Linear(8, 2), torch.randn(4, 7))
 
-    assert [one.not_run for one in examine(named("a", unbuilt))] == [
+    assert [one.not_run for one in examine(named("a", unbuilt), TRAIN)] == [
         "not built: ValueError: no such size"
     ]
     (result,) = examine(named("b", wrong), TRAIN)
@@ -109,35 +113,69 @@ def test_other_gradients_than_those_of_the_bare_step_are_noticed(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_process_that_dies_costs_one_model():
+def test_process_that_dies_or_takes_too_long_costs_one_model(monkeypatch):
     """A model that ends its process is told of, and the next ones are examined in another."""
-    architectures = [named("a"), named("b", lambda: os._exit(1)), named("c")]
-    found = [results[0] for results in sweep.sweep(architectures, TRAIN)]
-    assert [one.name for one in found] == ["a", "b", "c"]
-    assert found[1].not_run == "the process died"
-    assert found[0].verdict == found[2].verdict == "healthy"
+    monkeypatch.setattr(sweep, "SECONDS", 0.5)
+
+    def endless() -> Subject:
+        while True:
+            pass
+
+    builds = [net, lambda: os._exit(1), endless, net]
+    architectures = [named(name, build) for name, build in zip("abcd", builds, strict=True)]
+    both = [Setting("train"), Setting("eval")]
+    found = list(sweep.sweep(architectures, both))
+    assert [(one.name, one.setting, one.verdict or one.not_run) for one in found] == [
+        ("a", "train, float32", "healthy"),
+        ("a", "eval, float32", "healthy"),
+        ("b", "train, float32", "the process died"),
+        ("c", "train, float32", "over 0.5 s"),
+        ("d", "train, float32", "healthy"),
+        ("d", "eval, float32", "healthy"),
+    ]
 
 
-def test_table_counts_models_inspections_and_outcomes():
-    """A row a family and one for all; what did not run is left out, what was said is listed."""
+def test_difference_that_two_bare_steps_show_is_not_counted():
+    """A model that counts its calls computes something else each time, inspected or not."""
+    calls = iter(range(99))
+
+    class Counting(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + next(calls)
+
+    (result,) = examine(named("a", lambda: Subject(Counting(4, 2), torch.randn(8, 4))), TRAIN)
+    assert not result.crash
+    assert result.interference == []
+
+
+def test_table_counts_models_inspections_and_outcomes(monkeypatch, tmp_path):
+    """A row a family and one for all, read back from a file; each alarm with its decision."""
+    high = Decision(("a",), "loss", "right", "its loss is high", "eval*")
+    monkeypatch.setattr(decided, "DECISIONS", (high,))
     results = [
+        Result("x", "a", "train", crash="of an earlier run"),
         Result("x", "a", "train", verdict="healthy"),
         Result("x", "a", "eval", verdict="unhealthy", findings=["loss at head: | high"]),
         Result("x", "b", "train", verdict="inconclusive", interference=["0.weight"]),
         Result("x", "c", "train", not_run="ValueError"),
         Result("y", "d", "train", crash="IndexError: 3"),
+        Result("y", "d", "eval", verdict="unhealthy", findings=["loss at |: a", "loss at b: c"]),
     ]
-    lines = list(sweep.table(results))
+    file = tmp_path / "results.jsonl"
+    file.write_text("".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in results))
+    lines = list(sweep.table(sweep.read([file])))
     assert lines[1:4] == [
-        "| x | 2 | 3 | 1 | 1 | 1 | 0 | 1 |",
-        "| y | 1 | 1 | 0 | 0 | 0 | 1 | 0 |",
-        "| all | 3 | 4 | 1 | 1 | 1 | 1 | 1 |",
+        "| x | 2 | 3 | 1 | 1 | 1 | 0 | 0 | 0 | 1 | 1 |",
+        "| y | 1 | 2 | 0 | 0 | 0 | 0 | 1 | 1 | 0 | 0 |",
+        "| all | 3 | 5 | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 1 |",
     ]
-    assert lines[5:] == [
-        "| a | eval | loss at head: \\| high |",
-        "| b | train | 0.weight |",
-        "| d | train | IndexError: 3 |",
+    assert lines[5:9] == [
+        "| loss | a | eval | right: its loss is high |",
+        "| differs: 0.weight | b | train | undecided |",
+        "| crash: IndexError: 3 | d | train | undecided |",
+        "| loss: loss at \\|: a | d | eval | undecided |",
     ]
+    assert lines[-1] == "| ValueError | c |"
 
 
 def test_shrunk_configuration_keeps_what_belongs_together():

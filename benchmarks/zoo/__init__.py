@@ -18,8 +18,9 @@ def _source(module: str, library: str) -> Callable[[], Iterator[Architecture]]:
 
 
 SOURCES = {
+    "torchvision": _source("torchvision_models", "torchvision"),
+    "timm": _source("timm_models", "timm"),
     "transformers": _source("transformer_models", "transformers"),
-    "images": _source("image_models", "timm"),
     "trained": _source("trained_models", "sklearn"),
     "graphs": _source("graph_models", "torch_geometric"),
 }

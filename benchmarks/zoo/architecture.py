@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from benchmarks.cases.subject import Subject
+
+CLASSES = 10
+BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -26,3 +32,8 @@ class Architecture:
 
 class NotBuiltError(Exception):
     """The library's defaults, shrunk, make no model, or none that takes the batch."""
+
+
+def images(side: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
+    """Return normalised square images, [batch, 3, side, side], and their classes, [batch]."""
+    return torch.randn(batch, 3, side, side), torch.randint(0, CLASSES, (batch,))
