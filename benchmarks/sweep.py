@@ -137,16 +137,18 @@ def examine(architecture: Architecture, settings: Iterable[Setting] = SETTINGS) 
         if isinstance(built, str):
             result.not_run = built
         else:
-            _examine(built, setting, result)
+            _examine(built, architecture, setting, result)
         yield result
 
 
-def _examine(built: Subject, setting: Setting, result: Result) -> None:
+def _examine(built: Subject, architecture: Architecture, setting: Setting, result: Result) -> None:
     try:
         subject = _cast(copy.deepcopy(built), setting)
     except Exception as error:  # noqa: BLE001 - a model that keeps what it computed
         result.not_run = f"not copied: {_told(error)}"
         return
+    if setting.mode not in architecture.loss_modes:
+        subject.loss = None
     result.parameters = sum(p.numel() for p in subject.model.parameters())
     _inspect(subject, result)
 
@@ -310,7 +312,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=["*"], metavar="PATTERN", help="of models")
     parser.add_argument("--settings", nargs="*", default=["*"], metavar="PATTERN",
                         help=" | ".join(map(str, SETTINGS)))  # fmt: skip
-    parser.add_argument("--results", type=Path, metavar="FILE", help="each result, a line of JSON")
+    parser.add_argument("--results", type=Path, metavar="FILE",
+                        help="each result, a line of JSON; models in it are left out")  # fmt: skip
     parser.add_argument("--table", nargs="*", type=Path, metavar="FILE", help="of these results")
     options = parser.parse_args(arguments)
     if options.table is not None:
@@ -319,14 +322,17 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     print(f"{machine()}\n", flush=True)
     settings = [one for one in SETTINGS if _is_any(str(one), options.settings)]
+    earlier = read([options.results] if options.results and options.results.exists() else [])
+    done = {(one.name, one.setting) for one in earlier}
     wanted = [
         architecture
         for name in options.source
         for architecture in SOURCES[name]()
         if _is_any(architecture.name, options.only)
+        and any((architecture.name, str(one)) not in done for one in settings)
     ]
     list(examine(_WARM_UP, SETTINGS[:1]))  # processes then share what it imported
-    every: list[Result] = []
+    every = earlier
     for result in sweep(wanted, settings):
         every.append(result)
         if options.results:

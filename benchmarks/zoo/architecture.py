@@ -23,11 +23,14 @@ class Architecture:
         name: what its library calls it.
         build: makes the model, untrained and in training mode, and a batch for it, under the
             current random seed; raises whatever the library does where that is impossible.
+        loss_modes: the modes in which the loss takes what the model returns; in others none is
+            given.
     """
 
     family: str
     name: str
     build: Callable[[], Subject]
+    loss_modes: tuple[str, ...] = ("train", "eval")
 
 
 class NotBuiltError(Exception):

@@ -7,6 +7,7 @@ differentiated.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ def architectures() -> Iterator[Architecture]:
     """Yield every builder, a family a kind."""
     for kind, module in KINDS.items():
         for name in models.list_models(module=module):
-            yield Architecture(f"torchvision, {kind}", name, lambda n=name, k=kind: _MAKE[k](n))
+            modes = ("train",) if kind == "detection" else ("train", "eval")
+            yield Architecture(f"torchvision, {kind}", name, partial(_MAKE[kind], name), modes)
 
 
 def _make(name: str, **options: Any) -> nn.Module:
@@ -78,10 +80,9 @@ def _filled(box: list[int]) -> Tensor:
     return mask
 
 
-def _losses(output: Any) -> Tensor:
-    """Return the sum of the losses that the model returns; of its scores in evaluation mode."""
-    parts = output.values() if isinstance(output, dict) else [found["scores"] for found in output]
-    return sum(part.sum() for part in parts)  # type: ignore[return-value]
+def _losses(output: dict[str, Tensor]) -> Tensor:
+    """Return the sum of the losses that the model returns in training mode."""
+    return sum(output.values())  # type: ignore[return-value]
 
 
 def _segmenter(name: str) -> Subject:

@@ -27,7 +27,7 @@ def architectures() -> Iterator[Architecture]:
     for treatment, (treat, kinds) in TREATMENTS.items():
         for kind in kinds:
             name = f"{kind.__name__}, {treatment}"
-            yield Architecture(f"trained, {treatment}", name, lambda t=treat, k=kind: t(k))
+            yield Architecture("trained", name, lambda t=treat, k=kind: t(k))
 
 
 def _train(one: Subject, steps: int, rate: float = 3e-3, decay: float = 0.0) -> Subject:

@@ -89,7 +89,7 @@ def architectures(per_type: int = 1) -> Iterator[Architecture]:
                 continue
             taken[model_type] = taken.get(model_type, 0) + 1
             seen.add(name)
-            yield Architecture(f"transformers, {task}", name, _builder(model_type, name, task))
+            yield Architecture("transformers", name, _builder(model_type, name, task))
 
 
 def _builder(model_type: str, name: str, task: str) -> Callable[[], Subject]:
