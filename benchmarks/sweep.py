@@ -43,7 +43,7 @@ from benchmarks.zoo.architecture import Architecture
 from benchmarks.zoo.decided import Decision, decision
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.step.loss import compute_loss
-from pytest_modelhealth.report import Status, Verdict
+from pytest_modelhealth.report import Status, Verdict, Violation
 
 SECONDS = 40
 """Of processor time, after which a model is given up."""
@@ -78,7 +78,7 @@ class Result:
         not_run: what the model itself raised without the inspector.
         crash: what the inspector raised, or a check.
         interference: what differs from the step without the inspector.
-        warnings: what the inspector warned of.
+        warned: what only warns, and what Python's warnings of ours say.
         parameters: the size of the model.
     """
 
@@ -91,7 +91,7 @@ class Result:
     not_run: str = ""
     crash: str = ""
     interference: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
     parameters: int = 0
 
 
@@ -185,9 +185,8 @@ def _inspect(subject: Subject, result: Result) -> None:
         result.crash = f"{_told(error)}\n{traceback.format_exc()[-1500:]}"
         return
     result.verdict = str(report.verdict)
-    result.findings = [
-        f"{v.check} at {v.layer or 'the model'}: {v.message}. {v.cause}" for v in report.violations
-    ]
+    result.findings = [_found(violation) for violation in report.violations]
+    result.warned += [_found(violation) for violation in report.warnings]
     result.notes = [f"{n.check} at {n.layer}: {n.reason}" for n in report.judgement.inconclusive]
     result.notes += [f"unsupported: {r.name}" for r in report if r.status is Status.UNSUPPORTED]
     broken = [f"{b.check}: {b.message}, {b.place}" for b in report.judgement.broken]
@@ -214,8 +213,13 @@ def _report(subject: Subject, backward: Any, result: Result) -> HealthReport:
         )
         report.judgement  # noqa: B018 - its warnings are caught, too
     ours = [str(warning.message) for warning in caught if "modelhealth" in warning.filename]
-    result.warnings = sorted(set(ours))
+    result.warned = sorted(set(ours))
     return report
+
+
+def _found(violation: Violation) -> str:
+    place = violation.layer or "the model"
+    return f"{violation.check} at {place}: {violation.message}. {violation.cause}"
 
 
 def _bare(subject: Subject) -> dict[str, str]:
@@ -378,8 +382,8 @@ def table(results: list[Result]) -> Iterator[str]:
         yield row([why, ", ".join(dict.fromkeys(one.name for one in group))])
 
 
-COLUMNS = ["models", "inspections", "healthy", "inconclusive", "unhealthy: rightly", "false",
-           "undecided", "crashed", "differs", "not run"]  # fmt: skip
+COLUMNS = ["models", "inspections", "healthy", "of these warned", "inconclusive",
+           "unhealthy: rightly", "false", "undecided", "crashed", "differs", "not run"]  # fmt: skip
 
 
 def _counts(group: list[Result]) -> list[int]:
@@ -389,7 +393,9 @@ def _counts(group: list[Result]) -> list[int]:
     return [
         len({result.name for result in ran}),
         len(ran),
-        *(sum(r.verdict == verdict for r in ran) for verdict in ("healthy", "inconclusive")),
+        sum(result.verdict == Verdict.HEALTHY for result in ran),
+        sum(result.verdict == Verdict.HEALTHY and bool(result.warned) for result in ran),
+        sum(result.verdict == Verdict.INCONCLUSIVE for result in ran),
         *(kinds.count(kind) for kind in ("right", "false", "undecided")),
         sum(bool(result.crash) for result in ran),
         sum(bool(result.interference) for result in ran),

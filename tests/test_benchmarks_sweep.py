@@ -154,7 +154,7 @@ def test_table_counts_models_inspections_and_outcomes(monkeypatch, tmp_path):
     monkeypatch.setattr(decided, "DECISIONS", (high,))
     results = [
         Result("x", "a", "train", crash="of an earlier run"),
-        Result("x", "a", "train", verdict="healthy"),
+        Result("x", "a", "train", verdict="healthy", warned=["loss at head: high"]),
         Result("x", "a", "eval", verdict="unhealthy", findings=["loss at head: | high"]),
         Result("x", "b", "train", verdict="inconclusive", interference=["0.weight"]),
         Result("x", "c", "train", not_run="ValueError"),
@@ -165,9 +165,9 @@ def test_table_counts_models_inspections_and_outcomes(monkeypatch, tmp_path):
     file.write_text("".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in results))
     lines = list(sweep.table(sweep.read([file])))
     assert lines[1:4] == [
-        "| x | 2 | 3 | 1 | 1 | 1 | 0 | 0 | 0 | 1 | 1 |",
-        "| y | 1 | 2 | 0 | 0 | 0 | 0 | 1 | 1 | 0 | 0 |",
-        "| all | 3 | 5 | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 1 |",
+        "| x | 2 | 3 | 1 | 1 | 1 | 1 | 0 | 0 | 0 | 1 | 1 |",
+        "| y | 1 | 2 | 0 | 0 | 0 | 0 | 0 | 1 | 1 | 0 | 0 |",
+        "| all | 3 | 5 | 1 | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 1 |",
     ]
     assert lines[5:9] == [
         "| loss | a | eval | right: its loss is high |",
