@@ -60,8 +60,10 @@ def _logits(output: Any, target: Tensor) -> Tensor:
 
 def _detector(name: str) -> Subject:
     """Return it with two images, each with two objects: their boxes, masks and keypoints."""
-    sized = {} if name.startswith("ssd") else {"min_size": 128, "max_size": 128}
-    made = _make(name, weights_backbone=None, num_classes=CLASSES, **sized)
+    few = {} if name.startswith("ssd") else {"min_size": 96, "max_size": 96}
+    if "rcnn" in name:
+        few |= {"box_batch_size_per_image": 32, "rpn_post_nms_top_n_test": 50}
+    made = _make(name, weights_backbone=None, num_classes=CLASSES, **few)
     boxes = torch.tensor([[10.0, 10.0, 50.0, 60.0], [30.0, 20.0, 80.0, 90.0]])
     target = {"boxes": boxes, "labels": torch.tensor([1, 2])}
     if name.startswith("maskrcnn"):
