@@ -1,4 +1,4 @@
-"""The code in the README and in the first guide runs, and their links lead somewhere."""
+"""The code in the README and in docs/ runs, and its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
 PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
-RUN_PAGES = ("README.md", "docs/how-to/first-test.md", "docs/how-to/compare.md")
 
 
 def code_blocks(page: str, language: str) -> list[str]:
@@ -20,18 +19,84 @@ def code_blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", RUN_PAGES)
-def test_python_blocks_run(page, pytester):
-    """Each Python block is a test file that passes, under the settings that the page shows."""
-    blocks = code_blocks(page, "python")
-    assert blocks
-    pytester.makepyprojecttoml("\n".join(code_blocks(page, "toml")))
-    pytester.makepyfile(**{f"test_block_{i}": block for i, block in enumerate(blocks)})
-    pytester.runpytest("--snapshot-update", "-p", "no:xdist")
+IS_TEST = re.compile(r"^ *(?:async )?def test_", re.MULTILINE)
+IN_CONFTEST = "# conftest.py\n"
+
+
+def blocks_as_files(page: str) -> dict[str, str]:
+    """Return a test file for each Python block of `page`: it and those above it but the tests.
+
+    Blocks of the conftest.py are not among them.
+    """
+    above, files = "", {}
+    for i, block in enumerate(code_blocks(page, "python")):
+        if not block.startswith(IN_CONFTEST):
+            files[f"test_{Path(page).parent.name}_{Path(page).stem}_{i}".replace("-", "_")] = (
+                above + block
+            )
+            above += "" if IS_TEST.search(block) else block
+    return files
+
+
+SICK = """
+from torch import full, nn, ones
+
+def test_sick(inspector):
+    inspector(nn.Sequential(nn.Linear(4, 4), nn.ReLU())).run_inspection(full((64, 4), float("nan")))
+"""
+
+
+@pytest.fixture
+def pages(pytester):
+    """A project of all blocks: a test file each, one conftest.py and the README's settings."""
+    files = {name: code for page in PAGES for name, code in blocks_as_files(page).items()}
+    python = [block for page in PAGES for block in code_blocks(page, "python")]
+    conftest = [block for block in python if block.startswith(IN_CONFTEST)]
+    assert len(files) + len(conftest) == len(python) > 20
+    pytester.makepyprojecttoml("\n".join(code_blocks("README.md", "toml")))
+    pytester.makeconftest("\n".join(conftest))
+    pytester.makepyfile(**files, test_sick=SICK)
+    return files
+
+
+def test_python_blocks_run(pages, pytester):
+    """Each Python block of README and docs runs, and its tests pass with warnings as errors.
+
+    One further test fails, for the hooks that blocks of the conftest.py implement.
+    """
+    recorded = [f"{name}.py" for name, code in pages.items() if "health_snapshot" in code]
+    assert recorded
+    pytester.runpytest("--snapshot-update", "-p", "no:xdist", *recorded).assert_outcomes(
+        passed=len(recorded)
+    )
     result = pytester.runpytest("-W", "error", "-p", "no:xdist")
-    tests = sum(len(re.findall(r"^def test_", block, re.MULTILINE)) for block in blocks)
-    result.assert_outcomes(passed=tests)
+    tests = sum(len(IS_TEST.findall(code)) for code in pages.values())
+    result.assert_outcomes(passed=tests, failed=1)
+    assert "relu.png" in [path.name for path in pytester.path.iterdir()]  # the README's script
+    assert pytester.path.joinpath("test_sick-culprit.png").exists()  # docs/how-to/pytest.md
+
+
+INI = [(page, block) for page in PAGES for block in code_blocks(page, "ini")]
+
+
+@pytest.mark.parametrize(("page", "block"), INI, ids=[page for page, _ in INI])
+def test_settings_are_read(page, block, pytester):
+    """Each block of an ini file is one that pytest starts with, and holds a setting in force."""
+    pytester.makeini(block)
+    result = pytester.runpytest("-p", "no:xdist", "--strict-config", "--modelhealth-explain")
     assert result.ret == pytest.ExitCode.OK
+    assert "tox.ini: modelhealth_" in result.stdout.str() or "modelhealth_waive" in block
+
+
+def test_options_and_ini_names_exist(pages, pytester):
+    """Each `--modelhealth-...` and `modelhealth_...` that a page names is in `pytest --help`."""
+    told = pytester.runpytest("-p", "no:xdist", "--help").stdout.str()
+    known = set(re.findall(r"(?:--modelhealth-|\bmodelhealth_)[\w-]+", told))
+    names = {"modelhealth_waive", "modelhealth_checks", "modelhealth_attach"}  # markers, hooks
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        options = set(re.findall(r"--modelhealth-[a-z][\w-]*|\bmodelhealth_[a-z]\w*", text))
+        assert not options - known - names, page
 
 
 def relative_links(page: Path) -> list[str]:
