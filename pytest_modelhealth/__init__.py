@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ModelHealthError,
         ModelHealthWarning,
         SettingsError,
+        UnknownNameError,
     )
     from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import (
@@ -54,6 +55,7 @@ _HOMES = {
     "SettingsError": "errors",
     "Status": "report",
     "TensorStatistics": "statistics",
+    "UnknownNameError": "errors",
     "Verdict": "report",
     "Violation": "report",
     "compare": "comparison.compare",
@@ -77,6 +79,7 @@ __all__ = [
     "SettingsError",
     "Status",
     "TensorStatistics",
+    "UnknownNameError",
     "Verdict",
     "Violation",
     "compare",
