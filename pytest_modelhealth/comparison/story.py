@@ -453,11 +453,18 @@ def changed_values(
     return Changed(tuple(parameters), tuple(others))
 
 
+def _dense(tensor: Tensor) -> Tensor:
+    """Return a tensor's values as they lie in a plain one, which comparisons need."""
+    if tensor.is_nested:
+        return tensor.values()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
 def _values_difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float) -> str:
-    if ours.is_meta or theirs.is_meta or ours.layout != theirs.layout != torch.strided:
+    if ours.is_meta or theirs.is_meta:
         return ""
     with torch.no_grad():
-        x, y = (tensor.detach().cpu() for tensor in (ours, theirs))
+        x, y = (_dense(tensor.detach()).cpu() for tensor in (ours, theirs))
         if x.dtype == y.dtype and torch.equal(x, y):
             return ""
         if x.numel() != y.numel():

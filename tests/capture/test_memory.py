@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.step.memory import Memory
+from pytest_modelhealth.comparison.compare import compare
 from tests.capture.oracle import fingerprint, raw
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -196,6 +197,16 @@ def test_tensors_of_any_layout_are_restored(tensor: str) -> None:
         assert shown(buffer) == before
         if memory.layout is torch.strided and not memory.is_nested:
             assert written(buffer).data_ptr() == memory.data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tensor", TENSORS)
+def test_models_with_tensors_of_any_layout_compare(tensor: str) -> None:
+    """Two equal models are equivalent, whatever their buffers are; so are a model and itself."""
+    models = [Writes(lambda _: None, buffer=TENSORS[tensor]()) for _ in range(2)]
+    models[1].lin.load_state_dict(models[0].lin.state_dict())
+    for pair in (models, models[:1] * 2):
+        assert compare(*pair, torch.ones(2, 3)).equivalent
 
 
 def test_a_sparse_buffer_gets_its_structure_back() -> None:

@@ -102,6 +102,10 @@ WAYS: dict[str, tuple[Callable[..., Any], tuple[Status, ...]]] = {
         lambda inner: lambda x: x @ torch.cat([inner.a.weight, inner.b.weight])[:6],
         (NOT_CALLED,) * 4,
     ),
+    "transposed": (
+        lambda inner: lambda x: x @ inner.a.weight.T @ inner.b.weight.type(torch.float32),
+        (NOT_CALLED,) * 4,
+    ),
     "left out": (lambda inner: torch.sin, (NOT_CALLED,) * 4),
 }
 

@@ -24,11 +24,15 @@ ASKS_FOR_FORM = frozenset(
     {"__get__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"}
     | {"is_floating_point", "ndimension", "nelement", "numel", "size", "stride", "type"}
 )
-"""Names of what is asked of a tensor without reading its values, but for its ``.data``."""
+"""Names of what is asked of a tensor without reading its values, as a rule."""
 
 _TAKES_OFF = inspect.unwrap(_pop_mode_temporarily).__code__
 
-_DATA = cast("Any", torch.Tensor.data).__get__
+_GIVES_VALUES = frozenset(
+    {cast("Any", getattr(torch.Tensor, n)).__get__ for n in ("data", "T", "mT", "H", "mH", "real")}
+    | {cast("Any", torch.Tensor.imag).__get__, torch.Tensor.type}
+)
+"""What has the name of a question for the form, and gives a tensor with the values."""
 
 
 _CLAMPS = frozenset(
@@ -168,7 +172,7 @@ def _reads(func: Call) -> bool:
     """Whether a function takes values, for what gradients are to flow through."""
     if not torch.is_grad_enabled():
         return False
-    return getattr(func, "__name__", "") not in ASKS_FOR_FORM or bool(func == _DATA)
+    return getattr(func, "__name__", "") not in ASKS_FOR_FORM or func in _GIVES_VALUES
 
 
 def _push_all(modes: list[Any]) -> None:

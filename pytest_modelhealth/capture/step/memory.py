@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY as _PLAIN
 
@@ -193,7 +193,12 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 @contextmanager
 def _as_stored() -> Iterator[None]:
     """Make plain tensors of what is stored, in whatever mode the user is."""
-    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+    with (
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
         yield
 
 
