@@ -26,7 +26,14 @@ class Decision:
     setting: str = "*"
 
 
-DECISIONS: tuple[Decision, ...] = ()
+DECISIONS: tuple[Decision, ...] = (
+    Decision(
+        ("csatv2*",),
+        "normalization",
+        "right",
+        "two layer norms of each attention run over a single value, and give out a constant",
+    ),
+)
 
 
 def decision(model: str, setting: str, check: str) -> Decision | None:

@@ -40,20 +40,23 @@ def _subject(name: str) -> Subject:
                 made = timm.create_model(name, num_classes=CLASSES, **options)
             except Exception:  # noqa: BLE001 - not all take a size
                 continue
-            if _runs(made, side):
+            output = _output(made, side)
+            if output is not None:
                 pixels, labels = images(side, BATCH if side < 200 else BATCH // 2)
+                if output.shape != (1, CLASSES):  # an encoder, which has no loss of its own
+                    return Subject(made.train(), pixels)
                 return Subject(made.train(), pixels, labels, F.cross_entropy)
     raise NotBuiltError("no size of images fits")
 
 
-def _runs(model: nn.Module, side: int) -> bool:
-    """Whether it takes images of this side."""
+def _output(model: nn.Module, side: int) -> Tensor | None:
+    """Return its output for an image of this side, ``None`` where it takes none."""
     try:
         with torch.no_grad():
             output = model.eval()(torch.randn(1, 3, side, side))
     except Exception:  # noqa: BLE001 - whatever the model refuses this size with
-        return False
-    return isinstance(output, Tensor)
+        return None
+    return output if isinstance(output, Tensor) else None
 
 
 # ---- the choice ---------------------------------------------------------------------------------
