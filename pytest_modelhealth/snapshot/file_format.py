@@ -4,7 +4,7 @@
 
     modelhealth snapshot, format 3
     test: test_model.py::test_no_drift
-    # A line a layer, in the order in which they returned. Of a tensor: shape mean std min..max ...
+    # shape mean std min..max, or shape value; ~4: 4 times the usual noise; ...
 
     === cpu float32 ===
     model: Classifier
@@ -17,10 +17,11 @@
 
     end
 
-A number is cut where a tenth of its tolerance ends. Its noise is not in the file unless it is more
+Layers stand in the order in which they returned, so those inside a layer come before it. A number
+is rounded by no more than a tenth of its tolerance. Its noise is in the file only where that is more
 than usual (`noise.Noise`): ``~4`` is four times that. ``~0`` is a zero with noise, ``0`` an exact
-one. Lists of defaults keep a line short; what differs from them is a ``key:value``. The last line
-tells a whole file from a truncated one. Reading executes nothing.
+one. What is usual is not written (dtype, calls, zeros); what differs is a ``key:value``. The last
+line tells a whole file from a truncated one. Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ VERSION = 3
 
 _TITLE = "modelhealth snapshot, format "
 _LEGEND = (
-    "# A line a layer, in the order of return; a tensor: shape mean std min..max, or shape value; "
-    "~4: 4 times the usual noise; =: as above; =out: the output above"
+    "# shape mean std min..max, or shape value; ~4: 4 times the usual noise; "
+    "=: as above; =out: the output above"
 )
 _PROFILE = re.compile(r"=== (.+) ===")
 _HEADER = ("model", "recorded", "noise", "loss")
 _NOISE = re.compile(r"(not )?measured, epsilon (0|2\^-?\d+)")
 _END = "end"
-_CELL = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
+_CELL = re.compile(r'(?:[a-z]+:)?"(?:[^"\\]|\\.)*"|\S+')
 _KEY = re.compile(r"[A-Za-z0-9_.-]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _OPTION = re.compile(r"([a-z]+):(.+)")

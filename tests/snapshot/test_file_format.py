@@ -28,6 +28,8 @@ from pytest_modelhealth.snapshot.snapshot import (
     Snapshot,
     SnapshotFile,
     TensorLine,
+    is_judged_whole,
+    judges_zeros,
     split,
 )
 from pytest_modelhealth.snapshot.tolerances import Tolerances
@@ -99,26 +101,34 @@ def test_containers_have_no_inputs_of_their_own() -> None:
     assert list(from_observation(seen).tensors["inputs"]) == ["", "block.fc"]
 
 
-reals = st.one_of(st.floats(width=32), st.sampled_from([math.nan, math.inf, -math.inf, -0.0]))
+reals = st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf, -0.0])
+finite = st.floats(-1e9, 1e9) | st.floats(-1e-9, 1e-9)
 fractions = st.integers(0, 10_000).map(lambda n: n / 10_000)
 counts = st.integers(0, 10**12)
 names = st.text(max_size=12) | st.sampled_from(["", "a b", '"', "|", "=", "end", "\u2028", "#"])
 own_names = st.sampled_from(["weight", "bias", "grad", "a b", "in", "|"])
-multiples = st.floats(1, 1e9).map(coarse)
-constants = st.builds(lambda x: {"mean": x, "std": 0.0, "min": x, "max": x}, st.floats(-9, 9))
-numbers = constants | st.fixed_dictionaries(dict.fromkeys(REAL, reals))
-tensor_lines = st.builds(
-    lambda real, **rest: TensorLine(**real, **rest),
-    numbers,
-    dtype=st.sampled_from(["float32", "float8_e4m3fn", "bool"]),
-    shape=st.sampled_from([(), (64, 10), (0, 3)]),
-    count=counts,
-    zeros=fractions,
-    dead=st.none() | fractions,
-    nan=counts,
-    inf=counts,
-    noise=st.dictionaries(st.sampled_from(REAL), multiples, max_size=4),
+numbers = st.one_of(
+    st.fixed_dictionaries({name: finite.map(abs) if name == "std" else finite for name in REAL}),
+    finite.map(lambda value: {"mean": value, "std": 0.0, "min": value, "max": value}),
+    st.just(dict.fromkeys(REAL, math.nan)),
 )
+
+
+@st.composite
+def tensor_lines(draw: st.DrawFn, role: str, layer: str) -> TensorLine:
+    """Statistics as a layer may have them in a role."""
+    multiples = st.floats(1, 1e9).map(coarse)
+    return TensorLine(
+        **draw(numbers),
+        dtype=draw(st.sampled_from(["float32", "float8_e4m3fn", "bool"])),
+        shape=draw(st.sampled_from([(), (64, 10), (0, 3)])),
+        count=draw(counts),
+        zeros=draw(fractions) if judges_zeros(role, layer) else 0.0,
+        dead=draw(st.none() | fractions) if is_judged_whole(role, layer) else None,
+        nan=draw(counts),
+        inf=draw(counts),
+        noise=draw(st.dictionaries(st.sampled_from(REAL), multiples, max_size=4)),
+    )
 
 
 @st.composite
@@ -132,7 +142,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             for own_name in draw(st.sets(own_names, max_size=2)) if role in OWN_NAMES else [""]:
                 full_name = ".".join(filter(None, (name, own_name)))
                 if draw(st.booleans()):
-                    tensors.setdefault(role, {})[full_name] = draw(tensor_lines)
+                    tensors.setdefault(role, {})[full_name] = draw(tensor_lines(role, name))
     return Snapshot(
         profile="cpu float32",
         model="Net",
@@ -169,13 +179,6 @@ def test_what_is_written_is_read_back(snapshot: Snapshot) -> None:
                     assert read.noise.get(real, 1.0) == max(line.noise.get(real, 1.0), 1.0)
 
 
-@given(snapshots())
-def test_what_was_read_is_written_as_it_was(snapshot: Snapshot) -> None:
-    """So that recording again what did not change changes no line."""
-    text = text_of(reread(snapshot))
-    assert text_of(reread(reread(snapshot))) == text
-
-
 def test_a_new_value_changes_the_line_of_its_layer() -> None:
     """One changed number is a diff of one line, and equal tensors follow by their sign."""
     before = from_observation(small_observation())
@@ -183,10 +186,11 @@ def test_a_new_value_changes_the_line_of_its_layer() -> None:
     line = tensors["activations"]["fc"]
     tensors["activations"] = dict.fromkeys(("fc", ""), replace(line, mean=-1.2345e-30, count=12))
     old, new = (text_of(s).split("\n") for s in (before, replace(before, tensors=tensors)))
-    assert [b for a, b in zip(old, new, strict=True) if a != b] == [
-        "fc Linear | out 8x4 count:12 ~0 1.4886 -2..3 zeros:12.5% | grad 0.5 1.4886 -2..3"
-        " | .weight 3x4 0.5 1.5138252 -2..3"
-    ]
+    (changed,) = [b for a, b in zip(old, new, strict=True) if a != b]
+    assert changed == (
+        "fc Linear | out 8x4 count:12 ~0 1.396 -1.8387..3 zeros:12.5% | grad 0.508 1.396 -1.839..3"
+        " | .weight 3x4 0.530303 1.3690968 -1.5454545..3 zeros:16.67%"
+    )
 
 
 def damaged(text: str, what: str) -> str:
@@ -201,16 +205,15 @@ def damaged(text: str, what: str) -> str:
         "future": text.replace("format 3", "format 4"),
         "truncated": "\n".join(lines[: row + 1]),
         "no type": text.replace("fc Linear", "fc"),
-        "cut line": "\n".join([*lines[:row], lines[row].rpartition(" ")[0], *lines[row + 1 :]]),
+        "cut line": "\n".join([*lines[:row], lines[row].rpartition(" -1.5")[0], *lines[row + 1 :]]),
         "shape": text.replace("3x4", "3x-4"),
-        "number": text.replace("-2..3", "-2..3oo"),
-        "multiple": text.replace("-2..3", "-2..3~x"),
-        "extremes": text.replace("-2..3", "-2"),
+        "number": text.replace("..3", "..3oo"),
+        "multiple": text.replace("..3", "..3~x"),
+        "extremes": text.replace("..3", ""),
         "percentage": text.replace("12.5%", "12.5"),
         "count": text.replace("8x4", "8x4 count:many"),
         "option": text.replace("8x4", "8x4 counts:4"),
         "tensor": text.replace("| grad", "| gradient"),
-        "reference": text.replace("grad 8x4", "grad = 8x4").replace("| grad 0", "| grad 8x4 = 0"),
         "above": text.replace("fc Linear", "fc Linear | in ="),
         "twice": text.replace("head Linear", "fc Linear"),
         "conflict": "\n".join([*lines[:row], "<<<<<<< HEAD", *lines[row:]]),
@@ -238,7 +241,7 @@ def damaged(text: str, what: str) -> str:
         ("shape", "line 11: a shape such as 64x10, or () should be here, not '3x-4'"),
         ("number", "line 11: a number such as 0.25, or 0.25~4 with its noise should be here"),
         ("multiple", "line 11: a number such as 0.25, or 0.25~4 with its noise should be here"),
-        ("extremes", "line 11: min..max should be here, not '-2'"),
+        ("extremes", "line 11: min..max should be here, not '-1.8387'"),
         ("percentage", "line 11: a percentage such as 12.5% should be here, not '12.5'"),
         ("count", "line 11: a whole number should be here, not 'many'"),
         ("option", "should be here, not 'counts:4'"),

@@ -232,8 +232,8 @@ def test_parameters_classes_and_names(project: Project, workers: tuple[str, ...]
     assert not list(project.path.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("selection", [(), ("test_net.py",)], ids=["all", "file"])
-def test_unused_snapshots_are_syrupy_s_business(
+@pytest.mark.parametrize("selection", [(), ("-n", "2", "test_net.py")], ids=["all", "xdist"])
+def test_an_unused_snapshot_is_named_with_its_file(
     project: Project, selection: tuple[str, ...]
 ) -> None:
     """A file whose test is gone fails the run, and an update deletes it and no other."""
@@ -243,58 +243,99 @@ def test_unused_snapshots_are_syrupy_s_business(
     project.write(ONE_TEST)
     unused = project.run(*selection)
     assert unused.ret != 0
-    unused.stdout.fnmatch_lines(["*1 snapshot unused.*"])
-    project.update(*selection)
+    unused.stdout.fnmatch_lines(
+        ["*1 snapshot unused.*", "modelhealth: snapshot *test_net/test_other.health: unused, *"]
+    )
+    project.update(*selection).stdout.fnmatch_lines(["Deleted *test_net/test_other.health*"])
     assert list(project.files()) == ["test_drift.health"]
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_an_update_says_what_drifted_file_by_file(
+    project: Project, workers: tuple[str, ...]
+) -> None:
+    """What was recorded, what drifted by how much and in how many layers; nothing of the rest."""
+    test = ONE_TEST.replace("test_drift", "test_{0}").replace("inspect()", "inspect({1})")
+    project.write(test.format("old", "1.0"))
+    project.update()
+    project.write(
+        "\n".join(test.format(*one) for one in (("old", "1.0"), ("new", "1.0"), ("same", "1.0")))
+    )
+    project.update("-k", "same")
+    project.write(
+        "\n".join(test.format(*one) for one in (("old", "1.5"), ("new", "1.0"), ("same", "1.0")))
+    )
+    lines = project.update(*workers).outlines
+    named = [line for line in lines if line.startswith("modelhealth: snapshot")]
+    assert len(named) == 2
+    assert named[0].endswith("test_net/test_new.health: recorded for cpu float32")
+    assert "test_net/test_old.health: drift in 2.weight (parameters): rms 0." in named[1]
+    assert re.search(
+        r"moved [\d,.e+]+ times its noise, first of \d+ drifts .* in 4 layers$", named[1]
+    )
+    assert not [line for line in project.run().outlines if line.startswith("modelhealth")]
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda text: "", "line 1: 'modelhealth snapshot, format 2' should be here, not ''"),
+        (lambda text: "", "1: 'modelhealth snapshot, format 3' should be here, not ''"),
         (lambda text: text[: len(text) // 2], "the file is truncated"),
-        (lambda text: '{"a": 1}', "line 1: 'modelhealth snapshot, format 2' should be here, not"),
+        (lambda text: '{"a": 1}', "1: 'modelhealth snapshot, format 3' should be here, not"),
+        (lambda text: text.replace("format 3", "format 2"), "1: format 2 is that of an earlier"),
         (
-            lambda text: text.replace("2.weight", "<<<<<<< HEAD\n2.weight", 1),
-            "a merge was not resolved: '<<<<<<< HEAD'",
+            lambda text: text.replace("2 Linear", "<<<<<<< HEAD\n2 Linear", 1),
+            "13: a merge was not resolved, there is the marker '<<<<<<< HEAD'",
         ),
-        (lambda text: text.replace("Linear", "Linear x", 1), "should be here, not"),
+        (lambda text: text.replace("16x8", "16xx8"), "11: a shape such as 64x10, or () should be"),
+        (lambda text: text.replace("64x16", "64x16 1"), "11: *mean, std, min..max*"),
     ],
-    ids=["empty", "truncated", "foreign", "merge conflict", "edited"],
+    ids=["empty", "truncated", "foreign", "format", "merge conflict", "shape", "edited"],
 )
 def test_a_damaged_file_is_explained_and_replaced(
     project: Project, damage: Callable[[str], str], message: str
 ) -> None:
-    """The failure names line and file, nothing is overwritten, and an update records anew."""
+    """The failure names file and line, nothing is overwritten, and an update records anew."""
     project.write(ONE_TEST)
     project.update()
     whole = project.files()
     project.file().write_text(damage(project.file().read_text()))
     broken = project.files()
+    assert broken != whole
     failed = project.run()
     failed.assert_outcomes(failed=1)
     failed.stdout.fnmatch_lines(
         [
-            f"E *the snapshot cannot be read, line *{message.partition(': ')[2] or message}*",
+            f"E *the snapshot cannot be read: __snapshots__/test_net/test_drift.health:*{message}*",
             "E *Restore the file from version control, or record it anew.",
             "E *__snapshots__/test_net/test_drift.health: pytest --snapshot-update *",
         ]
     )
     assert project.files() == broken
-    project.update().assert_outcomes(passed=1)
+    updated = project.update()
+    updated.assert_outcomes(passed=1)
+    updated.stdout.fnmatch_lines(["modelhealth: *: recorded anew, as it could not be read: line *"])
     assert project.files() == whole
 
 
 def test_a_future_file_is_explained_and_kept(project: Project) -> None:
-    """What a later version of the plugin recorded is not overwritten, and not deleted as unused."""
+    """What a later version recorded is not overwritten; deleting it and recording works."""
     project.write(ONE_TEST)
     project.update()
-    project.file().write_text(project.file().read_text().replace("format 2", "format 7", 1))
+    project.file().write_text(project.file().read_text().replace("format 3", "format 7", 1))
     future = project.files()
     for result in (project.run(), project.update()):
         result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["E *line 1: format '7' was written by another version*"])
+        result.stdout.fnmatch_lines(
+            [
+                "E *test_drift.health:1: format '7' is that of a later version of the plugin*",
+                "E *Upgrade pytest-modelhealth to compare *, or delete it and record anew with *",
+            ]
+        )
+        result.stdout.no_fnmatch_line("*To accept this*")
         assert project.files() == future
+    project.file().unlink()
+    project.update().assert_outcomes(passed=1)
 
 
 def test_another_dtype_gets_a_section_of_its_own(
@@ -350,7 +391,7 @@ def test_a_file_that_is_no_text_is_replaced(project: Project) -> None:
     project.update()
     whole = project.files()
     project.file().write_bytes(bytes(range(256)))
-    project.run().stdout.fnmatch_lines(["E *the snapshot cannot be read, line 1: *"])
+    project.run().stdout.fnmatch_lines(["E *the snapshot cannot be read: *test_drift.health:1: *"])
     project.update().assert_outcomes(passed=1)
     assert project.files() == whole
 
@@ -384,8 +425,11 @@ def test_drift(name, health_snapshot):
         ]
     )
     recorded = project.files()
+    result.stdout.no_fnmatch_line("*To accept this*")
     project.update("-k", "ab").assert_outcomes(failed=1, deselected=1)
     assert project.files() == recorded
+    project.file("test_drift[ab].health").unlink()
+    project.update("-k", "ab").assert_outcomes(passed=1, deselected=1)
 
 
 def test_a_moved_folder_keeps_its_snapshots(project: Project) -> None:
@@ -419,37 +463,59 @@ def test_misuse_is_a_type_error(project: Project, comparison: str, message: str)
         assert project.files() == recorded
 
 
-def test_a_place_that_cannot_be_written_is_named(project: Project) -> None:
-    """An OSError of the system comes through, with the path."""
-    project.write(ONE_TEST)
-    (project.path / "__snapshots__").write_text("in the way")
-    result = project.update()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E *Error: *__snapshots__*"])
-
-
-def test_a_failed_write_keeps_the_old_file(project: Project) -> None:
-    """A disk that fills up while writing leaves the old snapshot whole, and no draft."""
-    project.write(ONE_TEST)
-    project.update()
-    recorded = project.files()
-    project.write(
-        ONE_TEST
-        + """
-@pytest.fixture(autouse=True)
-def full_disk(monkeypatch):
+OBSTACLES = {
+    "read-only folder": """
+    def mkdir(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+    monkeypatch.setattr("pathlib.Path.mkdir", mkdir)
+""",
+    "read-only file system": """
+    def write_text(path, *_, **__):
+        raise OSError(30, "Read-only file system", str(path))
+    monkeypatch.setattr("pathlib.Path.write_text", write_text)
+    monkeypatch.setattr("pathlib.Path.unlink", write_text)
+""",
+    "full disk": """
     def write_text(path, text, **_):
         path.write_bytes(text[:99].encode())
         raise OSError(28, "No space left on device", str(path))
     monkeypatch.setattr("pathlib.Path.write_text", write_text)
-"""
-    )
+""",
+    "locked file": """
+    def replace(path, target):
+        raise PermissionError(13, "Permission denied", str(path))
+    monkeypatch.setattr("pathlib.Path.replace", replace)
+""",
+}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+@pytest.mark.parametrize("recorded_before", [False, True], ids=["new", "old"])
+def test_a_failed_write_keeps_what_there_was(
+    project: Project, obstacle: str, recorded_before: bool
+) -> None:
+    """The error names file and folder, no file is half written, and recording later works."""
+    project.write(ONE_TEST)
+    if recorded_before:
+        project.update()
+    recorded = project.files()
+    fixture = f"@pytest.fixture(autouse=True)\ndef obstacle(monkeypatch):{OBSTACLES[obstacle]}"
+    project.write(f"{ONE_TEST}\n{fixture}")
     project.scale(2)
     result = project.update()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E *No space left on device*test_drift.health*"])
+    result.stdout.fnmatch_lines(
+        [
+            "E *the snapshot *test_net/test_drift.health could not be written: *(__snapshots__/*",
+            "E *Nothing was changed*",
+            "E *pytest --snapshot-update test_net.py::test_drift",
+        ]
+    )
+    result.stdout.no_fnmatch_line("modelhealth: snapshot*")
     assert project.files() == recorded
     assert not list(project.path.rglob("*.tmp"))
+    project.write(ONE_TEST)
+    project.update().assert_outcomes(passed=1)
 
 
 STOPPED = """
