@@ -1,7 +1,7 @@
 """Snapshots: a report as a file that people review, and drift from it judged by its noise.
 
-`record` and `check` do without pytest. `snapshot` is what is kept, `content` takes it from a report,
-`file_format` writes and reads it, `noise` says how far rounding moves a statistic, `tolerances` how
+`record` and `check` need no pytest. `snapshot` is what is kept, `content` takes it from reports,
+`file_format` writes and reads it, `noise` is how far rounding moves a statistic, `tolerances` how
 far it may move, `matching` which layer is which, `drift` compares two snapshots, `story` and
 `explanation` say what is different, `extension` is the part that syrupy calls.
 """

@@ -18,7 +18,7 @@
     end
 
 Layers stand in the order in which they returned, so those inside a layer come before it. A number
-is rounded by no more than a tenth of its tolerance. Its noise is in the file only where that is more
+is rounded by no more than a tenth of its tolerance. Its noise is in the file only where it is more
 than usual (`noise.Noise`): ``~4`` is four times that. ``~0`` is a zero with noise, ``0`` an exact
 one. What is usual is not written (dtype, calls, zeros); what differs is a ``key:value``. The last
 line tells a whole file from a truncated one. Reading executes nothing.
