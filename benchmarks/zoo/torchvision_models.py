@@ -63,6 +63,7 @@ def _detector(name: str) -> Subject:
     few = {} if name.startswith("ssd") else {"min_size": 96, "max_size": 96}
     if "rcnn" in name:
         few |= {"box_batch_size_per_image": 32, "rpn_post_nms_top_n_test": 50}
+        few |= {"box_detections_per_img": 10}
     made = _make(name, weights_backbone=None, num_classes=CLASSES, **few)
     boxes = torch.tensor([[10.0, 10.0, 50.0, 60.0], [30.0, 20.0, 80.0, 90.0]])
     target = {"boxes": boxes, "labels": torch.tensor([1, 2])}
