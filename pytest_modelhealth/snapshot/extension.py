@@ -315,8 +315,8 @@ class HealthSnapshot(SnapshotAssertion):
     def _unreached(self, result: AssertionResult, error: OSError) -> Iterator[str]:
         path = os.path.relpath(result.snapshot_location)
         what = "read" if result.asserted_data is None else "written"
-        where = os.path.relpath(str(error.filename or Path(path).parent))
-        yield f"the snapshot {path} could not be {what}: {error.strerror or error} ({where})"
+        why = f"{error.strerror or error} ({Path(path).parent})"
+        yield f"the snapshot {path} could not be {what}: {why}"
         yield "Nothing was changed. When that is mended, to record it:"
         yield self._command
 
