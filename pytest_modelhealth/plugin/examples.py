@@ -1,4 +1,4 @@
-"""Checks a hypothesis test's unread reports as each example ends, so that a failure shrinks.
+"""Checks a hypothesis test's unasked reports as each example ends, so that a failure shrinks.
 
 hypothesis runs the body of a ``@given`` test once an example. What is found only after the last of
 them it never sees: it neither shrinks that example nor shows it.

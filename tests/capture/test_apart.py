@@ -133,7 +133,7 @@ def test_another_model_inside_is_kept_apart(site: str) -> None:
     alone, of_other = seen(run(outer)), []
 
     def inner() -> None:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), torch.enable_grad():  # which is off in a backward pass
             torch.manual_seed(3)
             of_other.append(seen(Inspector(other).run_inspection(X, backward=False)))
 
