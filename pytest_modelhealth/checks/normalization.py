@@ -188,7 +188,8 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
 
 
 def _expected_rms(record: LayerRecord) -> float:
-    scale, shift = record.parameters.get("weight"), record.parameters.get("bias")
+    state = {**record.buffers, **record.parameters}  # frozen ones are buffers
+    scale, shift = state.get("weight"), state.get("bias")
     return math.hypot(1.0 if scale is None else scale.rms, 0.0 if shift is None else shift.rms)
 
 

@@ -179,6 +179,31 @@ def test_group_of_one_value(groups, size, names, inspect):
     assert found(inspect(model, torch.randn(32, 3, 4, 4))) == names
 
 
+class FrozenNorm(nn.Module):
+    """As detectors have them: a batch norm all of whose tensors are buffers."""
+
+    def __init__(self, norm: nn.BatchNorm1d) -> None:
+        super().__init__()
+        for name, value in norm.state_dict().items():
+            if name != "num_batches_tracked":
+                self.register_buffer(name, value.clone())
+
+    def forward(self, x):
+        scale = self.weight * (self.running_var + 1e-5).rsqrt()
+        return x * scale + self.bias - self.running_mean * scale
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.01])
+def test_scale_and_shift_of_a_frozen_norm(scale, trained, batch, inspect):
+    """They are buffers: what they make of the output is no fault of the running statistics."""
+    trained[4] = FrozenNorm(trained[4]).eval()
+    trained[4].weight.mul_(scale)
+    trained[4].bias.mul_(scale)
+    assert found(inspect(trained, batch)) == []
+    trained[4].running_var.fill_(1e-6)
+    assert found(inspect(trained, batch)) == (["4"] if scale else [])
+
+
 def test_statistics_that_no_batch_made(inspect):
     """A checkpoint without the count of batches is judged by its statistics."""
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).eval()
