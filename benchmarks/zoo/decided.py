@@ -26,14 +26,35 @@ class Decision:
     setting: str = "*"
 
 
+_DRAWN_AT_ONE = (
+    "its default draws weights of 1 at a fan-in of 256, and attention is one-hot at once"
+)
+_DRAWN_AT_ZERO = "its default, shrunk, draws weights of 1e-10, which pass no signal"
+_NO_AUDIO = "the batch has no audio in it: nothing of what embeds it is read"
+
 DECISIONS: tuple[Decision, ...] = (
     Decision(
-        ("csatv2*",),
-        "normalization",
-        "right",
+        ("csatv2*",), "normalization", "right",
         "two layer norms of each attention run over a single value, and give out a constant",
     ),
-)
+    Decision(("CpmAnt*", "XCLIP*"), "initial_weights", "right", _DRAWN_AT_ONE),
+    Decision(("CpmAnt*", "XCLIP*"), "saturation", "right", _DRAWN_AT_ONE),
+    Decision(("Blip*", "Sam*"), "grad_norm", "right", _DRAWN_AT_ZERO),
+    Decision(("PPFormulaNet*",), "activation_scale", "right", _DRAWN_AT_ZERO),
+    Decision(
+        ("Mra*",), "missing_gradients", "right",
+        "without its CUDA kernel its attention returns zeros",
+    ),
+    Decision(
+        ("EncodecModel", "VitsModel"), "missing_gradients", "right",
+        "codes and durations are rounded with no gradient; transformers does not train them",
+    ),
+    Decision(("PocketTTS*", "GradiumPhononTTS*"), "missing_gradients", "right", _NO_AUDIO),
+    Decision(
+        ("FeaStConv",), "missing_gradients", "right",
+        "a softmax over one head, its default, is 1 whatever it is given",
+    ),
+)  # fmt: skip
 
 
 def decision(model: str, setting: str, check: str) -> Decision | None:
