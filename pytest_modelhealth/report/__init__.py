@@ -3,6 +3,7 @@
 This package imports neither torch nor numpy.
 """
 
+from pytest_modelhealth.report.flow import Call, Cut, Flow, Gate, Graph, Kind, Step, Vertex
 from pytest_modelhealth.report.health_report import HealthReport
 from pytest_modelhealth.report.judgement import (
     BrokenCheck,
@@ -32,11 +33,17 @@ from pytest_modelhealth.report.observation import (
 __all__ = [
     "ROLES",
     "BrokenCheck",
+    "Call",
     "ClassTargets",
+    "Cut",
+    "Flow",
+    "Gate",
+    "Graph",
     "HealthReport",
     "Inconclusive",
     "Judge",
     "Judgement",
+    "Kind",
     "LayerRecord",
     "LayerRecords",
     "LossCall",
@@ -46,9 +53,11 @@ __all__ = [
     "Option",
     "Reference",
     "Status",
+    "Step",
     "TaskGradients",
     "TaskPair",
     "UnregisteredParameter",
     "Verdict",
+    "Vertex",
     "Violation",
 ]

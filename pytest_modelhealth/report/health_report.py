@@ -19,6 +19,7 @@ from pytest_modelhealth.errors import (
     suggest,
 )
 from pytest_modelhealth.report.asked import HasVerdict
+from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.judgement import (
     Inconclusive,
     Judge,
@@ -74,6 +75,14 @@ class HealthReport(HasVerdict):
     def layers(self) -> Mapping[str, LayerRecord]:
         """Every layer by name, in execution order, those never called last."""
         return MappingProxyType(dict(self.observation.layers))
+
+    @property
+    def flow(self) -> Flow | None:
+        """Who feeds whom in the first batch; ``None`` where nothing was recorded.
+
+        ``report.render("mermaid")`` and ``report.render("dot")`` give it as text to draw.
+        """
+        return self.observation.flow
 
     @property
     def loss(self) -> float | None:
@@ -269,6 +278,12 @@ class HealthReport(HasVerdict):
         """Return a figure with a histogram for each layer that matches `pattern`."""
         with self._unasked():
             figure: Figure = _rendering("histogram").plot_histograms(self, pattern, what)
+        return figure
+
+    def plot_flow(self) -> Figure:
+        """Return a figure of who feeds whom; a large model is folded into its containers."""
+        with self._unasked():
+            figure: Figure = _rendering("flow").plot_flow(self)
         return figure
 
     def plot_gradient_flow(self) -> Figure:

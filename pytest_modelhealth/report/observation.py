@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
+from pytest_modelhealth.report.flow import Flow
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
@@ -400,6 +401,7 @@ class Observation:
         unregistered: leaves with a gradient that are no parameters of the model, those of the first
             batch.
         tasks: what each of several named losses asks of the model, those of the first batch.
+        flow: who feeds whom in the first batch; ``None`` where nothing was recorded.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -415,6 +417,7 @@ class Observation:
     loss_path: LossPath | None = None
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks: tuple[TaskGradients, ...] = ()
+    flow: Flow | None = None
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.
@@ -440,6 +443,7 @@ class Observation:
             loss_path=self.loss_path,
             unregistered=self.unregistered,
             tasks=self.tasks,
+            flow=self.flow,
         )
 
 

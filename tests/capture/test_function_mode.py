@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.capture.observing.flow import FlowRecorder
 from pytest_modelhealth.capture.observing.functional import FunctionalLayers
 
 
@@ -33,7 +34,7 @@ def modes() -> list[Any]:
 
 def test_the_mode_goes_off_wherever_it_is() -> None:
     """An interruption may have taken it off already, or left modes of the user's above it."""
-    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs))
+    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs), FlowRecorder())
     with Users() as below:
         ours.turn_off()
         assert modes() == [below]
@@ -77,7 +78,7 @@ def test_an_interruption_of_torchs_own_code_leaves_no_mode(event: str, function:
 
 def test_the_mode_comes_back_to_its_place() -> None:
     """Whether it stepped aside or was suspended below another."""
-    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs))
+    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs), FlowRecorder())
     ours.turn_on()
     resume = ours.step_aside()
     assert modes() == []

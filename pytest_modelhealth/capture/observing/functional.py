@@ -12,6 +12,7 @@ import torch
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
+from pytest_modelhealth.capture.observing.flow import FlowRecorder
 from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.options import FUNCTIONAL_DROPOUT
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
@@ -60,8 +61,13 @@ class FunctionalLayers(TorchFunctionMode):
     function built from others shows once.
     """
 
-    def __init__(self, observe: Callable[[str | None, Call, tuple[Any, ...], dict[str, Any]], Any]):
+    def __init__(
+        self,
+        observe: Callable[[str | None, Call, tuple[Any, ...], dict[str, Any]], Any],
+        flow: FlowRecorder,
+    ) -> None:
         super().__init__()
+        self.flow = flow
         self.observe: Callable[..., Any] | None = observe
         """The observer, ``None`` when the run is over."""
         self.onlooker: Callable[[Call, tuple[Any, ...], dict[str, Any]], None] | None = None
@@ -85,8 +91,10 @@ class FunctionalLayers(TorchFunctionMode):
             self.onlooker(func, args, kwargs or {})
         if name is None and func in _CLAMPS and _is_relu(args, kwargs or {}):
             name = "relu"
-        if self.observe is None or (name is None and func not in _UNNAMED):
+        if self.observe is None:
             return func(*args, **(kwargs or {}))
+        if name is None and func not in _UNNAMED:
+            return self.flow.call(func, args, kwargs or {})
         return self.observe(name, func, args, kwargs or {})
 
     def _note_read(self, func: Call, values: Iterable[Any]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
+from pytest_modelhealth.capture.observing.flow import OpenCall
 from pytest_modelhealth.capture.observing.functional import Call, FunctionalLayers
 from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.options import call_options, dropout_options
@@ -51,6 +52,7 @@ class Frame:
     """One call of a layer that has not returned yet.
 
     Attributes:
+        call: the call in the flow, where that is recorded.
         layer: the layer.
         handling: the exception that was being handled when the call began, if any.
         inputs: the tensors it was called with.
@@ -61,6 +63,7 @@ class Frame:
     """
 
     __slots__ = (
+        "call",
         "functions",
         "handling",
         "inputs",
@@ -74,6 +77,7 @@ class Frame:
         self, layer: Layer, is_recomputation: bool, handling: BaseException | None = None
     ) -> None:
         self.layer = layer
+        self.call: OpenCall | None = None
         self.handling = handling
         self.inputs: list[Given] = []
         self.functions: dict[str, int] | None = None
@@ -111,7 +115,8 @@ class Hooks:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.functional = FunctionalLayers(self._function)
+        self.flow = recorder.flow
+        self.functional = FunctionalLayers(self._function, recorder.flow)
         self._stack: list[Frame] = []
         self._id: int = RemovableHandle(OrderedDict()).id
         self._modules: list[nn.Module] = []
@@ -215,6 +220,7 @@ class Hooks:
         try:
             self.recorder.enter(layer)
             frame.inputs.append(self.recorder.add_input(layer, tensor))
+            frame.call = self.flow.enter(layer, [tensor])
             frame.is_simple = True
         except Exception as error:  # noqa: BLE001 - as in _guarded
             self.recorder.fail(layer, error)
@@ -229,6 +235,7 @@ class Hooks:
             return False
         self._stack.pop()
         try:
+            self.flow.complete(frame.call, [output], is_one_vertex=True)
             self._see_tensors(frame, [output] if holds_numbers(output) else [])
         except Exception as error:  # noqa: BLE001 - as in _guarded
             self.recorder.fail(layer, error)
@@ -249,6 +256,8 @@ class Hooks:
             frame.resume = self.functional.suspend()
             if frame.resume is not None:
                 self.recorder.note_blind_spot(layer)
+                if frame.call is not None:
+                    frame.call.is_blind = True
 
     def _is_recomputation(self) -> bool:
         """Whether activation checkpointing is running a forward again, inside our backward."""
@@ -261,6 +270,7 @@ class Hooks:
         else:
             self.recorder.enter(frame.layer)
             frame.inputs = self.recorder.add_inputs(frame.layer, tensors)
+            frame.call = self.flow.enter(frame.layer, tensors)
 
     @_guarded
     def complete(self, layer: Layer, output: Any) -> None:
@@ -294,19 +304,19 @@ class Hooks:
     ) -> Any:
         """Make one functional call, as a layer of the module that is running, if it is one."""
         if call in LOSS_FUNCTIONS:
-            value = call(*args, **kwargs)
+            value = self.flow.call(call, args, kwargs)
             if not (_is_traced() or self._is_recomputation()):
                 layer = self._stack[-1].layer if self._stack else None
                 self.recorder.add_loss_call(layer, call, args, kwargs, value)
             return value
         if not self._stack or self._stack[-1].layer.activation is not None or _is_traced():
-            return call(*args, **kwargs)
+            return self.flow.call(call, args, kwargs)
         caller = self._stack[-1]
         if name is None:
             if isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
-                return call(*args, **kwargs)
+                return self.flow.call(call, args, kwargs)
             caller.layer.options = {**caller.layer.options, **dropout_options(call, args, kwargs)}
-            return call(*args, **kwargs)
+            return self.flow.call(call, args, kwargs)
         layer = self.recorder.functional_layer(caller.layer, name, caller.number(name))
         frame = Frame(layer, self._is_recomputation())
         frame.layer.options = call_options(name, args, kwargs)
@@ -325,6 +335,10 @@ class Hooks:
 
     def _see_output(self, frame: Frame, output: Any) -> None:
         tensors = find_tensors(output)
+        is_one_vertex = frame.layer.functional or (
+            frame.resume is not None and frame.layer.calls_no_functional_layer
+        )
+        self.flow.complete(frame.call, tensors, is_one_vertex)
         if not tensors:
             frame.layer.returned_no_tensor = _described(output)
         self._see_tensors(frame, [t for t in tensors if holds_numbers(t)])

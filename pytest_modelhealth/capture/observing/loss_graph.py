@@ -52,10 +52,10 @@ def origin(tensor: Tensor) -> Origin:
         return Origin()
     dimension = getattr(node, "_saved_dim", None)
     if moved or not isinstance(dimension, int):
-        return Origin(_snake_case(operation(node)))
+        return Origin(snake_case(operation(node)))
     if dimension >= 1 << 63:  # stored without a sign
         dimension -= 1 << 64
-    return Origin(_snake_case(operation(node)), dimension % max(tensor.ndim, 1))
+    return Origin(snake_case(operation(node)), dimension % max(tensor.ndim, 1))
 
 
 def are_cosines(tensor: Tensor) -> bool:
@@ -119,7 +119,8 @@ def operation(node: Any) -> str:
     return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
 
 
-def _snake_case(name: str) -> str:
+def snake_case(name: str) -> str:
+    """Return ``log_softmax`` for ``LogSoftmax``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
@@ -152,7 +153,7 @@ def between(loss: Tensor, outputs: Iterable[Any]) -> Between | None:
     nodes = list(islice(_nodes(loss.grad_fn, ends), _MOST_NODES))
     if len(nodes) == _MOST_NODES:
         return None
-    names = dict.fromkeys(_snake_case(operation(node)) for node in nodes)
+    names = dict.fromkeys(snake_case(operation(node)) for node in nodes)
     following = {after for node in nodes for after, _ in node.next_functions}
     reached = loss.grad_fn in ends or not ends.isdisjoint(following)
     off = any(_is_switch(node) for node in nodes)

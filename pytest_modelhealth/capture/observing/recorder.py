@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.flow import FlowRecorder
 from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS, SeenLoss, see_loss
 from pytest_modelhealth.capture.observing.options import module_options
 from pytest_modelhealth.capture.observing.samples import equal_samples
@@ -115,6 +116,8 @@ class Recorder:
         ledger: Ledger | None = None,
     ) -> None:
         self.layers: dict[str, Layer] = {}
+        self.flow = FlowRecorder()
+        """Who feeds whom."""
         self.errors: list[str] = []
         self.notes: list[str] = []
         self.loss_calls: list[LossCall] = []

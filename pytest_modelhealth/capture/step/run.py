@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_modelhealth.capture.engine import Backward, Request
+from pytest_modelhealth.capture.observing.flow import Source
 from pytest_modelhealth.capture.observing.graphs import containers_shown
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
 from pytest_modelhealth.capture.observing.recorder import Held, Recorder
@@ -38,6 +39,7 @@ from pytest_modelhealth.capture.step.unregistered import Registered
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import ensure_match, named_modules
 from pytest_modelhealth.report import (
+    Kind,
     LayerRecord,
     LossPath,
     Observation,
@@ -82,6 +84,7 @@ def run_step(
     state = State(model) if state is None else state
     writes = _Writes(recorder, batch)
     registered = Registered(model, writes.parameters, batch)
+    recorder.flow.name_sources(_sources(recorder, arguments, request.target))
     notes = [*notes, *_unregistered(recorder, registered, state)]
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
@@ -97,6 +100,10 @@ def run_step(
         if request.visitor is not None:
             request.visitor.see_output(output)
         loss, path = _watched_loss(output, request, function, hooks)
+        returned = find_tensors(output)
+        is_given = function is not None or any(loss is tensor for tensor in returned)
+        recorder.flow.finish(returned, loss, is_given)
+        del returned
         backward = _wants_backward(loss, request.backward, notes)
         # buffers and parameters as the forward left them: what the loss was computed with
         recorder.note_options()
@@ -139,7 +146,25 @@ def run_step(
         loss_path=path,
         unregistered=unregistered,
         tasks=by_task,
+        flow=recorder.flow.flow(),
     )
+
+
+def _sources(recorder: Recorder, arguments: Inputs, target: Any) -> Iterator[Source]:
+    """Yield the batch, the parameters and the buffers with their names in the flow."""
+    for key, value in (*enumerate(arguments.args), *arguments.kwargs.items()):
+        yield from ((Kind.INPUT, *named) for named in _numbered(f"input {key}", value))
+    yield from ((Kind.TARGET, *named) for named in _numbered("target", target))
+    for layer, name, tensor in recorder.held("_parameters"):
+        yield Kind.PARAMETER, (layer.name, name), tensor
+    for layer, name, tensor in recorder.held("_buffers"):
+        yield Kind.BUFFER, (layer.name, name), tensor
+
+
+def _numbered(name: str, value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    tensors = find_tensors(value)
+    for index, tensor in enumerate(tensors):
+        yield (name if len(tensors) == 1 else f"{name}[{index}]",), tensor
 
 
 def _watched_loss(

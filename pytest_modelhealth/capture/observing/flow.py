@@ -1,0 +1,706 @@
+"""Records who feeds whom while a model runs, and holds neither tensors nor nodes of autograd.
+
+Two sources: autograd's sequence numbers for what has a gradient, and the function mode that is on
+anyway for what has none. Every node of autograd takes the next number of its thread when it is
+made, so the counter before and after a call of a layer tells which nodes are the call's own; the
+nodes between layers are walked once and remembered by number. docs/decisions/0016-flow.md has why.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.loss_graph import operation, snake_case
+from pytest_modelhealth.capture.observing.tensors import version
+from pytest_modelhealth.report.flow import Call, Flow, Graph, Kind, Vertex
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.capture.observing.recorder import Layer
+
+_counter: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""Returns the number that the next node of this thread will have (pytorch#103129)."""
+
+MOST_VERTICES = 200_000
+"""A run of more operations has a partial flow: each takes some 300 bytes."""
+
+_MOST_ERRORS = 8
+_ACCUMULATES = (1 << 64) - 1
+"""The number of every node that stands for a leaf."""
+
+Source = tuple[Kind, tuple[str, ...], Tensor]
+"""A tensor that a run starts from: what it is, and the parts of its name."""
+
+Place = tuple[CodeType, int]
+"""Where a frame stood: its code and `f_lasti`; the line is worked out when somebody asks."""
+
+_TORCH = str(Path(torch.__file__).parent)
+_OBSERVING = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[2])
+_MODULE_CALL = str(Path(_TORCH, "nn", "modules", "module.py"))
+_OVERRIDES = str(Path(_TORCH, "overrides.py"))
+
+_ASKS = frozenset(
+    {"__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "size"}
+    | {"is_floating_point", "ndimension", "nelement", "numel", "stride", "storage_offset"}
+    | {"requires_grad_", "register_hook", "retain_grad", "backward", "__repr__", "__format__"}
+)
+"""Functions that give no values on."""
+_FORMS = frozenset(
+    {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"}
+    | {"randint_like", "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
+)
+"""Functions that take of a tensor its form alone."""
+_FORM_OF_OTHERS = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})
+"""Functions that take the values of the first tensor alone."""
+_OVERWRITES = frozenset(
+    {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
+    | {"trunc_normal_", "set_"}
+)
+"""Functions that write and leave nothing of the old value."""
+_OPERATORS = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
+_PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply", "multiply_"})
+
+_SKIP, _MAKE, _FORM, _FIRST, _WRITE, _OVERWRITE, _PRODUCT = range(7)
+
+
+class OpenCall:
+    """One call of a layer, while it runs and after."""
+
+    __slots__ = (
+        "begin",
+        "end",
+        "inputs",
+        "is_blind",
+        "last",
+        "layer",
+        "live",
+        "number",
+        "outputs",
+        "parent",
+        "place",
+    )
+
+    def __init__(self, layer: Layer, number: int, parent: int) -> None:
+        self.layer = layer
+        self.number = number
+        self.parent = parent
+        self.last = number
+        self.live = False
+        self.is_blind = False  # whether functions called inside are not seen
+        self.begin = self.end = 0
+        self.inputs: tuple[int, ...] = ()
+        self.outputs: tuple[int, ...] = ()
+        self.place: Place | None = None
+
+    def vertex(self) -> Vertex:
+        """Return the vertex that this call is, where it is one."""
+        cuts = () if self.live else range(len(self.inputs))
+        name, line = self.layer.name, _line(self.place)
+        return Vertex(Kind.CALL, name, self.inputs, frozenset(cuts), self.number, self.live, line)
+
+
+class _Row:
+    """An operation or a source. Operands from `first_cut` on pass no gradient."""
+
+    __slots__ = ("call", "first_cut", "kind", "live", "made_at", "name", "operands", "place")
+
+    def __init__(
+        self,
+        kind: Kind,
+        name: str,
+        operands: tuple[int, ...],
+        first_cut: int,
+        live: bool,
+        call: int,
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.operands = operands
+        self.first_cut = first_cut
+        self.live = live
+        self.call = call
+        self.made_at = -1
+        self.place: Place | None = None
+
+    def vertex(self) -> Vertex:
+        """Return the vertex that this is."""
+        cuts = frozenset(range(self.first_cut, len(self.operands)))
+        line = _line(self.place)
+        return Vertex(self.kind, self.name, self.operands, cuts, self.call, self.live, line)
+
+
+class FlowRecorder:
+    """The vertices and calls of one run, as plain numbers and names.
+
+    An error of ours here costs a part of the flow and is noted; it never reaches the user.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[_Row | OpenCall] = []  # by vertex
+        self._calls: list[OpenCall] = []
+        self._running: list[OpenCall] = []
+        self._begins: list[int] = []  # of calls that are one vertex: first number, end, vertex
+        self._ends: list[int] = []
+        self._vertices: list[int] = []
+        self._by_number: dict[int | tuple[int, int], int] = {}
+        self._plain: dict[int, tuple[weakref.ref[Tensor], int | None, int]] = {}
+        self._sources: dict[int, Source] = {}
+        self._unnamed: Iterator[Source] = iter(())
+        self._source_vertices: dict[int, int] = {}
+        self._functions: list[tuple[int, int, int, Place | None, tuple[int, ...]]] = []
+        self._function_ends: list[int] = []
+        self._known_functions: dict[Any, int] = {}
+        self._codes: dict[CodeType, int] = {}
+        self._first = _counter()
+        self._thread = get_ident()
+        self._outputs: tuple[int, ...] = ()
+        self._loss: int | None = None
+        self._notes: dict[str, None] = {}
+        self._errors = 0
+        self.is_on = True
+        """Whether more is to be recorded."""
+
+    def name_sources(self, sources: Iterable[Source]) -> None:
+        """Say what the tensors are that a run starts from: the batch, parameters, buffers.
+
+        They are held until `finish`, as the caller holds them, and gone through when one of them is
+        met outside of the layers.
+        """
+        self._unnamed = iter(sources)
+
+    def enter(self, layer: Layer, tensors: list[Tensor]) -> OpenCall | None:
+        """Begin a call of a layer; our own caller has turned functions of torch off."""
+        if not self.is_on or not self._is_here():
+            return None
+        running = self._running
+        call = OpenCall(layer, len(self._calls), running[-1].number if running else -1)
+        try:
+            # Before the counter is read: the node of a view may be made only now.
+            if len(tensors) == 1:
+                call.inputs = (self._source(tensors[0]),)
+            else:
+                call.inputs = tuple([self._source(tensor) for tensor in tensors])
+            call.place = self._caller(sys._getframe(2))
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
+        self._calls.append(call)
+        running.append(call)
+        call.begin = _counter()
+        return call
+
+    def complete(self, call: OpenCall | None, tensors: list[Tensor], is_one_vertex: bool) -> None:
+        """End a call, which returned `tensors`.
+
+        Args:
+            call: what `enter` returned.
+            tensors: what the layer returned.
+            is_one_vertex: whether nothing inside was seen: it is one of torch's own layers, or a
+                function.
+        """
+        if call is None or not self.is_on or not self._is_here():
+            return
+        call.end = _counter()
+        self._end(call)
+        try:
+            if is_one_vertex:
+                self._add_call(call, tensors)
+            else:
+                call.outputs = tuple([self._returned(call, tensor) for tensor in tensors])
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
+
+    def finish(self, outputs: list[Tensor], loss: Tensor | None, is_given: bool) -> None:
+        """Take what the model returned and the loss; to be called before the backward pass.
+
+        Args:
+            outputs: the tensors that the model returned.
+            loss: the loss, if there is one.
+            is_given: whether it is the user's or the model's; if not it is a random projection.
+        """
+        if not self.is_on:
+            return
+        try:
+            self._outputs = tuple(self._source(tensor) for tensor in outputs)
+            if loss is not None and is_given:
+                self._loss = self._source(loss)
+            elif loss is not None:
+                live = [v for v in self._outputs if self._rows[v].live] or self._outputs
+                name, open_ = "random projection", len(live) if loss.requires_grad else 0
+                self._loss = self._add(
+                    Kind.OPERATION, name, tuple(live), first_cut=open_, live=loss.requires_grad
+                )
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
+        self.is_on = False
+        self._unnamed = iter(())
+        for passing in (self._plain, self._sources, self._by_number, self._codes, self._functions):
+            passing.clear()
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of a function of torch, and return what it returns."""
+        treatment = self._known_functions.get(function)
+        if treatment is None:
+            treatment = self._known_functions[function] = _treatment(function)
+        if treatment == _SKIP or not self.is_on:
+            return function(*args, **kwargs)
+        written: tuple[int, ...] = ()
+        if treatment == _WRITE:
+            written = self._guarded_sources(args)
+        begin = _counter()
+        result = function(*args, **kwargs)
+        if self._is_here():
+            try:
+                with torch._C.DisableTorchFunction():
+                    self._see(function, treatment, args, kwargs, result, begin, written)
+            except Exception as error:  # noqa: BLE001 - ours
+                self._fail(error)
+        return result
+
+    def flow(self) -> Flow:
+        """Return what was recorded, as a graph that is made when somebody asks."""
+        return Flow(self._graph)
+
+    # What a call of a function came to.
+
+    def _guarded_sources(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        """Return where the values come from that a function is about to write over."""
+        try:
+            with torch._C.DisableTorchFunction():
+                return tuple([self._source(t) for t in _tensors(args) if not t.requires_grad])
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
+            return ()
+
+    def _see(
+        self,
+        function: Any,
+        treatment: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        begin: int,
+        written: tuple[int, ...],
+    ) -> None:
+        made = [args[0]] if result is None and treatment == _WRITE else [*_tensors((result,))]
+        plain = [t for t in made if t.grad_fn is None and not t.requires_grad]
+        if len(plain) < len(made):
+            self._see_live(treatment, args, kwargs, begin, written)
+        if plain:
+            self._see_plain(function, treatment, args, kwargs, plain, written)
+
+    def _see_live(
+        self,
+        treatment: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        begin: int,
+        written: tuple[int, ...],
+    ) -> None:
+        """Note the line of what has nodes, and the operands that the nodes do not know."""
+        unknown = list(written)
+        given: Any = (args, *kwargs.values()) if kwargs else args
+        if treatment not in (_WRITE, _FIRST):
+            plain = (t for t in _tensors(given) if t.grad_fn is None and not t.requires_grad)
+            unknown.extend(self._of_plain(tensor) for tensor in plain)
+        if treatment == _PRODUCT:
+            zeros = [a for a in args if type(a) in (int, float) and a == 0]
+            unknown += [self._add(Kind.CONSTANT, "0") for _ in zeros]
+        place = self._caller(sys._getframe(4))
+        running = self._running[-1].number if self._running else -1
+        end = _counter()
+        self._functions.append((begin, end, running, place, tuple(unknown)))
+        self._function_ends.append(end)
+
+    def _see_plain(
+        self,
+        function: Any,
+        treatment: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        made: list[Tensor],
+        written: tuple[int, ...],
+    ) -> None:
+        operands: tuple[int, ...] = ()
+        if treatment == _WRITE:
+            operands = written
+        elif treatment != _FORM:
+            given: Any = (args, *kwargs.values()) if kwargs else args
+            if treatment == _OVERWRITE:
+                given = given[1:]
+            elif treatment == _FIRST:
+                given = args[:1]
+            operands = tuple([self._source(t) for t in _tensors(given)])
+        name = _function_name(function)
+        kind = Kind.OPERATION if operands or treatment == _OVERWRITE else Kind.CONSTANT
+        vertex = self._add(
+            kind, name, operands, at=_counter(), place=self._caller(sys._getframe(4))
+        )
+        for tensor in made:
+            self._remember(tensor, vertex)
+            base = tensor._base
+            if treatment in (_WRITE, _OVERWRITE) and base is not None:
+                self._remember(base, vertex)
+
+    # Where a tensor came from.
+
+    def _source(self, tensor: Tensor) -> int:
+        node = tensor.grad_fn
+        if node is not None:
+            return self._of_node(node, tensor.output_nr, tensor)
+        if tensor.requires_grad:
+            return self._of_leaf(tensor)
+        return self._of_plain(tensor)
+
+    def _of_node(self, node: Any, output: int, tensor: Tensor | None = None) -> int:
+        number = node._sequence_nr()
+        known = self._known(number, output)
+        if known is not None:
+            return known
+        if tensor is not None and "CheckpointFunction" in node.name():
+            seen = self._plain.get(id(tensor))
+            if seen is not None and seen[0]() is tensor:
+                self._revive(number)
+                self._by_number[number if not output else (number, output)] = seen[2]
+                return seen[2]
+        return self._walk(node, output)
+
+    def _known(self, number: int, output: int) -> int | None:
+        vertex = self._by_number.get((number, output) if output else number)
+        if vertex is not None:
+            return vertex
+        place = bisect_right(self._begins, number) - 1
+        if place >= 0 and number < self._ends[place]:
+            return self._vertices[place]
+        return None
+
+    def _walk(self, root: Any, output: int) -> int:
+        """Make the vertices of a node and of those before it that have none yet."""
+        stack = [(root, output)]
+        while stack:
+            node, place = stack[-1]
+            number = node._sequence_nr()
+            if self._known(number, place) is not None:
+                stack.pop()
+                continue
+            todo = [
+                (following, index)
+                for following, index in node.next_functions
+                if following is not None and self._of_following(following, index) is None
+            ]
+            if todo:
+                stack.extend(todo)
+                continue
+            stack.pop()
+            self._add_node(node, number, place)
+        vertex = self._known(root._sequence_nr(), output)
+        assert vertex is not None
+        return vertex
+
+    def _of_following(self, node: Any, output: int) -> int | None:
+        number = node._sequence_nr()
+        if number == _ACCUMULATES:
+            return self._of_leaf(node.variable)
+        if number < self._first and number not in self._by_number:
+            self._by_number[number] = self._add(Kind.UNKNOWN, "made before the run", live=True)
+        return self._known(number, output)
+
+    def _add_node(self, node: Any, number: int, output: int) -> None:
+        following = node.next_functions
+        operands = [self._of_following(f, index) for f, index in following if f is not None]
+        known = [operand for operand in operands if operand is not None]
+        first_cut = len(known)
+        function = self._function_of(number)
+        if function is not None and (len(operands) < len(following) or number == function[1] - 1):
+            known += function[4]
+        name = snake_case(operation(node))
+        vertex = self._add(
+            Kind.OPERATION,
+            f"{name}[{output}]" if output else name,
+            tuple(known),
+            first_cut=first_cut,
+            live=True,
+            call=self._call_of(number) if function is None else function[2],
+            place=None if function is None else function[3],
+        )
+        self._by_number[(number, output) if output else number] = vertex
+
+    def _function_of(
+        self, number: int
+    ) -> tuple[int, int, int, Place | None, tuple[int, ...]] | None:
+        place = bisect_right(self._function_ends, number)
+        if place < len(self._functions) and self._functions[place][0] <= number:
+            return self._functions[place]
+        return None
+
+    def _call_of(self, number: int) -> int:
+        """Return the innermost call in which the node with a number was made."""
+        place = bisect_right(self._calls, number, key=lambda call: call.begin) - 1
+        while place >= 0:
+            call = self._calls[place]
+            if not call.end or number < call.end:
+                return place
+            place = call.parent
+        return -1
+
+    def _of_leaf(self, tensor: Tensor) -> int:
+        key = id(tensor)
+        vertex = self._source_vertices.get(key)
+        if vertex is not None:
+            return vertex
+        source = self._sources.get(key) or self._named(key)
+        if source is None:
+            return self._add(Kind.UNKNOWN, "tensor", self._unseen(), live=tensor.requires_grad)
+        name = ".".join(part for part in source[1] if part)
+        vertex = self._add(source[0], name, live=tensor.requires_grad)
+        self._source_vertices[key] = vertex
+        return vertex
+
+    def _named(self, key: int) -> Source | None:
+        """Go on through what has names until the one that is asked for."""
+        for source in self._unnamed:
+            known = self._sources.setdefault(id(source[2]), source)
+            if id(source[2]) == key:
+                return known
+        return None
+
+    def _of_plain(self, tensor: Tensor) -> int:
+        seen = self._plain.get(id(tensor))
+        if seen is not None and seen[0]() is tensor and seen[1] == version(tensor):
+            return seen[2]
+        base = None if tensor.is_inference() else tensor._base
+        if base is not None:
+            return self._source(base)
+        if seen is not None and seen[0]() is tensor:
+            return seen[2]  # written to where nothing was seen
+        return self._of_leaf(tensor)
+
+    def _unseen(self) -> tuple[int, ...]:
+        """Return what a tensor may come of that nothing showed, where functions are not seen."""
+        if not self._running or not self._running[-1].is_blind:
+            return ()
+        around = self._running[-1]
+        inside = (call for call in self._calls[around.number + 1 :] if call.end)
+        return tuple(dict.fromkeys((*around.inputs, *(o for c in inside for o in c.outputs))))
+
+    def _returned(self, call: OpenCall, tensor: Tensor) -> int:
+        """Return where an output of a call whose inside was seen comes from."""
+        vertex = self._source(tensor)
+        row = self._rows[vertex]
+        if type(row) is not _Row or row.kind is not Kind.UNKNOWN or tensor.requires_grad:
+            return vertex
+        if not row.operands:
+            row.operands = call.inputs
+        self._remember(tensor, vertex)
+        self._note(
+            f"what {call.layer.label!r} computes from its inputs was not seen: it runs no "
+            "function of torch's that shows it (a script, vmap or compiled code)"
+        )
+        return vertex
+
+    # Rows.
+
+    def _add_call(self, call: OpenCall, tensors: list[Tensor]) -> None:
+        vertex = self._next_vertex()
+        self._rows.append(call)
+        made_nodes = call.end > call.begin
+        if made_nodes:
+            self._begins.append(call.begin)
+            self._ends.append(call.end)
+            self._vertices.append(vertex)
+        outputs = []
+        for tensor in tensors:
+            if tensor.requires_grad:
+                call.live = True
+                outputs.append(vertex if made_nodes else self._source(tensor))
+                continue
+            seen = self._plain.get(id(tensor))
+            is_own = seen is None or seen[0]() is not tensor or seen[1] != version(tensor)
+            if is_own and id(tensor) not in self._source_vertices:
+                self._remember(tensor, vertex)
+            outputs.append(self._of_plain(tensor))
+        call.outputs = tuple(outputs)
+
+    def _next_vertex(self) -> int:
+        vertex = len(self._rows)
+        if vertex >= MOST_VERTICES:
+            raise _TooManyError(f"the run has more than {MOST_VERTICES:,} operations")
+        return vertex
+
+    def _add(
+        self,
+        kind: Kind,
+        name: str,
+        operands: tuple[int, ...] = (),
+        *,
+        first_cut: int = 0,
+        live: bool = False,
+        call: int | None = None,
+        at: int = -1,
+        place: Place | None = None,
+    ) -> int:
+        vertex = self._next_vertex()
+        if call is None:
+            call = self._running[-1].number if self._running else -1
+        row = _Row(kind, name, operands, first_cut, live, call)
+        row.made_at, row.place = at, place
+        self._rows.append(row)
+        return vertex
+
+    def _remember(self, tensor: Tensor, vertex: int) -> None:
+        self._plain[id(tensor)] = (weakref.ref(tensor), version(tensor), vertex)
+
+    def _revive(self, number: int) -> None:
+        """Let gradients through what a reentrant checkpoint ran: no node was made inside."""
+        for row in self._rows:
+            if type(row) is _Row and row.made_at == number:
+                row.first_cut, row.live = len(row.operands), True
+            elif type(row) is OpenCall and row.begin == number == row.end:
+                row.live = True
+
+    def _end(self, call: OpenCall) -> None:
+        """End a call, and those inside that an exception ended without a word to us."""
+        running, last = self._running, len(self._calls) - 1
+        if running and running[-1] is call:
+            running.pop()
+            call.last = last
+        elif call in running:
+            while (ended := running.pop()) is not call:
+                ended.end, ended.last = call.end, last
+            call.last = last
+
+    def _is_here(self) -> bool:
+        if get_ident() == self._thread:
+            return True
+        self._note("layers ran in several threads: the flow of the others was not followed")
+        return False
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+    def _fail(self, error: Exception) -> None:
+        self._errors += 1
+        if isinstance(error, _TooManyError):
+            self._note(f"{error}; the rest was not followed")
+            self.is_on = False
+            return
+        self._note(f"an error in pytest-modelhealth: {type(error).__name__}: {error}")
+        if self._errors >= _MOST_ERRORS:
+            self.is_on = False
+
+    def _caller(self, frame: FrameType | None) -> Place | None:
+        """Return the line of the user's code that made a call; a container's for torch's own."""
+        while frame is not None:
+            code = frame.f_code
+            where = self._codes.get(code)
+            if where is None:
+                where = self._codes[code] = _whose(code)
+            if where == _USERS:
+                return code, frame.f_lasti
+            if where == _TORCHS:
+                return self._running[-1].place if self._running else None
+            if where == _ENGINES:
+                return None
+            frame = frame.f_back
+        return None
+
+    def _graph(self) -> Graph:
+        vertices = tuple(row.vertex() for row in self._rows)
+        calls = [
+            Call(
+                layer=call.layer.name,
+                type_name=call.layer.type_name,
+                parent=call.parent,
+                last=call.last,
+                inputs=call.inputs,
+                outputs=call.outputs,
+                line=_line(call.place),
+            )
+            for call in self._calls
+        ]
+        return Graph(vertices, tuple(calls), self._outputs, self._loss, tuple(self._notes))
+
+
+class _TooManyError(Exception):
+    """There is more than is worth remembering."""
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among arguments of a function, and in lists among them.
+
+    No method of the user's objects is called.
+    """
+    for value in values:
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            yield value
+        elif issubclass(kind, tuple):
+            yield from _tensors(tuple.__iter__(value))
+        elif issubclass(kind, list):
+            yield from _tensors(list.__iter__(value))
+
+
+def _treatment(function: Any) -> int:
+    name = getattr(function, "__name__", "")
+    if name in _ASKS or name == "__set__":
+        return _SKIP
+    if name in _FORMS:
+        return _FORM
+    if name in _FORM_OF_OTHERS:
+        return _FIRST
+    if name in _OVERWRITES:
+        return _OVERWRITE
+    if name in _PRODUCTS:
+        return _WRITE if name in ("mul_", "__imul__", "multiply_") else _PRODUCT
+    if (name.endswith("_") and not name.endswith("__")) or name in _WRITES:
+        return _WRITE
+    return _MAKE
+
+
+def _function_name(function: Any) -> str:
+    name = getattr(function, "__name__", "") or "function"
+    if name == "__get__":  # an attribute, such as ``x.data``
+        name = getattr(getattr(function, "__self__", None), "__name__", "attribute")
+    return name.strip("_").lower()
+
+
+_THROUGH, _TORCHS, _USERS, _ENGINES = range(4)
+
+
+def _whose(code: CodeType) -> int:
+    """Tell the user's code from torch's, and both from what every call passes through."""
+    path = code.co_filename
+    if path in (_MODULE_CALL, _OVERRIDES) or path.startswith(_OBSERVING):
+        return _THROUGH
+    if path.startswith(_OURS):
+        return _ENGINES
+    if path.startswith(_TORCH):
+        return _TORCHS if f"{_TORCH}/nn/modules" in path else _THROUGH
+    return _USERS
+
+
+@cache
+def _lines(code: CodeType) -> tuple[int | None, ...]:
+    return tuple(line for line, _, _, _ in code.co_positions())
+
+
+def _line(place: Place | None) -> str:
+    """Return ``path:line``, and nothing where the place is not known."""
+    if place is None:
+        return ""
+    code, instruction = place
+    lines = _lines(code)
+    at = instruction // 2
+    line = lines[at] if 0 <= at < len(lines) else code.co_firstlineno
+    return f"{code.co_filename}:{line or code.co_firstlineno}"

@@ -1,0 +1,212 @@
+"""What the flow answers, on models built wrong and on their right twins."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import Inspector
+from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
+from pytest_modelhealth.report import Flow, Kind
+
+
+def flow_of(model: nn.Module, *inputs: Tensor, **options: Any) -> Flow:
+    """Inspect a model on a batch and return its flow."""
+    flow = Inspector(model).run_inspection(inputs, **options).flow
+    assert flow is not None
+    return flow
+
+
+class Block(nn.Module):
+    """A residual block with a gate on its branch."""
+
+    def __init__(self, residual: bool = True) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.gate = nn.Parameter(torch.ones(8))
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.gate * self.fc2(F.gelu(self.fc1(x)))
+        return x + branch if self.residual else branch
+
+
+class Net(nn.Module):
+    """Two towers: a trunk of blocks, and a side branch that is detached or not."""
+
+    def __init__(self, detach: bool = False, residual: bool = True) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(Block(residual or number != 2) for number in range(5))
+        self.side = nn.Linear(4, 8)
+        self.head = nn.Linear(16, 3)
+        self.unused = nn.Linear(4, 4)
+        self.detach = detach
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        for block in self.blocks:
+            h = block(h)
+        self.unused(x)
+        h = h.detach() if self.detach else h
+        return self.head(torch.cat([h, self.side(x)], dim=1))
+
+
+@pytest.fixture(scope="module")
+def right() -> Flow:
+    """The flow of the net that is right."""
+    return flow_of(Net(), torch.randn(16, 4))
+
+
+@pytest.fixture(scope="module")
+def cut() -> Flow:
+    """The flow of the net that detaches its trunk."""
+    return flow_of(Net(detach=True), torch.randn(16, 4))
+
+
+def test_producers_and_consumers_are_the_layers_next_to_it(right: Flow) -> None:
+    """Operations between are passed, layers are not; a layer that holds others is all of them."""
+    assert right.is_exact
+    assert right.producers("stem") == ("input 0",)
+    assert set(right.producers("head")) >= {"side", "blocks.4.fc2", "blocks.4.gate", "stem"}
+    assert right.consumers("stem") == (
+        *(f"blocks.{number}.fc1" for number in range(5)),
+        "head",
+    )
+    assert right.consumers("blocks.0.gate") == right.consumers("blocks.0.fc2")
+    assert right.consumers("head") == ("output", "loss")
+    assert right.producers("blocks.0") == ("stem", "blocks.0.gate")
+
+
+def test_reach_goes_by_value_or_by_gradient(right: Flow, cut: Flow) -> None:
+    """Behind a detach a layer reaches the loss by its values alone."""
+    assert "loss" in right.reach("stem", "gradient")
+    assert "loss" in cut.reach("stem", "value")
+    assert "loss" not in cut.reach("stem", "gradient")
+    assert right.reach("unused") == frozenset()
+
+
+def test_a_cut_is_named_with_its_operation_line_and_ends(right: Flow, cut: Flow) -> None:
+    """Where all ways let gradients through there is none."""
+    assert right.cut_between("blocks.1") == () == cut.cut_between("side")
+    (found,) = cut.cut_between("blocks.1")
+    assert (found.operation, found.source, found.target) == ("detach", "blocks.4", "head")
+    path, _, line = found.line.rpartition(":")
+    assert path == __file__
+    assert "h.detach()" in Path(path).read_text().splitlines()[int(line) - 1]
+    assert str(found) == f"`detach` at {found.line}, between blocks.4 and head"
+
+
+def test_a_block_without_its_residual_is_told_from_its_siblings() -> None:
+    """Siblings are of one class and called by the same layer."""
+    flow = flow_of(Net(residual=False), torch.randn(16, 4))
+    blocks = ("blocks.2", *flow.siblings("blocks.2"))
+    assert sorted(blocks) == [f"blocks.{number}" for number in range(5)]
+    assert [name for name in blocks if not flow.residual(name)] == ["blocks.2"]
+
+
+def test_a_gate_is_what_a_branch_is_multiplied_by(right: Flow) -> None:
+    """With its kind, so that a parameter is told from a buffer and from a number."""
+    (gate,) = right.gate("blocks.1.fc2")
+    assert (gate.kind, gate.by) == (Kind.PARAMETER, "blocks.1.gate")
+    assert right.gate("stem") == ()
+
+
+def test_a_branch_is_what_goes_through_one_layer_alone(right: Flow) -> None:
+    """What also gets on by another way is no part of it."""
+    assert right.branch("blocks.0.fc2") == {"blocks.0.fc1", "blocks.0.gelu", "blocks.0.fc2"}
+    assert "stem" in right.branch("blocks.0")
+
+
+class Constant(nn.Module):
+    """Position ids that do not come from the batch, a factor of zero, and the batch twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(9, 8), nn.Embedding(9, 8)
+        self.mu = nn.Linear(8, 8)
+        self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
+
+    def forward(self, ids: Tensor, ignored: Tensor) -> Tensor:
+        places = torch.zeros_like(ids)
+        x = self.token(ids) + self.position(places)
+        return (0 * self.mu(x) + x).masked_fill(~self.mask[None, :, None], 0.0)
+
+
+def test_sources_that_are_not_the_batch_are_seen() -> None:
+    """A look-up of a constant, a number that is zero, a mask, an input that nothing reads."""
+    ids = torch.randint(9, (4, 5))
+    flow = flow_of(Constant(), ids, torch.randn(4, 5))
+    assert flow.producers("position") == ("zeros_like",)
+    assert flow.producers("token") == ("input 0",)
+    (gate,) = flow.gate("mu")
+    assert (gate.kind, gate.by) == (Kind.CONSTANT, "0")
+    assert "mask" in {vertex.name for vertex in flow.graph.vertices}
+    assert flow.consumers("input 1") == ()
+
+
+def test_names_that_nothing_has_are_refused_with_the_nearest(right: Flow) -> None:
+    """As everywhere a layer is named."""
+    with pytest.raises(LayerNotFoundError, match=r"'blocks\.0\.fc3'.*blocks\.0\.fc"):
+        right.producers("blocks.0.fc3")
+    with pytest.raises(InspectionError, match='"value" or "gradient", not \'both\''):
+        right.reach("stem", by="both")  # type: ignore[arg-type]
+
+
+class Threaded(nn.Module):
+    """One of two layers runs in another thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here, self.there = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        results: list[Tensor] = []
+        thread = threading.Thread(target=lambda: results.append(self.there(x)))
+        thread.start()
+        thread.join()
+        return self.here(x) + results[0]
+
+
+class Endless(nn.Module):
+    """Writes a table by more operations than are worth following."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(300):
+            x = x + 1
+        return self.lin(x)
+
+
+def test_a_flow_that_is_partial_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and loops without end cost the flow of what they hide, and nothing else."""
+    flow = flow_of(Threaded(), torch.randn(16, 4))
+    assert not flow.is_exact
+    assert "several threads" in flow.notes[0]
+    monkeypatch.setattr("pytest_modelhealth.capture.observing.flow.MOST_VERTICES", 100)
+    report = Inspector(Endless()).run_inspection(torch.randn(16, 4))
+    assert report.flow is not None
+    assert "more than 100 operations" in report.flow.notes[0]
+    assert report["lin"].activations is not None
+
+
+def test_a_flow_is_data(right: Flow) -> None:
+    """It survives pickling, prints a line a layer, and holds no tensor."""
+    copy = pickle.loads(pickle.dumps(right))
+    assert copy == right
+    assert str(copy).splitlines()[-2:] == [
+        "head <- cat(blocks.4, side)",
+        str(right).splitlines()[-1],
+    ]
+    assert "blocks.1.fc1 <- blocks.0" in str(right)
+    assert repr(right).endswith("exact>")
