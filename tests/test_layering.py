@@ -37,6 +37,7 @@ HOMES = {
     "matplotlib": (
         "rendering.figure",
         "rendering.histogram",
+        "rendering.flow",
         "rendering.gradient_flow",
         "rendering.error_depth",
     ),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     abbreviate,
     beside_limit,
+    near,
     plural,
     printable,
     shorten,
@@ -44,6 +46,7 @@ def render(report: HealthReport) -> str:
             "",
             *([f"likely cause: {printable(worst.cause)}"] if worst.cause else ()),
             *_source(report, worst),
+            *_way(report, worst),
             *_next_moves(report, worst),
             *_remarks(report),
         ]
@@ -104,6 +107,31 @@ def _source(report: HealthReport, worst: Violation) -> Iterator[str]:
     record = report.observation.layers.get(worst.layer)
     if record is not None and record.source:
         yield f"source:       {printable(record.source)}"
+
+
+def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
+    """Yield what feeds the worst layer and what it feeds, and where its gradient was cut off."""
+    flow = report.flow
+    if flow is None or worst.layer not in flow.layers:
+        return
+    around = (flow.producers(worst.layer), (worst.layer,), flow.consumers(worst.layer))
+    shown = " -> ".join(filter(None, (_some(names) for names in around)))
+    line = flow.line(worst.layer)
+    called = f"  (called at {printable(near(line))})" if line else ""
+    yield f"way:          {printable(shown)}{called}"
+    if worst.check == "missing_gradients":
+        for cut in flow.cut_between(worst.layer)[:1]:
+            named = replace(cut, line=near(cut.line) if cut.line else "")
+            yield f"cut:          {printable(str(named))}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return a few names: more than that say no more."""
+    more = f" and {len(names) - _FEW:,} more" if len(names) > _FEW else ""
+    return ", ".join(names[:_FEW]) + more
+
+
+_FEW = 2
 
 
 def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:

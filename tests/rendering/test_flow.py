@@ -1,0 +1,104 @@
+"""The flow drawn: Mermaid, DOT and the figure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.checks.judging import judge
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.rendering.diagram import diagram
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.fc2(self.fc1(x).relu())
+
+
+class Net(nn.Module):
+    """Blocks, with a detach before the head, under a name that would be markup."""
+
+    def __init__(self, blocks: int = 2) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block() for _ in range(blocks)))
+        self.add_module('h"<b>', nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        head: Tensor = self._modules['h"<b>'](self.blocks(x).detach())
+        return head
+
+
+@pytest.fixture(scope="module")
+def report() -> HealthReport:
+    """The report of two blocks."""
+    return Inspector(Net()).run_inspection(torch.randn(64, 8))
+
+
+def test_mermaid_takes_every_name_literally(report: HealthReport) -> None:
+    """What is no plain character is written as an entity; a cut is dotted and named."""
+    text = report.render("mermaid")
+    lines = text.splitlines()
+    assert lines[0] == "flowchart TD"
+    assert '["h#34;#60;b#62;"]' in text
+    assert '-.->|"detach"|' in text
+    assert text.count('(("+"))') == 2
+
+
+def test_dot_quotes_every_name(report: HealthReport) -> None:
+    """Quotes are escaped; a cut is dashed and named."""
+    text = report.render("dot")
+    assert '"h\\"<b>" [label="h\\"<b>", shape=box];' in text
+    assert '[label="detach", style=dashed];' in text
+
+
+def test_a_large_model_is_folded_into_its_containers() -> None:
+    """As deep as the boxes allow; every arrow joins two boxes that are drawn."""
+    flow = Inspector(Net(30)).run_inspection(torch.randn(64, 8)).flow
+    assert flow is not None
+    opened, folded = diagram(flow, 1000), diagram(flow)
+    assert len(opened.boxes) > 60
+    assert len(folded.boxes) == 30 + len(("input 0", 'h"<b>', "loss"))
+    assert "blocks.7" in {box.label for box in folded.boxes}
+    keys = {box.key for box in folded.boxes}
+    assert {arrow.source for arrow in folded.arrows} | {a.target for a in folded.arrows} == keys
+
+
+def test_the_figure_has_every_box_and_marks_violations() -> None:
+    """A layer with a violation stands out; its name is taken literally."""
+    net = Net()
+    nn.init.constant_(net.blocks[0].fc1.bias, -100.0)
+    report = Inspector(net).run_inspection(torch.randn(64, 8))
+    texts = {text.get_text(): text for text in report.plot_flow().axes[0].texts}
+    assert {"input 0", "blocks.0.fc1", "blocks.1.relu", 'h"<b>', "+"} <= set(texts)
+    alarmed = {violation.layer for violation in report.violations}
+    colours = {name: text.get_color() for name, text in texts.items()}
+    assert {name for name, colour in colours.items() if colour == "#c62828"} == alarmed & set(texts)
+    assert alarmed
+
+
+def test_a_report_without_a_flow_has_nothing_to_draw(report: HealthReport) -> None:
+    """Text says so; a figure is refused."""
+    empty = HealthReport(replace(report.observation, flow=None), report.settings, judge)
+    assert "no flow was recorded" in empty.render("mermaid") + empty.render("dot")
+    with pytest.raises(InspectionError, match="no flow was recorded"):
+        empty.plot_flow()
+
+
+def test_the_failure_text_has_the_way_and_the_cut(report: HealthReport) -> None:
+    """What feeds the culprit, what it feeds, and the line at which its gradient ends."""
+    lines = report.render("failure").splitlines()
+    way = next(line for line in lines if line.startswith("way:"))
+    cut = next(line for line in lines if line.startswith("cut:"))
+    assert " -> blocks.1.fc2 -> " in way
+    assert "`detach` at " in cut
+    assert f"{__file__}:" in cut or "test_flow.py:" in cut
