@@ -118,9 +118,12 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _is_defect(innermost: FrameType, error: BaseException) -> bool:
-    # Every torch function that the model calls passes through a frame of ours of this name.
-    passed_through = innermost.f_code.co_name == "__torch_function__"
+    passed_through = innermost.f_code.co_name in _MAKES_CALLS_OF_THE_MODEL
     return _is_own(innermost) and not passed_through and not isinstance(error, _OWN_ERRORS)
+
+
+_MAKES_CALLS_OF_THE_MODEL = frozenset({"__torch_function__", "_function", "run_function"})
+"""Frames of ours through which every torch function that the model calls passes."""
 
 
 def _is_own(frame: FrameType) -> bool:

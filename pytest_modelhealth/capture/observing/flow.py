@@ -248,7 +248,7 @@ class FlowRecorder:
         for passing in (self._plain, self._sources, self._by_number, self._codes, self._functions):
             passing.clear()
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call of a function of torch, and return what it returns."""
         treatment = self._known_functions.get(function)
         if treatment is None:

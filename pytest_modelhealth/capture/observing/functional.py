@@ -94,7 +94,7 @@ class FunctionalLayers(TorchFunctionMode):
         if self.observe is None:
             return func(*args, **(kwargs or {}))
         if name is None and func not in _UNNAMED:
-            return self.flow.call(func, args, kwargs or {})
+            return self.flow.run_function(func, args, kwargs or {})
         return self.observe(name, func, args, kwargs or {})
 
     def _note_read(self, func: Call, values: Iterable[Any]) -> None:

@@ -304,19 +304,19 @@ class Hooks:
     ) -> Any:
         """Make one functional call, as a layer of the module that is running, if it is one."""
         if call in LOSS_FUNCTIONS:
-            value = self.flow.call(call, args, kwargs)
+            value = self.flow.run_function(call, args, kwargs)
             if not (_is_traced() or self._is_recomputation()):
                 layer = self._stack[-1].layer if self._stack else None
                 self.recorder.add_loss_call(layer, call, args, kwargs, value)
             return value
         if not self._stack or self._stack[-1].layer.activation is not None or _is_traced():
-            return self.flow.call(call, args, kwargs)
+            return self.flow.run_function(call, args, kwargs)
         caller = self._stack[-1]
         if name is None:
             if isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
-                return self.flow.call(call, args, kwargs)
+                return self.flow.run_function(call, args, kwargs)
             caller.layer.options = {**caller.layer.options, **dropout_options(call, args, kwargs)}
-            return self.flow.call(call, args, kwargs)
+            return self.flow.run_function(call, args, kwargs)
         layer = self.recorder.functional_layer(caller.layer, name, caller.number(name))
         frame = Frame(layer, self._is_recomputation())
         frame.layer.options = call_options(name, args, kwargs)
