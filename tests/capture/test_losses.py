@@ -56,6 +56,19 @@ def test_columns_that_sum_to_one_are_seen(shape: tuple[int, ...]) -> None:
     assert not seen(F.cross_entropy, values, target, samples=shape[0] + 1).over_batch
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("classes", [2, 3, 1000, 30000])
+def test_few_bits_make_no_probabilities_of_small_logits(classes: int, dtype: torch.dtype) -> None:
+    """A fresh head's logits are no log-probabilities, not for a batch of two; those stay some."""
+    logits, target = torch.randn(2, classes), torch.zeros(2, dtype=torch.int64)
+    call = seen(F.cross_entropy, (logits * 1e-3).to(dtype), target, samples=2)
+    assert (call.rows, call.over_batch) == ("", False)
+    call = seen(F.nll_loss, (3 * logits).to(dtype).log_softmax(1), target, samples=2)
+    assert call.rows == "log_probabilities"
+    call = seen(F.nll_loss, (3 * logits).to(dtype).log_softmax(0), target, samples=2)
+    assert call.over_batch
+
+
 def test_of_a_few_rows_each_is_looked_at() -> None:
     """One row of a dozen that does not sum to one, wherever it is, makes the input no softmax."""
     target = torch.zeros(2, 3, 2, dtype=torch.int64)

@@ -230,8 +230,10 @@ def _kind(rows: npt.NDArray[np.float64], eps: float) -> str:
     if (rows >= 0).all():
         return "probabilities" if (np.abs(rows.sum(-1) - 1) <= tolerance).all() else ""
     if (rows <= tolerance).all():
-        deviations = np.abs(_log_normalizers(rows))
-        return "log_probabilities" if (deviations <= 8 * tolerance).all() else ""
+        # Rounding moves the normaliser by eps / 2 times the row's entropy at most; eight times
+        # that, for what was computed in few bits. Logits near zero are off by the logarithm.
+        limit = max(8e-4, 4 * eps * (1.0 + math.log(rows.shape[-1])))
+        return "log_probabilities" if (np.abs(_log_normalizers(rows)) <= limit).all() else ""
     return ""
 
 
