@@ -418,8 +418,10 @@ def _alarms(results: list[Result]) -> dict[tuple[Decision | None, str], list[Res
     found: dict[tuple[Decision | None, str], list[Result]] = {}
     for result in results:
         said = list(_decided(result))
-        said += [(None, "crash")] * bool(result.crash)
-        said += [(None, "differs")] * bool(result.interference)
+        if result.crash:
+            said.append((decision(result.name, result.setting, "crash"), "crash"))
+        if result.interference:
+            said.append((decision(result.name, result.setting, "differs"), "differs"))
         for one in said:
             found.setdefault(one, []).append(result)
     return found
