@@ -44,7 +44,7 @@ from benchmarks.cases.models import (
     vae,
     vit,
 )
-from benchmarks.cases.pair import Pairs, warm, with_forward
+from benchmarks.cases.pair import Pairs, remade, warm, with_forward
 from benchmarks.cases.refactors import Fused, Wrapper, blocks_renamed, fused_kernel
 from benchmarks.cases.subject import Subject, subject
 
@@ -352,14 +352,81 @@ def _(model: UNet) -> None:
     model.up2.requires_grad_(False)
 
 
-@change("embedding and head untied", gpt, ("embedding", "head"))
-def _(model: GPT) -> None:
+def untie(model: GPT) -> None:
     model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+
+
+change("embedding and head untied", gpt, ("embedding", "head"))(untie)
 
 
 @change("gradient of the gate cut", moe, ("", "router", "softmax", "max"))
 def _(model: MoE) -> None:
     model.gate = Tensor.detach
+
+
+@change("head tied to the embedding", remade(gpt, untie), ("embedding", "head"))
+def _(model: GPT) -> None:
+    model.head.weight = model.embedding.weight
+
+
+@change("head no longer tied, and made anew", gpt, "head")
+def _(model: GPT) -> None:
+    model.head = nn.Linear(32, 18, bias=False)
+
+
+# ---- calls --------------------------------------------------------------------------------------
+
+
+@change("a layer applied twice", mlp, "fc2")
+def _(model: MLP) -> None:
+    def forward(self: MLP, x: Tensor) -> Tensor:
+        x = F.relu(self.fc1(x))
+        return self.head(F.relu(self.fc2(self.fc2(x))))
+
+    with_forward(model, forward)
+
+
+@change("a norm applied twice", gpt, "norm")
+def _(model: GPT) -> None:
+    def forward(self: GPT, ids: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.position(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(self.norm(x)))
+
+    with_forward(model, forward)
+
+
+@change("the last block run once more", gpt, "blocks.2")
+def _(model: GPT) -> None:
+    def forward(self: GPT, ids: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.position(torch.arange(ids.shape[1]))
+        for block in (*self.blocks, self.blocks[-1]):
+            x = block(x)
+        return self.head(self.norm(x))
+
+    with_forward(model, forward)
+
+
+@change("a dropout no longer applied, still registered", cnn, ("dropout", "head"))
+def _(model: CNN) -> None:
+    def forward(self: CNN, x: Tensor) -> Tensor:
+        x = self.relu1(self.bn1(self.conv1(x)))
+        x = self.relu2(self.bn2(self.conv2(F.max_pool2d(x, 2))))
+        return self.head(x.mean((2, 3)))
+
+    with_forward(model, forward)
+
+
+@change("a block skipped, still registered", gpt, ("blocks.1", "blocks.2", "blocks.2.norm1"))
+def _(model: GPT) -> None:
+    def forward(self: GPT, ids: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.position(torch.arange(ids.shape[1]))
+        for block in self.blocks[::2]:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    with_forward(model, forward)
 
 
 # ---- amid a refactor ----------------------------------------------------------------------------

@@ -455,6 +455,38 @@ def checkpointed(self: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(type(self).forward, self, x, use_reentrant=False)
 
 
+@refactor("a layer on halves of the batch", mlp)
+def _(model: MLP) -> None:
+    def forward(self: MLP, x: Tensor) -> Tensor:
+        x = F.relu(self.fc1(x))
+        x = torch.cat([self.fc2(part) for part in x.chunk(2)])
+        return self.head(F.relu(x))
+
+    with_forward(model, forward)
+
+
+@refactor("layers of one block called by themselves", gpt)
+def _(model: GPT) -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        x = self.join(x, self.attention(self.norm1(x)))
+        y = self.norm2(x)
+        for layer in self.mlp:
+            y = layer(y)
+        return self.join(x, y)
+
+    with_forward(model.blocks[1], forward)
+
+
+@refactor("a dropout of nothing left out, still registered", warm(cnn))
+def _(model: CNN) -> None:
+    def forward(self: CNN, x: Tensor) -> Tensor:
+        x = self.relu1(self.bn1(self.conv1(x)))
+        x = self.relu2(self.bn2(self.conv2(F.max_pool2d(x, 2))))
+        return self.head(x.mean((2, 3)))
+
+    with_forward(model, forward)
+
+
 @refactor("blocks checkpointed", gpt)
 def _(model: GPT) -> None:
     for block in model.blocks:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from enum import StrEnum
@@ -245,6 +245,7 @@ def _match_leaves(a: _Side, b: _Side, matching: _Matching) -> None:
     _match_merged(a, b, matching)
     anchors = _anchors(a, b)
     matching.add_all(anchors)
+    _match_called_on_one_side(a, b, matching, lambda x, y: bool(x.parameters) and _same_form(x, y))
     backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
     backbone = _add_names(a, b, matching, backbone)
     for left, right in _gaps(a, b, matching, backbone):
@@ -418,6 +419,8 @@ def _likeness(x: LayerRecord, y: LayerRecord) -> float:
     same_parameters = _parameter_counts(x) == _parameter_counts(y)
     if kind(x) == kind(y) and same_parameters:
         return 4.0 + 2 * same_output + (_last(x.name) == _last(y.name)) + 2 * same_name
+    if kind(x) == kind(y) and same_output and bool(x.tied) != bool(y.tied):
+        return 3.0  # a tied weight is among the parameters of another layer
     if _is_inert(x) or _is_inert(y):
         return 0.0
     if same_name or (kind(x) == kind(y) and _last(x.name) == _last(y.name) and same_output):
@@ -428,7 +431,8 @@ def _likeness(x: LayerRecord, y: LayerRecord) -> float:
 
 
 def _is_inert(record: LayerRecord) -> bool:
-    return record.status is Status.ALIAS_OF_INPUT or record.type_name == "Identity"
+    idle = record.status in (Status.ALIAS_OF_INPUT, Status.NOT_CALLED)
+    return idle or record.type_name == "Identity"
 
 
 def _match_moved(a: _Side, b: _Side, matching: _Matching) -> None:
@@ -443,11 +447,25 @@ def _match_moved(a: _Side, b: _Side, matching: _Matching) -> None:
             matching.add(name, same.pop(0))
 
 
+def _match_called_on_one_side(
+    a: _Side, b: _Side, matching: _Matching, fits: Callable[[LayerRecord, LayerRecord], bool]
+) -> None:
+    """Match layers of one name of which one was never called: it is still the same layer."""
+    for idle, called in ((a.idle, b), (b.idle, a)):
+        for name in idle:
+            known = name in matching.forward or name in matching.backward
+            if name in called.place and not known and fits(a.records[name], b.records[name]):
+                matching.add(name, name)
+
+
 def _match_idle(a: _Side, b: _Side, matching: _Matching) -> None:
-    """Match layers with parameters that were never called, by name, then by these parameters."""
+    """Match layers that were never called, by name, then by their parameters."""
+    _match_called_on_one_side(a, b, matching, lambda x, y: True)
     free = [name for name in b.idle if name not in matching.backward]
     theirs = b.by_fingerprint(free)
     for name in a.idle:
+        if name in matching.forward:
+            continue
         same = theirs.get(fingerprint(a.records[name]), [])
         if name in b.idle and name not in matching.backward:
             matching.add(name, name)

@@ -12,6 +12,7 @@ import torch
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.comparison.alignment import Alignment, align
+from pytest_modelhealth.comparison.causes import called
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.judging import (
     FACTOR,
@@ -180,7 +181,7 @@ def _comparison(
     divergence = story.first_divergence()
     if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
         divergence = _other_structure(a, b, results) or divergence
-    notes += _remarks(alignment, a, b, results, changed, divergence)
+    notes += _remarks(story, results, divergence)
     if divergence is None:
         notes = [*_settings(story), *notes]
     return Comparison(
@@ -341,27 +342,18 @@ def _notes(ours: Subject, theirs: Subject, a: Trace, b: Trace) -> list[str]:
     return notes
 
 
-def _remarks(
-    alignment: Alignment,
-    a: Trace,
-    b: Trace,
-    results: list[TensorResult],
-    changed: dict[str, Changed],
-    divergence: Divergence | None,
-) -> list[str]:
+def _remarks(story: Story, results: list[TensorResult], divergence: Divergence | None) -> list[str]:
     """Return what is worth saying of the models beyond the verdict."""
     notes = []
+    alignment, a, b, changed = story.alignment, story.a, story.b, story.changed
     if b.observation.layers and len(alignment.to_candidate) <= 1 < len(a.observation.layers):
         notes.append(
             "no layer of the reference was found in the candidate: only the inputs and outputs of "
             "the models are compared"
         )
     outputs = [result for result in results if result.key.role == "outputs"]
-    in_forward = divergence is not None and divergence.kind not in (
-        "backward",
-        "buffers",
-        "structure",
-    )
+    began = divergence.result if divergence is not None else None
+    in_forward = began is not None and began.key.role in ("inputs", "activations")
     if in_forward and outputs and not any(result.diverged for result in outputs):
         notes.append("the outputs agree all the same: later layers make up for what differs")
     both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]
@@ -372,14 +364,23 @@ def _remarks(
     if unused and divergence is None:
         phrase = changed[unused[0]].phrases[0]
         notes.append(f"parameters differ that this batch does not show: {unused[0]}: {phrase}")
-    for ours, theirs in alignment.to_candidate.items():
-        calls = a.observation.layers[ours].calls, b.observation.layers[theirs].calls
-        if calls[0] != calls[1] and min(calls):
-            notes.append(
-                f"{ours!r} is called {calls[1]} times, was {calls[0]}: the first {min(calls)} are "
-                "compared"
-            )
-    return notes
+    return [*notes, *_without_numbers(story, divergence)]
+
+
+def _without_numbers(story: Story, divergence: Divergence | None) -> Iterator[str]:
+    """Yield what the story does not say of calls and ties."""
+    told = "" if divergence is None else f"{divergence.label}: {divergence.story}"
+    unseen = "; no number of this batch shows it" if divergence is None else ""
+    for cause in (*story.causes.ties, *story.causes.calls):
+        if str(cause) not in told:
+            yield f"{cause}{unseen}"
+    changed = {name for change in story.causes.calls for name in change.inside}
+    layers = story.a.observation.layers, story.b.observation.layers
+    for ours, theirs in story.alignment.to_candidate.items():
+        calls = layers[0][ours].calls, layers[1][theirs].calls
+        if calls[0] != calls[1] and min(calls) and ours not in changed:
+            those = "the first call is" if min(calls) == 1 else f"the first {min(calls)} calls are"
+            yield f"{ours}: {called(*calls)}, on as many numbers; {those} compared"
 
 
 def _listed(names: list[str], most: int = 3) -> str:

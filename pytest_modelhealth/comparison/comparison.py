@@ -72,7 +72,7 @@ class Divergence:
         candidate: its name in the candidate; ``None`` where it was removed.
         label: the culprit for people.
         kind: ``"parameters"``, ``"computation"``, ``"inserted"``, ``"removed"``, ``"moved"``,
-            ``"structure"``, ``"buffers"`` or ``"backward"``.
+            ``"calls"``, ``"tying"``, ``"structure"``, ``"buffers"`` or ``"backward"``.
         result: the first tensor that diverged.
         story: what of the culprit is the same and what is not, one sentence.
         cause: the likely cause, one sentence; ``""`` where nothing tells.

@@ -110,7 +110,7 @@ def _outputs(a: Trace, b: Trace) -> Iterator[Link]:
 
 
 def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:
-    for role in FLOWING:
+    for role in FLOWING if _calls_fit(ours, theirs, a, b) else ():
         source = ours if role == "inputs" or pair.output_of is None else pair.output_of
         left, right = a.of_role[source, role], b.of_role[theirs, role]
         if role == "gradients" and len(left) != len(right):
@@ -122,6 +122,16 @@ def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator
             yield Link(one, (other,))
     if pair.output_of is None:
         yield from _parameter_gradients(ours, theirs, a, b)
+
+
+def _calls_fit(ours: str, theirs: str, a: Trace, b: Trace) -> bool:
+    """Whether the calls of two layers are the same, or can be compared in order.
+
+    Those of a container cannot where its layers may be called by themselves; these are compared.
+    """
+    calls = a.observation.layers[ours].calls, b.observation.layers[theirs].calls
+    prefix = f"{ours}."
+    return calls[0] == calls[1] or not any(n.startswith(prefix) for n in a.observation.layers)
 
 
 def _buffers(ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:

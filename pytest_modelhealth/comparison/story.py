@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair, kind
+from pytest_modelhealth.comparison.causes import CallChange, Causes, TieChange
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.comparison.links import parameter_names
-from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import LayerRecord, Option, Status
 from pytest_modelhealth.tolerance import epsilon_of
 
@@ -41,6 +43,9 @@ class Changed(NamedTuple):
 
 _UNCHANGED = Changed()
 
+MOST_CALLS = 2
+"""So many further layers that are called more or less often are named in a story."""
+
 SAME = 10
 """Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
 
@@ -65,6 +70,11 @@ class Story:
     changed: Mapping[str, Changed]
     results: tuple[TensorResult, ...]
 
+    @cached_property
+    def causes(self) -> Causes:
+        """What became of calls and ties."""
+        return Causes(self.alignment, self.a.observation.layers, self.b.observation.layers)
+
     def first_divergence(self) -> Divergence | None:
         """Return where the two first differ: forward, in what a step leaves behind, or backward."""
         diverged = [result for result in self.results if result.diverged]
@@ -87,13 +97,22 @@ class Story:
         pair = self._pair(name) or _unpaired(name)
         verb = "is" if len(names) == 1 else "are"
         story = f"same output, but after the step {' and '.join(names)} {verb} not the same"
+        calls = self._calls_of(name)
+        if calls is not None:
+            return self._called(calls, first, diverged, story)
         cause = "; ".join(self._settings(pair)) or _NO_SETTING
         return self._made(pair, "buffers", first, diverged, story, cause)
 
     def _forward(self, first: TensorResult, diverged: list[TensorResult]) -> Divergence:
         name = first.key.layer
         moved = self.alignment.by_reference.get(name)
-        if first.key.role == "inputs" and moved is not None and moved.change is Change.MOVED:
+        calls = self._calls_of(name)
+        if first.key.role == "inputs" and calls is not None:
+            after = f"the input of {self._label(name)} is not what it was"
+            return self._called(calls, first, diverged, after)
+        is_moved = moved is not None and moved.change is Change.MOVED
+        is_moved = is_moved and not self._unmatched_before(first)[2]
+        if first.key.role == "inputs" and moved is not None and is_moved:
             story = "it runs at another place among the layers, on another input"
             return self._made(moved, "moved", first, diverged, story, "")
         if first.key.role == "inputs":
@@ -108,7 +127,7 @@ class Story:
             story = f"same input, and {together} together give another output"
             return self._made(_unpaired(name), "computation", first, diverged, story, "")
         if self._runs_others(pair.reference) and not self._is_merged(pair):
-            return self._between(first, diverged, pair.reference, "its output")
+            return self._between(first, diverged, pair.reference, "")
         return self._own(pair, first, diverged)
 
     def _other_weights(self) -> TensorResult | None:
@@ -131,6 +150,12 @@ class Story:
         """Return the story of a layer that has other weights, on inputs that are right."""
         name = output.key.layer
         pair = self.alignment.by_reference[name]
+        values = self.changed[name].parameters
+        ties = [tie for tie in self.causes.ties if tie.pair is pair]
+        tie = next((t for t in ties if any(v.startswith(f"{t.parameter} ") for v in values)), None)
+        if tie is not None:
+            cause = "; ".join(values)
+            return self._tied(tie, output, diverged, "it has other values", cause)
         if output.diverged:
             return self._own(pair, output, diverged)
         story = "other weights, although on this batch the output is the same up to rounding"
@@ -157,7 +182,13 @@ class Story:
         self, first: TensorResult, diverged: list[TensorResult], parent: str, seen: str
     ) -> Divergence:
         """Return the story of what is wrong although all aligned layers before are right."""
-        added, lost = self._unmatched_before(first)
+        added, lost, called = self._unmatched_before(first)
+        named, seen = seen or f"the output of {self._label(parent)}", seen or "its output"
+        if called and not (added or lost):
+            story = f"every layer before is right, {named} is not"
+            owner = self._pair(self._with_code(parent))
+            cause = "; ".join(self._settings(owner)) if owner is not None else ""
+            return self._called(called[0], first, diverged, story, called[1:], cause)
         if added or lost:
             pair = (added or lost)[-1]
             parts = [
@@ -165,7 +196,8 @@ class Story:
                 for what, pairs in (("inserted", added), ("removed", lost))
                 if pairs
             ]
-            story = f"all before is right, {seen} is not; between them: {' and '.join(parts)}"
+            parts += map(str, called)
+            story = f"all before is right, {named} is not; between them: {' and '.join(parts)}"
             return self._made(pair, "inserted" if added else "removed", first, diverged, story, "")
         parent = self._with_code(parent)
         pair = self._pair(parent) or _unpaired(parent)
@@ -188,6 +220,11 @@ class Story:
         if role == "parameter_gradients":
             tensor = f"{self._label(name)}.{first.key.tensor}".lstrip(".")
             story = f"forward is right, and so are all gradients before that of {tensor}"
+            tie, calls = self._tie_of(pair, first.key.tensor), self._calls_of(name)
+            if tie is not None:
+                return self._tied(tie, first, diverged, story)
+            if calls is not None:
+                return self._called(calls, first, diverged, story)
             return self._made(pair, "backward", first, diverged, story, first.problem)
         consumer = self._consumer(name)
         story = (
@@ -202,6 +239,44 @@ class Story:
             pair = owner or pair
         cause = first.problem or "its backward changed: a detach(), a custom autograd.Function"
         return self._made(pair, "backward", first, diverged, story, cause)
+
+    def _calls_of(self, name: str) -> CallChange | None:
+        """Return what became of the calls of a layer, or of one around it."""
+        return next((change for change in self.causes.calls if name in change.inside), None)
+
+    def _tie_of(self, pair: Pair, parameter: str) -> TieChange | None:
+        """Return what became of the tie of a parameter, seen from either of its layers."""
+        for tie in self.causes.ties:
+            if pair is tie.owner or (pair is tie.pair and parameter == tie.parameter):
+                return tie
+        return None
+
+    def _called(
+        self,
+        change: CallChange,
+        first: TensorResult,
+        diverged: list[TensorResult],
+        story: str,
+        others: Sequence[CallChange] = (),
+        cause: str = "",
+    ) -> Divergence:
+        """Return the story of a layer that is called more or less often."""
+        more = [str(other) for other in others[:MOST_CALLS]]
+        told = "; ".join([change.phrase, *more, story])
+        return self._made(change.pair, "calls", first, diverged, told, cause)
+
+    def _tied(
+        self,
+        tie: TieChange,
+        first: TensorResult,
+        diverged: list[TensorResult],
+        story: str,
+        cause: str = "",
+    ) -> Divergence:
+        """Return the story of a parameter that is no longer one of another layer, or now is."""
+        pair = self._pair(first.key.layer) or tie.pair
+        made = self._made(pair, "tying", first, diverged, f"{tie.phrase}; {story}", cause)
+        return replace(made, label=tie.label)
 
     def _made(
         self,
@@ -270,8 +345,13 @@ class Story:
                 good = result.key.layer
         return good
 
-    def _unmatched_before(self, first: TensorResult) -> tuple[list[Pair], list[Pair]]:
-        """Return what was inserted and removed between the last good tensor and `first`."""
+    def _unmatched_before(
+        self, first: TensorResult
+    ) -> tuple[list[Pair], list[Pair], list[CallChange]]:
+        """Return what was inserted, removed, and called more or less often before `first`.
+
+        That is, between the last good tensor and it; what is called more often comes first.
+        """
         start_a = start_b = -1
         for result in self.results:
             if result is first:
@@ -292,7 +372,16 @@ class Story:
                 and _ran(self.a, pair.reference, start_a, stop_a)
             ):
                 lost.append(pair)
-        return added, lost
+        called = [
+            change
+            for change in self.causes.calls
+            if len(_outputs(self.a, change.pair.reference or "", start_a, stop_a))
+            != len(_outputs(self.b, change.pair.candidate or "", start_b, stop_b))
+        ]
+        inside = tuple(f"{change.pair.name}." for change in called)
+        lost = [pair for pair in lost if not pair.name.startswith(inside)]
+        added = [pair for pair in added if not pair.name.startswith(inside)]
+        return added, lost, sorted(called, key=lambda change: not change.more)
 
     def _moment(self, result: TensorResult) -> int:
         """Return when the counterpart of a tensor appeared in the candidate."""
@@ -373,9 +462,13 @@ def _ran(trace: Trace, layer: str, start: int, stop: int) -> bool:
     if record.status is Status.ALIAS_OF_INPUT:
         return False
     inside = any(name.startswith(f"{layer}.") for name in trace.observation.layers)
-    return not inside and any(
-        start < trace.entries[key].moment <= stop for key in trace.of_role[layer, "activations"]
-    )
+    return not inside and bool(_outputs(trace, layer, start, stop))
+
+
+def _outputs(trace: Trace, layer: str, start: int, stop: int) -> list[Key]:
+    """Return the outputs that a layer gave in this span of moments."""
+    outputs = trace.of_role[layer, "activations"]
+    return [key for key in outputs if start < trace.entries[key].moment <= stop]
 
 
 _PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)

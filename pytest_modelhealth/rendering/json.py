@@ -82,6 +82,7 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
         "options": dict(record.options),
         "unreached": sorted(record.unreached),
         "read_in_vain": sorted(record.read_in_vain),
+        "tied": dict(record.tied),
         "grad_off": record.grad_off,
         "nonfinite_calls": dict(record.nonfinite_calls),
         "equal_samples": record.equal_samples,

@@ -62,6 +62,8 @@ class LayerRecord:
         inputs, activations, gradients: statistics over calls and tensors; ``None`` if not seen.
         parameters, parameter_gradients, buffers: statistics by the tensor's own name in the layer;
             a tied weight stands only at the first layer that owns it.
+        tied: of each parameter that is one of an earlier layer, the full name there, by its own
+            name: ``{"weight": "embedding.weight"}``.
         frozen: names of the parameters that do not require gradients.
         unreached: names of the parameters without a gradient on which, in the graph of autograd, no
             output of the model depends.
@@ -100,6 +102,7 @@ class LayerRecord:
     frozen: frozenset[str] = frozenset()
     unreached: frozenset[str] = frozenset()
     read_in_vain: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = field(default_factory=dict)
     grad_off: bool = False
     nonfinite_calls: Mapping[str, int] = field(default_factory=dict)
     watched: frozenset[str] = frozenset(ROLES)

@@ -45,7 +45,7 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
         epsilon=max(coarsest_epsilon(observation), matmul_epsilon(observation)),
         loss=observation.loss,
         layers={
-            r.name: LayerLine(r.type_name, r.status.value, r.calls, r.activation or "")
+            r.name: LayerLine(r.type_name, r.status.value, r.calls, r.activation or "", r.tied)
             for r in records
         },
         tensors={role: tensors[role] for role in ROLES if role in tensors},

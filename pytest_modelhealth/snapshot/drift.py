@@ -15,7 +15,7 @@ from pytest_modelhealth.snapshot.snapshot import (
     is_judged_whole,
     shape_text,
 )
-from pytest_modelhealth.snapshot.story import tell
+from pytest_modelhealth.snapshot.story import Cause, find_cause, tell
 from pytest_modelhealth.snapshot.tolerances import Allowance, Tolerances
 
 EXACT = ("dtype", "shape", "count", "nan", "inf")
@@ -96,6 +96,8 @@ class DriftReport:
         changes: layers that came, went or became something else.
         tensors: how many tensors both have.
         story: what began the drifts, a sentence; ``""`` where nothing drifted.
+        told: names of the layers of which the story says all, where it is a change of calls or of
+            a tied weight.
         remarks: what may explain the differences, a sentence each.
         strict_names: whether changes that change no number are failures too.
         has_common_layers: whether any layer is on both sides.
@@ -107,6 +109,7 @@ class DriftReport:
     changes: tuple[LayerChange, ...]
     tensors: int
     story: str
+    told: frozenset[str]
     remarks: tuple[str, ...]
     strict_names: bool
     has_common_layers: bool
@@ -151,13 +154,18 @@ def compare(before: Snapshot, now: Snapshot, *, strict_names: bool = False) -> D
     if _is_form_only(drifts, changes, matching):
         changes = (*(replace(c, harmless=True) for c in changes), *map(_as_change, drifts))
         drifts = []
+    cause, story = Cause(), ""
+    if drifts:
+        first = drifts[0]
+        cause = find_cause(first.role, first.layer, matching)
+        drifted = {(drift.role, drift.layer) for drift in drifts}
+        story = cause.text or tell(first.role, first.layer, drifted, matching)
     return DriftReport(
         drifts=tuple(drifts),
         changes=changes,
         tensors=len(pairs),
-        story=tell(drifts[0].role, drifts[0].layer, {(d.role, d.layer) for d in drifts}, matching)
-        if drifts
-        else "",
+        story=story,
+        told=cause.layers,
         remarks=tuple(_remarks(before, now, drifts, tolerances)),
         strict_names=strict_names,
         has_common_layers=matching.has_common_layers,

@@ -15,9 +15,14 @@ def explain(report: DriftReport) -> list[str]:
     """Return the differences as lines, the verdict first; none where nothing may fail."""
     if not report.drifted:
         return []
-    changes = phrases(report.changes if report.drifts else report.failing_changes)
+    changes = phrases(
+        [change for change in report.changes if change.layer not in report.told]
+        if report.drifts
+        else report.failing_changes
+    )
+    changes = changes if report.drifts or not report.has_common_layers else changes[1:]
     lines = [_headline(report)]
-    if report.story:
+    if report.story and not report.told:
         lines.append(report.story)
     lines += changes[:MOST_CHANGES]
     lines += _rest(changes, MOST_CHANGES, "changes of layers")
@@ -59,9 +64,12 @@ def _headline(report: DriftReport) -> str:
         if report.strict_names and all(change.harmless for change in report.changes):
             what = "not the names of the snapshot (strict_names; every number agrees)"
         return f"{what}: {first}{more}"
+    count = len(report.drifts)
+    if report.told:
+        follow = "1 drift follows" if count == 1 else f"{count:,} drifts follow"
+        return f"drift in {report.story}; {follow} ({report.tensors:,} tensors compared)"
     drift = report.drifts[0]
     what = drift.label if drift.role == LOSS else f"{drift.label} ({drift.role})"
-    count = len(report.drifts)
     place = "the only drift" if count == 1 else f"first of {count:,} drifts"
     moved = drift.moved if drift.moved == "has to be equal" else f"moved {drift.moved}"
     return (

@@ -20,8 +20,9 @@
 Layers stand in the order in which they returned, so those inside a layer come before it. A number
 is rounded by no more than a tenth of its tolerance. Its noise is in the file only where it is more
 than usual (`noise.Noise`): ``~4`` is four times that. ``~0`` is a zero with noise, ``0`` an exact
-one. What is usual is not written (dtype, calls, zeros); what differs is a ``key:value``. The last
-line tells a whole file from a truncated one. Reading executes nothing.
+one. A parameter that is one of another layer is ``.weight tied embedding.weight``. What is usual is
+not written (dtype, calls, zeros); what differs is a ``key:value``. The last line tells a whole file
+from a truncated one. Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ _NUMBER = re.compile(r"(nan|-?inf|~0|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:~(\d+(?:\.
 _PERCENTAGE = re.compile(r"(nan|\d+(?:\.\d+)?)%(?:~(\d+(?:\.\d+)?)%)?")
 _CONFLICT = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
 _DIGITS = 17
+_TIED = "tied"
 
 UNKNOWN_TEST = "-"
 """Stands in a snapshot that no test recorded; it fits every test."""
@@ -210,11 +212,11 @@ class _Writer:
             for (role, own_name), tensor in tensors.items()
         ]
         self._last |= {role: t for (role, _), t in tensors.items() if role not in OWN_NAMES}
-        return " | ".join([" ".join(head), *groups])
+        ties = [f"{_key('parameters', own)} {_TIED} {_quote(to)}" for own, to in line.tied.items()]
+        return " | ".join([" ".join(head), *groups, *ties])
 
     def _group(self, role: str, layer: str, own_name: str, line: Line, tensor: TensorLine) -> str:
-        key = _ROLES[role].format(own_name)
-        key = key if _KEY.fullmatch(key) else json.dumps(key)
+        key = _key(role, own_name)
         for word, other in _above(self._last, role, layer).items():
             if other is not None and _is_same(tensor, _reshaped(other, tensor.shape)):
                 shape = [] if other.shape == tensor.shape else [shape_text(tensor.shape)]
@@ -249,6 +251,11 @@ class _Writer:
         # A noise that the tolerance does not hang on tells nobody anything.
         times = tensor.noise.get(name) if allowance.noise else None
         return _number(value, allowance.distance, times)
+
+
+def _key(role: str, own_name: str) -> str:
+    key = _ROLES[role].format(own_name)
+    return key if _KEY.fullmatch(key) else json.dumps(key)
 
 
 # What is usual, and so not written.
@@ -471,15 +478,20 @@ class _Reader:
         name, kind = map(self._unquoted, plain)
         status = self._unquoted(options.get("status", Status.OBSERVED.value))
         tensors: dict[tuple[str, str], TensorLine] = {}
+        tied = {}
         for group in groups[1:]:
             role, own_name = self._key(group)
+            if group[1:2] == [_TIED] and role == "parameters" and len(group) == 3:
+                tied[own_name] = self._unquoted(group[2])
+                continue
             tensors[role, own_name] = self._tensor(role, name, own_name, group[1:], tensors)
         for (role, own_name), tensor in tensors.items():
             full_name = ".".join(filter(None, (name, own_name)))
             self._tensors.setdefault(role, {})[full_name] = tensor
         self._last |= {role: t for (role, _), t in tensors.items() if role not in OWN_NAMES}
         calls = self._count(options.get("calls", str(_usual_calls(status))))
-        return name, LayerLine(kind, status, calls, self._unquoted(options.get("fn", '""')))
+        activation = self._unquoted(options.get("fn", '""'))
+        return name, LayerLine(kind, status, calls, activation, tied)
 
     def _key(self, group: list[str]) -> tuple[str, str]:
         key = self._unquoted(group[0]) if group else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair, align
+from pytest_modelhealth.comparison.causes import Causes
 from pytest_modelhealth.report import LayerRecord, Status
 from pytest_modelhealth.snapshot.content import containers
 from pytest_modelhealth.snapshot.snapshot import LayerLine, Snapshot, TensorLine, split
@@ -77,12 +78,16 @@ class Side:
             entered=place if line.calls else None,
             calls=line.calls,
             activations=None if seen is None else _statistics(seen),
-            parameters={
-                own_name: _statistics(tensor)
-                for (role, own_name), tensor in tensors.items()
-                if role == "parameters"
-            },
+            parameters=_of_role("parameters", tensors),
+            parameter_gradients=_of_role("parameter_gradients", tensors),
+            tied=line.tied,
         )
+
+
+def _of_role(role: str, tensors: Mapping[Key, TensorLine]) -> dict[str, TensorStatistics]:
+    return {
+        own_name: _statistics(tensor) for (of, own_name), tensor in tensors.items() if of == role
+    }
 
 
 def _statistics(line: TensorLine) -> TensorStatistics:
@@ -152,7 +157,9 @@ class Matching:
 
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.old, self.new = Side(before), Side(now)
-        self.alignment: Alignment = align(self.old.records(), self.new.records())
+        records = self.old.records(), self.new.records()
+        self.alignment: Alignment = align(*records)
+        self.causes = Causes(self.alignment, *records)
         self.origin = {pair.candidate: pair for pair in self.alignment.pairs if pair.aligned}
 
     @property
@@ -217,7 +224,8 @@ class Matching:
         if reference != candidate:
             yield LayerChange("renamed", label, f" to {self.new.label(candidate)}", harmless=True)
         if pair.change is Change.MOVED:
-            yield LayerChange("moved", label, " to another place among the layers", harmless=True)
+            rest = " to another place among the layers"
+            yield LayerChange("moved", label, rest, harmless=True, layer=candidate)
         if before.type != now.type:
             rest = f": type {before.type} is now {now.type}"
             yield LayerChange("changed", self.new.label(candidate), rest, harmless=True)
@@ -226,6 +234,8 @@ class Matching:
             for field in ("status", "calls")
             if getattr(before, field) != getattr(now, field)
         ]
+        calls = self.causes.phrases.get(reference)
+        altered = [calls] if calls else altered
         is_folded = pair.output_of is not None or _is_norm_folded(pair)
         if is_folded:
             yield from self._noted(pair, candidate)
@@ -233,7 +243,9 @@ class Matching:
         lost = list(self._tensors_come_and_gone(reference, candidate))
         if altered:
             sides = ((self.old, reference), (self.new, candidate))
-            mere = all(side.is_mere_container(name) for side, name in sides)
+            mere = all(side.is_mere_container(name) for side, name in sides) or not any(
+                side.computes(name) for side, name in sides
+            )
             label = self.new.label(candidate)
             formal = bool(candidate) and all(change.formal for change in lost)
             yield LayerChange("changed", label, f": {', '.join(altered)}", mere, candidate, formal)
@@ -247,6 +259,13 @@ class Matching:
 
     def _tensors_come_and_gone(self, reference: str, candidate: str) -> Iterator[LayerChange]:
         before, now = self.old.tensors[reference], self.new.tensors[candidate]
+        ties = {one.parameter: one for one in self.causes.ties if one.pair.candidate == candidate}
+        for tie in ties.values():
+            yield LayerChange("changed", tie.label, f": {tie.phrase}", False, candidate)
+        before, now = (
+            {key: line for key, line in tensors.items() if key[1] not in ties}
+            for tensors in (before, now)
+        )
         for role, own_name in before:
             if (role, own_name) not in now and _is_counted(role, reference):
                 formal = bool(reference) and self._may_go(role, own_name, reference, candidate)

@@ -24,12 +24,14 @@ class LayerLine:
         status: what became of it.
         calls: how often it was called.
         activation: canonical name of the activation function it is, ``""`` for none.
+        tied: as in `LayerRecord`.
     """
 
     type: str
     status: str
     calls: int
     activation: str = ""
+    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

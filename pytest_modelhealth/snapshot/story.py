@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
+from pytest_modelhealth.comparison.causes import CallChange, TieChange
 from pytest_modelhealth.snapshot.matching import Matching
 
 Drifted = Set[tuple[str, str]]
@@ -23,6 +25,97 @@ _HINTS = (
     ("gelu", "its approximation?"),
     ("relu", "another activation, or its slope?"),
 )
+
+
+MOST_CAUSES = 3
+"""So many layers that are called more or less often are named in a story."""
+
+
+class Cause(NamedTuple):
+    """What began a drift where no number is needed to tell.
+
+    Args:
+        text: a sentence; ``""`` where numbers have to tell.
+        layers: names of the layers in the report of which it tells everything.
+    """
+
+    text: str = ""
+    layers: frozenset[str] = frozenset()
+
+
+def find_cause(role: str, layer: str, matching: Matching) -> Cause:
+    """Return the change of calls or of a tied weight that the first drift comes from.
+
+    Args:
+        role: which tensor of the layer drifted first; ``"loss"`` for the loss.
+        layer: name of the layer in the report.
+        matching: both snapshots.
+    """
+    tie = _tie(role, layer, matching)
+    if tie is not None:
+        return Cause(str(tie), frozenset({tie.pair.candidate or ""}))
+    if role in ("loss", "parameters") or (role == "inputs" and not layer):
+        return Cause()
+    calls = _calls(role, layer, matching)
+    to = matching.alignment.to_candidate
+    text = "; ".join(map(str, calls[:MOST_CAUSES]))
+    return Cause(text, frozenset(to[name] for change in calls for name in change.inside))
+
+
+def _tie(role: str, layer: str, matching: Matching) -> TieChange | None:
+    for tie in matching.causes.ties:
+        later, owner = tie.pair.candidate, tie.owner.candidate
+        if layer == later and role in ("activations", "parameters", "parameter_gradients"):
+            return tie
+        if layer == owner and role == "parameter_gradients":
+            return tie
+    return None
+
+
+def _calls(role: str, layer: str, matching: Matching) -> Sequence[CallChange]:
+    """Return what is called more or less often and explains the first drift.
+
+    - The layer itself, or one around it.
+    - Of a container whose layers agree and that gives something else: what is in it.
+    - Of a layer that takes something else: what was called right before it and no longer is, or is
+      now; else what is called several times, as a snapshot has only the place of the last call.
+    """
+    changes, pair = matching.causes.calls, matching.origin.get(layer)
+    name = pair.reference if pair is not None else None
+    if name is None:
+        return ()
+    own = [change for change in changes if name in change.inside]
+    if own:
+        rest = [one for one in changes if one not in own]
+        near = [one for one in rest if one.both or _is_right_before(one, layer, matching)]
+        return sorted([*own, *near], key=lambda one: not one.more)
+    if role == "activations" and layer in matching.new.holders:
+        return [one for one in changes if not name or one.pair.name.startswith(f"{name}.")]
+    if role != "inputs" or _unmatched(layer, matching):
+        return ()
+    before = [one for one in changes if _is_right_before(one, layer, matching)]
+    return before or [one for one in changes if one.both]
+
+
+def _is_right_before(change: CallChange, layer: str, matching: Matching) -> bool:
+    """Whether a layer that is called on one side only returned there after the last common one."""
+    if change.both:
+        return False
+    side = matching.new if change.more else matching.old
+    here = (matching.origin[layer].reference or "") if side is matching.old else layer
+    name = (change.pair.candidate if change.more else change.pair.reference) or ""
+    if side.place[name] > side.place[here]:
+        return False
+    once = {
+        (one.pair.candidate if change.more else one.pair.reference) or ""
+        for one in matching.causes.calls
+        if not one.both
+    }
+    between = list(side.snapshot.layers)[side.place[name] + 1 : side.place[here]]
+    return all(
+        other in side.holders or any(other == o or other.startswith(f"{o}.") for o in once)
+        for other in between
+    )
 
 
 def tell(role: str, layer: str, drifted: Drifted, matching: Matching) -> str:

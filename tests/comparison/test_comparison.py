@@ -50,7 +50,7 @@ def test_the_first_line_tells_the_whole_story():
         ("residual_lost", "every layer before is right, its output is not: its own code after"),
         ("skip_scaled", "skip is 0.999, was 1.0"),
         ("scale_inserted", "between them: inserted scale"),
-        ("norm_removed", "between them: removed norm"),
+        ("norm_removed", "norm: no longer called; every layer before is right, the input of head"),
         ("mask_lost", "causal is False, was True"),
         ("parameter_frozen", "weight is frozen there"),
         ("gradient_detached", "the gradient that reaches the output of act1 is not"),

@@ -79,6 +79,7 @@ class Layer:
     options: Mapping[str, Option] = _NOTHING
     unreached: frozenset[str] = frozenset()
     read_in_vain: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = _NOTHING
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
 
@@ -291,6 +292,18 @@ class Recorder:
         for module, layer in self.by_module.items():
             own = module_options(module)
             layer.options = {**own, **layer.options} if layer.options else own
+
+    def note_ties(self) -> None:
+        """Take down which parameters are those of an earlier layer, where `held` has them."""
+        owners: dict[int, tuple[Layer, str]] = {}
+        for module, layer in self.by_module.items():
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                owner, own_name = owners.setdefault(id(parameter), (layer, name))
+                if owner is not layer or own_name != name:
+                    full_name = f"{owner.name}.{own_name}" if owner.name else own_name
+                    layer.tied = {**layer.tied, name: full_name}
 
     def held(self, kind: Literal["_parameters", "_buffers"]) -> list[Held]:
         """Return each parameter or buffer once, at the first layer that owns it.
@@ -539,6 +552,7 @@ def _record(layer: Layer, *, backward: bool) -> LayerRecord:
         frozen=layer.frozen,
         unreached=layer.unreached,
         read_in_vain=layer.read_in_vain,
+        tied=layer.tied,
         grad_off=layer.grad_off,
         nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,

@@ -107,6 +107,7 @@ def run_step(
         backward = _wants_backward(loss, request.backward, notes)
         # buffers and parameters as the forward left them: what the loss was computed with
         recorder.note_options()
+        recorder.note_ties()
         recorder.add_state("buffers", recorder.held("_buffers"))
         parameters = recorder.held("_parameters")
         recorder.add_state("parameters", parameters)
