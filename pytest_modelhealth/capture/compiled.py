@@ -92,12 +92,20 @@ def _compiler(module: nn.Module) -> Any:
     return context
 
 
+def _backend(callback: Any) -> Any:
+    """Return what `torch.compile` was given as backend, out of what dynamo wraps around it."""
+    # the second name is that of torch 2.8
+    for name in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):
+        while hasattr(callback, name):
+            callback = getattr(callback, name)
+    return callback
+
+
 _numbers = itertools.count()
 
 
 def _compile(module: nn.Module, context: Any) -> None:
     """Compile `module`, its hooks included, as `context` says."""
-    from torch._dynamo.eval_frame import innermost_backend
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
@@ -108,7 +116,7 @@ def _compile(module: nn.Module, context: Any) -> None:
     function = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
     vars(module)["_compiled_call_impl"] = torch.compile(
         function,
-        backend=partial(innermost_backend(context.callback)),
+        backend=partial(_backend(context.callback)),
         dynamic=getattr(context, "_dynamic", None),
     )
 

@@ -45,7 +45,9 @@ class ExportedEngine(Engine):
         if model not in self._unflattened:
             from torch.export import unflatten
 
-            self._unflattened[model] = unflatten(model)
+            unflattened: Any = unflatten(model)
+            unflattened._ty = _model_class(model)  # torch 2.8 names those of the layers alone
+            self._unflattened[model] = unflattened
         return self._unflattened[model]
 
     def run(self, request: Request) -> Observation:
@@ -55,6 +57,12 @@ class ExportedEngine(Engine):
 
 def _is_program(model: object) -> bool:
     return type(model).__name__ == "ExportedProgram"
+
+
+def _model_class(program: ExportedProgram) -> str | None:
+    """Return the qualified name of the class that was exported, where the graph knows it."""
+    stacks = (node.meta.get("nn_module_stack") or {} for node in program.graph.nodes)
+    return next((kind for stack in stacks for path, kind in stack.values() if not path), None)
 
 
 def _is_flat(model: object) -> bool:
