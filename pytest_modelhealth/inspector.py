@@ -333,15 +333,11 @@ def _taken(batches: Iterable[Any], most: int | None, progress: bool) -> Iterable
     from rich.console import Console
     from rich.progress import track
 
-    lengths = [n for n in (_length(batches), most) if n is not None]
     console = Console(stderr=True)
-    return track(
-        taken,
-        "Inspecting",
-        total=min(lengths, default=None),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    if not console.is_terminal:  # before rich 14.3, disable=True still writes an empty line
+        return taken
+    lengths = [n for n in (_length(batches), most) if n is not None]
+    return track(taken, "Inspecting", total=min(lengths, default=None), console=console)
 
 
 def _require_batches(batches: object) -> None:

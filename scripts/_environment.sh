@@ -2,13 +2,7 @@
 # holds the project and its test dependencies first on PATH. Uses the active virtual environment,
 # or else .venv, which it makes.
 
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
-cd -- "$root"
-
-fail() {
-    printf '%s: %s\n' "${0##*/}" "$1" >&2
-    exit 1
-}
+source "$(dirname -- "${BASH_SOURCE[0]}")/_project.sh"
 
 is_new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
@@ -18,7 +12,7 @@ find_python() {
     local candidate
     # The default python3 first, as it is the one that was chosen. Each is run rather than looked
     # up, as a pyenv shim exists also for versions that are not switched on.
-    for candidate in python3 python3.13 python3.12 python3.11 python; do
+    for candidate in python3 "${pythons[@]/#/python}" python; do
         if is_new_enough "$candidate"; then
             printf '%s\n' "$candidate"
             return
@@ -61,7 +55,7 @@ install_project() {
     fi
     is_new_enough "$venv/bin/python" ||
         fail "$venv has a Python older than 3.11; deactivate or remove it, then run this again."
-    "$venv/bin/python" -m pip --disable-pip-version-check install -qq \
+    "$venv/bin/python" -m pip install -qq \
         -c constraints.txt -e '.[test,html]' ||
         fail "pip could not install the project into $venv; its message is above."
     wanted_stamp >"$stamp"
@@ -69,7 +63,6 @@ install_project() {
 
 venv=${VIRTUAL_ENV:-$root/.venv}
 stamp=$venv/.modelhealth-installed
-export PIP_NO_INPUT=1
 
 if [[ $venv != "$root/.venv" && ! -x $venv/bin/python ]]; then
     fail "VIRTUAL_ENV names $venv, which has no bin/python; run \`unset VIRTUAL_ENV\` or make it again."
@@ -87,6 +80,3 @@ fi
 
 export VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH
 unset PYTHONHOME
-
-# The suite needs neither a network nor a display, and must not depend on having them.
-export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 MPLBACKEND=Agg

@@ -58,7 +58,7 @@ def test_python_loads_the_package_from_its_own_bytecode(pytester: pytest.Pyteste
         "    ours = {n: m for n, m in sys.modules.items() if n.startswith('pytest_modelhealth.')}\n"
         "    rewritten = [n for n, m in ours.items() if 'Rewrit' in type(m.__loader__).__name__]\n"
         "    assert len(ours) > 50\n"
-        "    assert rewritten == ['pytest_modelhealth.plugin']\n"
+        "    assert set(rewritten) <= {'pytest_modelhealth.plugin'}\n"
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
