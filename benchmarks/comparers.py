@@ -82,6 +82,9 @@ def _first(found: DriftReport) -> tuple[str, ...]:
 
     Where the inputs of a layer drift, that is the layer, and the module with the code before it.
     """
+    if found.told:
+        label = found.story.partition(":")[0]  # a layer, or a parameter of one
+        return tuple(name for name in (label, label.rpartition(".")[0]) if name in found.told)
     if found.drifts:
         layer, role = found.drifts[0].layer, found.drifts[0].role
         return (layer, layer.rpartition(".")[0]) if role == "inputs" else (layer,)
