@@ -11,9 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_modelhealth.checks import default_settings
+
 # torch._dynamo, as every optimizer imports it; it brings numpy.random, on which sklearn crashes.
 for library in ("torch._dynamo", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg"):
     importlib.import_module(library)
+# Loads every check. Those that an inner run loads are other classes in the next, which no pickle takes.
+default_settings()
 
 
 @pytest.fixture
