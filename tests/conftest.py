@@ -16,7 +16,7 @@ from pytest_modelhealth.checks import default_settings
 # torch._dynamo, as every optimizer imports it; it brings numpy.random, on which sklearn crashes.
 for library in ("torch._dynamo", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg"):
     importlib.import_module(library)
-# Loads every check. Those that an inner run loads are other classes in the next, which no pickle takes.
+# Loads every check: what an inner run loads is another class in the next, which no pickle takes.
 default_settings()
 
 

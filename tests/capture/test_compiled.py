@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,7 +194,11 @@ def test_batches_are_observed_compiled() -> None:
     assert (report["0"].calls, report["0"].activations.count) == (2, 40)
 
 
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++"))
+    or not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    reason="no C++ compiler, or no headers of Python",
+)
 def test_inductor_shows_every_layer() -> None:
     """The default backend: the eager values up to the rounding of generated code."""
     batch = x()
