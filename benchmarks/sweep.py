@@ -379,9 +379,11 @@ def table(results: list[Result]) -> Iterator[str]:
         yield row([said, ", ".join(dict.fromkeys(one.name for one in group)), settings, why])
     yield "\n" + header(["not run", "models"])
     for why, group in _not_run(results).items():
-        yield row([why, ", ".join(dict.fromkeys(one.name for one in group))])
+        names = dict.fromkeys(one.name for one in group)
+        yield row([why, f"{len(names)}: {', '.join([*names][:MOST_NAMES])}"])
 
 
+MOST_NAMES = 8
 COLUMNS = ["models", "inspections", "healthy", "of these warned", "inconclusive",
            "unhealthy: rightly", "false", "undecided", "crashed", "differs", "not run"]  # fmt: skip
 
@@ -436,13 +438,11 @@ def _said(result: Result, check: str) -> str:
 
 
 def _not_run(results: list[Result]) -> dict[str, list[Result]]:
-    """Return what did not run at all, or not in a setting, by the reason."""
+    """Return what did not run at all, or not in a setting, by the kind of reason."""
     found: dict[str, list[Result]] = {}
     for result in results:
         if result.not_run:
-            found.setdefault(result.not_run.replace("|", "\\|").replace("\n", " "), []).append(
-                result
-            )
+            found.setdefault(result.not_run.partition(":")[0], []).append(result)
     return found
 
 

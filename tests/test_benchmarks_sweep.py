@@ -158,7 +158,7 @@ def test_table_counts_models_inspections_and_outcomes(monkeypatch, tmp_path):
         Result("x", "a", "train", verdict="healthy", warned=["loss at head: high"]),
         Result("x", "a", "eval", verdict="unhealthy", findings=["loss at head: | high"]),
         Result("x", "b", "train", verdict="inconclusive", interference=["0.weight"]),
-        Result("x", "c", "train", not_run="ValueError"),
+        Result("x", "c", "train", not_run="ValueError: 3"),
         Result("y", "d", "train", crash="IndexError: 3"),
         Result("y", "d", "eval", verdict="unhealthy", findings=["loss at |: a", "loss at b: c"]),
     ]
@@ -176,7 +176,7 @@ def test_table_counts_models_inspections_and_outcomes(monkeypatch, tmp_path):
         "| crash: IndexError: 3 | d | train | undecided |",
         "| loss: loss at \\|: a | d | eval | undecided |",
     ]
-    assert lines[-1] == "| ValueError | c |"
+    assert lines[-1] == "| ValueError | 1: c |"
 
 
 def test_shrunk_configuration_keeps_what_belongs_together():

@@ -56,6 +56,10 @@ DECISIONS: tuple[Decision, ...] = (
     ),
     Decision(("PocketTTS*", "GradiumPhononTTS*"), "missing_gradients", "right", _NO_AUDIO),
     Decision(
+        ("contrastive, batch of 1",), "loss", "right",
+        "a batch of one has nothing to contrast: its loss is zero whatever the output",
+    ),
+    Decision(
         ("FeaStConv",), "missing_gradients", "right",
         "a softmax over one head, its default, is 1 whatever it is given",
     ),
