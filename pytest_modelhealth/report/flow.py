@@ -535,7 +535,8 @@ class _Index:
                 continue
             for position in range(len(vertex.operands) - 1, -1, -1):
                 passes = is_open and vertex.passes_gradient(position)
-                way = (vertex.name, *operations)
+                name = vertex.name if len(operations) < _LONGEST else "..."
+                way = (name, *operations[-_LONGEST:])
                 todo.append((vertex.operands[position], way, passes, line or vertex.line))
 
     def cut(self, number: int, operand: int) -> Cut:
@@ -657,6 +658,8 @@ class _Index:
 
 
 _DEEPEST = 6
+_LONGEST = 24
+"""Operations that a step names, those next to its target: a residual stream has one a block."""
 
 
 def _rebuilt(graph: Graph) -> Flow:
