@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import completed, leaves
-from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
+from pytest_modelhealth.checks.paths import NORMALIZATIONS, way_to_weights
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
@@ -182,7 +182,7 @@ def _shrinking_row(
     """Return the layers with weights that feed each other from `first` on, while each shrinks."""
     row = [first]
     while _gain(row[-1]) < _SHRINKS:
-        path = plain_path(observation, row[-1])
+        path = way_to_weights(observation, row[-1])
         if any(layer.type_name in NORMALIZATIONS for layer in path):
             break  # it brings the signal back, once it has seen a batch
         if not path or path[-1] in row or path[-1].name not in judged:

@@ -7,13 +7,24 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics
 
 
 def called(observation: Observation) -> list[LayerRecord]:
     """Return the layers that ran, in the order in which they were entered."""
     return [record for record in observation.layers.values() if record.entered is not None]
+
+
+def flow_of(observation: Observation) -> Flow:
+    """Return who feeds whom; of observations that no verdict is made of, inferred at each call."""
+    flow = observation.flow
+    if flow is None:
+        from pytest_modelhealth.checks.inferred import with_flow  # with the report, unlike checks
+
+        flow = with_flow(observation).flow
+    assert flow is not None
+    return flow
 
 
 def is_inside(layer: str, container: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, learns, parent, same_values, trainable
 from pytest_modelhealth.checks.freshness import looks_trained
-from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, plain_path
+from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
 
@@ -102,7 +102,7 @@ def _zero(
         return
     limit = settings.limit("min_weight_scale", record.name)
     message = f"all {found.weights.count} values of its {found.tensor} are zero"
-    path = plain_path(observation, record)
+    path = way_to_weights(observation, record)
     if found.tensor == IN_PROJECTION or _is_recurrent_and_zero(record):
         yield InitialWeights.violation(
             record, message, value=0.0, limit=limit, tensor=found.tensor, cause=_NO_SIGNAL
@@ -164,7 +164,7 @@ def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
         table = record.parameters.get("weight")
         if table is None or "num_embeddings" not in record.options or table.std != 0.0:
             continue
-        path = plain_path(observation, record)
+        path = way_to_weights(observation, record)
         if path and table.count >= _FEWEST_VALUES:
             found = LinearMap("weight", table, table.shape[0], table.shape[-1])
             message = f"all {table.count} values of its embedding table are {table.mean:.3g}"
@@ -211,7 +211,7 @@ def _large(
     if not _magnifies(record, found):
         return None
     is_inner = _is_recurrent(found) or found.tensor == IN_PROJECTION
-    is_end = not is_inner and not plain_path(observation, record)  # a head, a router
+    is_end = not is_inner and not way_to_weights(observation, record)  # a head, a router
     norm = None if is_inner else normalizer(observation, record)
     if norm is not None:
         if found.scale <= _NORMALISED_FACTOR * bound:
@@ -312,7 +312,7 @@ def _small(
     limit = settings.limit("min_weight_scale", record.name)
     if found.scale >= limit.value or usual < 2.0 * limit.value:
         return
-    path = plain_path(observation, record)
+    path = way_to_weights(observation, record)
     if not path or any(layer.type_name in NORMALIZATIONS for layer in path):
         return
     if _is_scaled_up(record, found):

@@ -13,7 +13,7 @@ from pytest_modelhealth.checks.freshness import (
     has_moved,
     was_trained,
 )
-from pytest_modelhealth.checks.paths import NORMALIZATIONS, plain_path
+from pytest_modelhealth.checks.paths import NORMALIZATIONS, way_to_weights
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _zero_scale(observation: Observation, record: LayerRecord) -> Iterator[Viola
     scale, out = record.parameters.get("weight"), record.activations
     if scale is None or scale.abs_max != 0.0 or out is None or out.units is None:
         return
-    path = plain_path(observation, record)
+    path = way_to_weights(observation, record)
     if path:
         message = f"all {scale.count} values of its scale are zero: what it gives out is constant"
         cause = (

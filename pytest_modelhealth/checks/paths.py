@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.evidence import called, completed, consumers, innermost
+from pytest_modelhealth.checks.evidence import flow_of
 from pytest_modelhealth.checks.weights import linear_maps
 
 if TYPE_CHECKING:
@@ -25,25 +25,25 @@ HAS_WEIGHTS = frozenset({"in_features", "in_channels", "input_size"})
 _SQUASHING = frozenset({"softmax", "log_softmax", "softmin"})
 
 
-def plain_path(observation: Observation, record: LayerRecord) -> list[LayerRecord]:
+def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerRecord]:
     """Return the layers from `record` to the next weights, those last, ``[]`` where none follow.
 
     Only layers that take the output before them as it is are on it: a sum with a residual stream, a
-    product with a gate, a concatenation end the path, so that it is empty for zero-initialised
+    product with a gate, a concatenation end the way, so that it is empty for zero-initialised
     branches, gates and heads.
     """
-    path: list[LayerRecord] = []
+    way: list[LayerRecord] = []
     here = record
     while True:
-        following = [taker for taker in _takers(observation, here) if taker not in path]
+        following = [taker for taker in _takers(observation, here) if taker not in way]
         if not following:
             return []
         here = following[0]
-        path.append(here)
+        way.append(here)
         if here.activation in _SQUASHING:
             return []
         if linear_maps(here) or not HAS_WEIGHTS.isdisjoint(here.options):
-            return path
+            return way
 
 
 def normalizer(observation: Observation, record: LayerRecord) -> LayerRecord | None:
@@ -81,10 +81,7 @@ _FAR, _NEAR = 3.0, 1.5
 
 
 def _takers(observation: Observation, record: LayerRecord) -> Iterator[LayerRecord]:
-    """Yield the innermost layers that take the output of `record`, the first to run first."""
-    taking = innermost(consumers(observation, record))
-    last = innermost(called(observation))
-    inner = {layer.name for layer in last}
-    for taker in sorted(taking, key=lambda layer: layer.entered or 0):
-        if taker.name in inner and (taker.entered or 0) > completed(record):
-            yield taker
+    """Yield the layers that take the output of `record` as it is, the first to run first."""
+    for name in flow_of(observation).consumers(record.name, as_it_is=True):
+        if name in observation.layers:
+            yield observation.layers[name]

@@ -87,9 +87,9 @@ def test_producers_and_consumers_are_the_layers_next_to_it(right: Flow) -> None:
 
 def test_reach_goes_by_value_or_by_gradient(right: Flow, cut: Flow) -> None:
     """Behind a detach a layer reaches the loss by its values alone."""
-    assert "loss" in right.reach("stem", "gradient")
-    assert "loss" in cut.reach("stem", "value")
-    assert "loss" not in cut.reach("stem", "gradient")
+    assert "loss" in right.reach("stem", by="gradient")
+    assert "loss" in cut.reach("stem", by="value")
+    assert "loss" not in cut.reach("stem", by="gradient")
     assert right.reach("unused") == frozenset()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.inferred import with_flow
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
 from pytest_modelhealth.checks.judging.unfitted import Unfitted
 from pytest_modelhealth.checks.judging.unseen import unseen, without_gradients
@@ -30,6 +31,7 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
             layer.
         SettingsError: no check is left to run.
     """
+    observation = with_flow(observation)
     judged = _judged_layers(observation, settings)
     _require_layers(observation, settings)
     findings: list[Finding] = []

@@ -1,0 +1,39 @@
+"""Who feeds whom in one run: the recorded graph, and `Flow`, which answers questions about it."""
+
+from pytest_modelhealth.report.flow.flow import Flow
+from pytest_modelhealth.report.flow.graph import (
+    AS_IT_IS,
+    LOSS,
+    OUTPUT,
+    PRODUCTS,
+    SOURCES,
+    SUMS,
+    WHOLE,
+    By,
+    Call,
+    Cut,
+    Gate,
+    Graph,
+    Kind,
+    Step,
+    Vertex,
+)
+
+__all__ = [
+    "AS_IT_IS",
+    "LOSS",
+    "OUTPUT",
+    "PRODUCTS",
+    "SOURCES",
+    "SUMS",
+    "WHOLE",
+    "By",
+    "Call",
+    "Cut",
+    "Flow",
+    "Gate",
+    "Graph",
+    "Kind",
+    "Step",
+    "Vertex",
+]

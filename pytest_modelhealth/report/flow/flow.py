@@ -1,0 +1,274 @@
+"""`Flow`: who feeds whom in one run, as recorded; how to ask it, in a few words.
+
+A vertex is a call of a layer, an operation between layers, or a source: the batch, a parameter, a
+buffer, a constant. Every question is a sweep over the vertices, so its cost is linear in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.report.flow.graph import (
+    AS_IT_IS,
+    LOSS,
+    OUTPUT,
+    PRODUCTS,
+    By,
+    Call,
+    Cut,
+    Gate,
+    Graph,
+    Step,
+)
+from pytest_modelhealth.report.flow.index import Index
+
+
+class Flow:
+    """Who feeds whom in one run.
+
+    Layers are asked for by name; so are sources (``"input 0"``, names of parameters and buffers)
+    and the two ends, ``"output"`` and ``"loss"``. A layer that holds others stands for all inside.
+    ``str(flow)`` is a line a layer.
+
+    Args:
+        make: makes the graph, when it is first asked for.
+    """
+
+    def __init__(self, make: Callable[[], Graph]) -> None:
+        self._make = make
+        self._index: Index | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The record itself."""
+        return self._indexed.graph
+
+    @property
+    def _indexed(self) -> Index:
+        if self._index is None:
+            graph = self._make()
+            self._make = lambda: graph  # what made it need not be held any longer
+            self._index = Index(graph)
+        return self._index
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where the graph is not exact, and why; empty where it is."""
+        return self.graph.notes
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether everything that passed was seen."""
+        return not self.graph.notes
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that ran and hold no other that ran, in order of their first call."""
+        return self._indexed.layers
+
+    def __reduce__(self) -> tuple[Callable[[Graph], Flow], tuple[Graph]]:
+        return _rebuilt, (self.graph,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Flow) and self.graph == other.graph
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        graph = self.graph
+        exact = "exact" if self.is_exact else "partial"
+        return f"<flow of {len(graph.calls):,} calls, {len(graph.vertices):,} vertices, {exact}>"
+
+    def producers(self, layer: str, *, as_it_is: bool = False) -> tuple[str, ...]:
+        """Return the layers and sources whose values come to `layer` with no layer in between.
+
+        Args:
+            layer: name of a layer or source.
+            as_it_is: only those of which it is called with all values, in another layout at most.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        if as_it_is:
+            return tuple(dict.fromkeys(self._indexed.given_as_it_is(layer)))
+        return tuple(dict.fromkeys(step.source for step in self.steps_into(layer)))
+
+    def consumers(self, layer: str, *, as_it_is: bool = False) -> tuple[str, ...]:
+        """Return the layers and ends that take values of `layer` with no layer in between.
+
+        Args:
+            layer: name of a layer or source.
+            as_it_is: only those that are called with all its values, in another layout at most.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        index = self._indexed
+        if as_it_is:
+            return tuple(dict.fromkeys(index.takers_as_it_is(layer)))
+        found = index.next_homes(layer)
+        order = {name: place for place, name in enumerate((*self.layers, OUTPUT, LOSS))}
+        return tuple(sorted(found - {layer}, key=lambda name: order.get(name, -1)))
+
+    def calls(self, layer: str) -> tuple[Call, ...]:
+        """Return the calls of `layer`, in order; none for a source.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        return tuple(self.graph.calls[number] for number in self._indexed.calls_of(layer))
+
+    def __contains__(self, layer: object) -> bool:
+        return isinstance(layer, str) and self._indexed.knows(layer)
+
+    def line(self, layer: str) -> str:
+        """Return ``path:line`` of the user's code that first called `layer`; ``""`` if unknown.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        numbers = self._indexed.calls_of(layer)
+        return self.graph.calls[numbers[0]].line if numbers else ""
+
+    def steps_into(self, layer: str) -> tuple[Step, ...]:
+        """Return the ways into `layer` from what feeds it, with the operations on them.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        index = self._indexed
+        inside = index.inside(layer)
+        return tuple(dict.fromkeys(index.steps(layer, inside)))
+
+    def reach(self, *layers: str, by: By = "value") -> frozenset[str]:
+        """Return the layers and ends that values of one of `layers` get to.
+
+        A layer that holds others is among them if what it returns is.
+
+        Args:
+            layers: names of layers or sources.
+            by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+            InspectionError: `by` is neither of the two.
+        """
+        _require_way(by)
+        return self._indexed.names_after(layers, by)
+
+    def feeding(self, *layers: str, by: By = "value") -> frozenset[str]:
+        """Return the layers and sources whose values get to one of `layers` or ends.
+
+        Args:
+            layers: names of layers, or of the ends of the run.
+            by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+            InspectionError: `by` is neither of the two.
+        """
+        _require_way(by)
+        return self._indexed.names_before(layers, by)
+
+    def cut_between(self, source: str, target: str = LOSS) -> tuple[Cut, ...]:
+        """Return where gradients end on the ways from `source` to `target`.
+
+        Empty where one way lets gradients through, and where no way leads there at all.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        index = self._indexed
+        start, goal = index.inside(source), index.inside(target)
+        start = index.given_out(source, start)
+        by_gradient = index.forward(start, "gradient")
+        if by_gradient & goal:
+            return ()
+        on_the_way = index.forward(start, "value") & index.backward(goal)
+        cuts: dict[Cut, None] = {}
+        for vertex in sorted(on_the_way - by_gradient):
+            made = index.graph.vertices[vertex]
+            for position, operand in enumerate(made.operands):
+                if operand in by_gradient and not made.passes_gradient(position):
+                    cuts[index.cut(vertex, operand)] = None
+        return tuple(cuts)
+
+    def branch(self, layer: str) -> frozenset[str]:
+        """Return `layer` and the layers whose values get to an end of the run through it alone.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        index = self._indexed
+        graph, inside = index.graph, index.inside(layer)
+        free = {*graph.outputs, *(() if graph.loss is None else (graph.loss,))} - inside
+        for vertex in range(len(graph.vertices) - 1, -1, -1):
+            if vertex in free:
+                free.update(o for o in graph.vertices[vertex].operands if o not in inside)
+        others = {index.homes[vertex] for vertex in free}
+        feeding = {index.homes[vertex] for vertex in index.backward(inside)}
+        return frozenset(name for name in feeding - others if name is not None) | {layer}
+
+    def residual(self, layer: str) -> bool:
+        """Whether each call of `layer` adds its own input to what the layers inside make of it.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        index = self._indexed
+        calls = [index.graph.calls[number] for number in index.calls_of(layer)]
+        return bool(calls) and all(map(index.adds_its_input, calls))
+
+    def gate(self, layer: str) -> tuple[Gate, ...]:
+        """Return the multiplications that the values of `layer` go through before the next layer.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        index = self._indexed
+        given_out = index.given_out(layer, index.inside(layer))
+        gates: dict[Gate, None] = {}
+        met: set[int] = set()
+        todo = [(taker, vertex) for vertex in given_out for taker in index.takers[vertex]]
+        while todo:
+            vertex, before = todo.pop()
+            made = index.graph.vertices[vertex]
+            if vertex in met or index.homes[vertex] is not None:
+                continue
+            met.add(vertex)
+            if made.function in PRODUCTS:
+                others = (operand for operand in made.operands if operand != before)
+                gates.update((index.gate(layer, other, made.line), None) for other in others)
+            elif made.function in AS_IT_IS:
+                todo.extend((taker, vertex) for taker in index.takers[vertex])
+        return tuple(gates)
+
+    def siblings(self, layer: str) -> tuple[str, ...]:
+        """Return the other layers of the same class that the same layer calls.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        index = self._indexed
+        calls = index.graph.calls
+        kinds = {(calls[n].type_name, calls[n].parent) for n in index.calls_of(layer)}
+        same = (call.layer for call in calls if (call.type_name, call.parent) in kinds)
+        return tuple(name for name in dict.fromkeys(same) if name != layer)
+
+    def __str__(self) -> str:
+        index = self._indexed
+        lines = [f"partial: {note}" for note in self.notes]
+        lines += [f"{layer} <- {index.expression_into(layer)}" for layer in self.layers]
+        if index.graph.loss is not None:
+            lines.append(f"{LOSS} <- {index.expression(index.graph.loss, ())}")
+        return "\n".join(lines)
+
+
+def _require_way(by: str) -> None:
+    if by not in ("value", "gradient"):
+        raise InspectionError(f'by must be "value" or "gradient", not {by!r}')
+
+
+def _rebuilt(graph: Graph) -> Flow:
+    return Flow(lambda: graph)

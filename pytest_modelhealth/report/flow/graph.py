@@ -1,0 +1,180 @@
+"""The record of one run's flow, and what is said of it: plain frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+By = Literal["value", "gradient"]
+
+LOSS, OUTPUT = "loss", "output"
+"""What the ends of a run are called in questions, unless a layer has that name."""
+
+
+class Kind(StrEnum):
+    """What a vertex is."""
+
+    CALL = "call"
+    OPERATION = "operation"
+    INPUT = "input"
+    TARGET = "target"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    UNKNOWN = "unknown"
+
+
+SOURCES = frozenset(Kind) - {Kind.CALL, Kind.OPERATION}
+"""What a run starts from; unknown is where values came from that nothing showed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vertex:
+    """One call of a layer, one operation, or one source.
+
+    Args:
+        kind: which of these it is.
+        name: name of the layer, the operation (``"add"``, ``"detach"``), the parameter or buffer,
+            the place in the batch (``"input 0"``), or the function that made a constant.
+        operands: the vertices it was computed from, which all come before it.
+        cuts: positions in `operands` by which values come and no gradient goes back.
+        call: the innermost call that made it, an index into `Flow.calls`; -1 outside the model.
+        live: whether a gradient can come to it.
+        line: ``path:line`` of the user's code, ``""`` where it is not known.
+    """
+
+    kind: Kind
+    name: str
+    operands: tuple[int, ...] = ()
+    cuts: frozenset[int] = frozenset()
+    call: int = -1
+    live: bool = False
+    line: str = ""
+
+    @property
+    def function(self) -> str:
+        """The operation without the number of the output that was taken: ``split[2]``."""
+        return self.name.partition("[")[0]
+
+    def passes_gradient(self, position: int) -> bool:
+        """Whether a gradient can go back to the operand at a position."""
+        return self.live and position not in self.cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a layer; calls are numbered in the order in which they began.
+
+    Args:
+        layer: its name.
+        type_name: its class, or the function's name.
+        parent: the call that made it; -1 for that of the model.
+        last: the last call inside it, itself if there is none.
+        inputs: the vertices of the tensors it was called with.
+        outputs: the vertices of the tensors it returned.
+        line: ``path:line`` of the user's code that made the call.
+    """
+
+    layer: str
+    type_name: str
+    parent: int
+    last: int
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What was recorded of one run.
+
+    Args:
+        vertices: in an order in which operands come first.
+        calls: in the order in which they began.
+        outputs: the vertices of what the model returned.
+        loss: the vertex of the loss; ``None`` where there was none.
+        notes: where the graph is not exact, and why; empty where it is.
+    """
+
+    vertices: tuple[Vertex, ...] = ()
+    calls: tuple[Call, ...] = ()
+    outputs: tuple[int, ...] = ()
+    loss: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A way from one layer or source to another with no third layer on it.
+
+    Args:
+        source, target: names.
+        operations: the operations on the way, in order.
+        differentiable: whether a gradient goes back along it.
+        line: ``path:line`` of the last operation on it that has one, else of the target's call.
+    """
+
+    source: str
+    target: str
+    operations: tuple[str, ...] = ()
+    differentiable: bool = True
+    line: str = ""
+
+    def __str__(self) -> str:
+        return " -> ".join((self.source, *self.operations, self.target))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An operation by which values pass and gradients do not.
+
+    Args:
+        operation: its name (``"detach"``), or that of the layer that cut.
+        source: the layer or source before it.
+        target: the layer after it, ``"output"`` or ``"loss"``.
+        line: ``path:line`` of the user's code, where it is known.
+    """
+
+    operation: str
+    source: str
+    target: str
+    line: str = ""
+
+    def __str__(self) -> str:
+        where = f" at {self.line}" if self.line else ""
+        return f"`{self.operation}`{where}, between {self.source} and {self.target}"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A multiplication that a layer's values go through.
+
+    Args:
+        layer: the layer whose values are multiplied.
+        kind: what by: a parameter, a buffer, a constant, or a call of another layer.
+        by: its name.
+        line: ``path:line`` of the multiplication, where it is known.
+    """
+
+    layer: str
+    kind: Kind
+    by: str
+    line: str = ""
+
+
+WHOLE = frozenset(
+    {"alias", "bfloat16", "clone", "contiguous", "data", "detach", "double", "flatten", "float"}
+    | {"half", "movedim", "mt", "permute", "reshape", "reshape_alias", "squeeze", "swapaxes", "t"}
+    | {"to", "to_copy", "transpose", "unflatten", "unsafe_view", "unsqueeze", "view", "view_as"}
+)
+"""Operations that give all values on, each once, in another layout or format."""
+
+AS_IT_IS = WHOLE | frozenset(
+    {"as_strided", "chunk", "expand", "expand_as", "getitem", "narrow", "select", "slice", "split"}
+    | {"split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split"}
+)
+"""Operations that leave values what they are, all of them or a part."""
+
+SUMS = frozenset({"add", "iadd", "sub", "rsub", "subtract", "radd", "isub", "addcmul"})
+PRODUCTS = frozenset({"mul", "imul", "multiply", "rmul"})

@@ -1,0 +1,378 @@
+"""A graph with what every question looks up; the sweeps that questions are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from pytest_modelhealth.errors import LayerNotFoundError, suggest
+from pytest_modelhealth.report.flow.graph import (
+    AS_IT_IS,
+    LOSS,
+    OUTPUT,
+    PRODUCTS,
+    SOURCES,
+    SUMS,
+    WHOLE,
+    By,
+    Call,
+    Cut,
+    Gate,
+    Graph,
+    Kind,
+    Step,
+    Vertex,
+)
+
+
+class Index:
+    """A graph with what every question looks up: all of it linear in the vertices."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.takers: list[list[int]] = [[] for _ in graph.vertices]
+        self.homes: list[str | None] = []
+        """The layer or source that each vertex is of; ``None`` for an operation between layers."""
+        self._by_call: list[list[int]] = [[] for _ in graph.calls]
+        self._by_layer: dict[str, list[int]] = {}
+        self._by_source: dict[str, list[int]] = {}
+        self._returned_by: dict[int, list[int]] = {}
+        self._given_to: dict[int, list[int]] = {}
+        self._outputs = frozenset(graph.outputs)
+        for number, vertex in enumerate(graph.vertices):
+            for operand in set(vertex.operands):
+                self.takers[operand].append(number)
+            self.homes.append(self._home(vertex))
+            if vertex.kind in SOURCES:
+                self._by_source.setdefault(vertex.name, []).append(number)
+            elif vertex.call >= 0:
+                self._by_call[vertex.call].append(number)
+        for number, call in enumerate(graph.calls):
+            self._by_layer.setdefault(call.layer, []).append(number)
+            for output in call.outputs:
+                self._returned_by.setdefault(output, []).append(number)
+            for given in call.inputs:
+                self._given_to.setdefault(given, []).append(number)
+
+    def _home(self, vertex: Vertex) -> str | None:
+        if vertex.kind is not Kind.OPERATION:
+            return vertex.name
+        if vertex.call < 0:
+            return None
+        call = self.graph.calls[vertex.call]
+        return call.layer if call.last == vertex.call else None
+
+    def calls_of(self, layer: str) -> list[int]:
+        """Return the numbers of the calls of a layer.
+
+        Raises:
+            LayerNotFoundError: it never ran.
+        """
+        self.inside(layer)
+        return self._by_layer.get(layer, [])
+
+    def inside(self, name: str) -> set[int]:
+        """Return the vertices that a name stands for.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran.
+        """
+        numbers = self._by_layer.get(name)
+        if numbers is not None:
+            return {
+                vertex
+                for number in numbers
+                for call in range(number, self.graph.calls[number].last + 1)
+                for vertex in self._by_call[call]
+            }
+        if name == LOSS and self.graph.loss is not None:
+            return {self.graph.loss}
+        if name == OUTPUT and self.graph.outputs:
+            return set(self.graph.outputs)
+        if name in self._by_source:
+            return set(self._by_source[name])
+        raise LayerNotFoundError(
+            f"nothing called {name!r} ran in this flow"
+            f"{suggest(str(name), [*self._by_layer, *self._by_source, OUTPUT, LOSS])} "
+            "It has the layers that were called, the batch, parameters and buffers by name."
+        )
+
+    def given_out(self, name: str, inside: set[int]) -> set[int]:
+        """Return `inside` and what the calls returned: a layer may return its own input."""
+        calls = self._by_layer.get(name, ())
+        return inside.union(*(self.graph.calls[number].outputs for number in calls))
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that hold no other that ran, in order of their first call."""
+        calls = enumerate(self.graph.calls)
+        return tuple(dict.fromkeys(call.layer for number, call in calls if call.last == number))
+
+    def knows(self, name: str) -> bool:
+        """Whether something of this name ran or was read."""
+        return name in self._by_layer or name in self._by_source
+
+    def next_homes(self, layer: str) -> set[str]:
+        """Return the layers and ends that take values of a layer with no layer in between."""
+        inside = self.inside(layer)
+        given_out = self.given_out(layer, inside)
+        found = set(self.ends(given_out))
+        met = set(inside)
+        todo = [taker for v in given_out for taker in self.takers[v] if taker > v]
+        while todo:
+            vertex = todo.pop()
+            if vertex in met:
+                continue
+            met.add(vertex)
+            home = self.homes[vertex]
+            if home is not None:
+                found.add(home)
+            else:
+                found.update(self.ends({vertex}))
+                todo.extend(self.takers[vertex])
+        return found
+
+    def given_as_it_is(self, layer: str) -> Iterator[str]:
+        """Yield the layers and sources of which a layer is called with all values."""
+        for number in self.calls_of(layer):
+            around = set(self._around(number))
+            for given in self.graph.calls[number].inputs:
+                for vertex in sorted(self.as_it_is(given, WHOLE), reverse=True):
+                    maker = self.homes[vertex] or self._innermost(vertex, around)
+                    if maker is not None and maker != layer:
+                        yield maker
+                        break
+
+    def takers_as_it_is(self, layer: str) -> Iterator[str]:
+        """Yield the layers and ends that are given all values of a layer, in order."""
+        calls = [self.graph.calls[number] for number in self.calls_of(layer)]
+        todo = [v for call in calls for v in call.outputs] or sorted(self.inside(layer))
+        holding: set[int] = set()
+        while todo:
+            number = todo.pop()
+            if number not in holding:
+                holding.add(number)
+                takers = self.takers[number]
+                todo.extend(t for t in takers if self.graph.vertices[t].function in WHOLE)
+        since = min(self.calls_of(layer), default=-1)
+        taking = {n for v in holding for n in self._given_to.get(v, ()) if n > since}
+        for number in sorted(taking):
+            call = self.graph.calls[number]
+            if call.layer != layer and call.last == number:
+                yield call.layer
+        yield from self.ends(holding)
+
+    def _innermost(self, vertex: int, around: set[int]) -> str | None:
+        """Return the innermost layer, of those that have returned, that returned a vertex."""
+        calls = [call for call in self._returned_by.get(vertex, ()) if call not in around]
+        return self.graph.calls[max(calls)].layer if calls else None
+
+    def names_after(self, layers: tuple[str, ...], by: By) -> frozenset[str]:
+        """Return the layers and ends that values of one of `layers` get to."""
+        names: set[str] = set()
+        inside = set[int]().union(*map(self.inside, layers))
+        start = inside.union(*(self.given_out(layer, set()) for layer in layers))
+        reached = self.forward(start, by)
+        beyond = reached - start
+        since = min((n for layer in layers for n in self._by_layer.get(layer, ())), default=0)
+        for call in self.graph.calls:
+            if not beyond.isdisjoint(call.outputs):
+                names.add(call.layer)
+            elif call.last >= since and not reached.isdisjoint(call.outputs):
+                names.add(call.layer)  # it holds one of them, or passes on what that returned
+        names.update(home for v in beyond - inside if (home := self.homes[v]) is not None)
+        return frozenset((names - set(layers)) | set(self.ends(reached)))
+
+    def names_before(self, layers: tuple[str, ...], by: By) -> frozenset[str]:
+        """Return the layers and sources whose values get to one of `layers`."""
+        goal = set[int]().union(*map(self.inside, layers))
+        reached = self.backward(goal, by)
+        names = {home for v in reached - goal if (home := self.homes[v]) is not None}
+        returned = (n for v in reached - goal for n in self._returned_by.get(v, ()))
+        names.update(self.graph.calls[number].layer for number in returned)
+        return frozenset(names - set(layers))
+
+    def ends(self, vertices: set[int]) -> Iterator[str]:
+        """Yield the ends of the run that are among `vertices`."""
+        if not self._outputs.isdisjoint(vertices):
+            yield OUTPUT
+        if self.graph.loss in vertices:
+            yield LOSS
+
+    def forward(self, start: set[int], by: By) -> set[int]:
+        """Return what comes of `start`, itself included."""
+        vertices = self.graph.vertices
+        reached = set(start) if by == "value" else {v for v in start if vertices[v].live}
+        for number in range(min(reached, default=0), len(vertices) if reached else 0):
+            vertex = vertices[number]
+            if number not in reached and any(
+                operand in reached and (by == "value" or vertex.passes_gradient(position))
+                for position, operand in enumerate(vertex.operands)
+            ):
+                reached.add(number)
+        return reached
+
+    def backward(self, goal: set[int], by: By = "value") -> set[int]:
+        """Return what comes to `goal`, itself included."""
+        reached = set(goal)
+        for number in range(max(reached, default=-1), -1, -1):
+            if number in reached:
+                vertex = self.graph.vertices[number]
+                reached.update(
+                    operand
+                    for position, operand in enumerate(vertex.operands)
+                    if by == "value" or vertex.passes_gradient(position)
+                )
+        return reached
+
+    def steps(self, layer: str, inside: set[int]) -> Iterator[Step]:
+        """Yield the ways into `inside`, each operation being met once with and once without."""
+        met: set[tuple[int, bool]] = set()
+        todo: list[tuple[int, tuple[str, ...], bool, str]] = []
+        for number in sorted(inside, reverse=True):
+            vertex = self.graph.vertices[number]
+            if vertex.kind in SOURCES or (number == self.graph.loss and self.homes[number]):
+                todo.append((number, (), True, vertex.line))
+                continue
+            own = (vertex.name,) if self.homes[number] is None else ()
+            for position, operand in enumerate(vertex.operands):
+                if operand not in inside:
+                    todo.append((operand, own, vertex.passes_gradient(position), vertex.line))
+        while todo:
+            number, operations, is_open, line = todo.pop()
+            if (number, is_open) in met:
+                continue
+            met.add((number, is_open))
+            vertex = self.graph.vertices[number]
+            home = self.homes[number]
+            if home is not None:
+                if home != layer:
+                    yield Step(home, layer, operations, is_open and vertex.live, line)
+                continue
+            for position in range(len(vertex.operands) - 1, -1, -1):
+                passes = is_open and vertex.passes_gradient(position)
+                name = vertex.name if len(operations) < _LONGEST else "..."
+                way = (name, *operations[-_LONGEST:])
+                todo.append((vertex.operands[position], way, passes, line or vertex.line))
+
+    def cut(self, number: int, operand: int) -> Cut:
+        """Return the cut that a vertex makes between an operand of it and what comes after."""
+        vertex = self.graph.vertices[number]
+        around = set(self._around(vertex.call))
+        before = self._container(operand, around) or self.homes[self._latest_home(operand)]
+        after = self.homes[number] or self._next_home(number)
+        return Cut(vertex.name, before or vertex.name, after, vertex.line)
+
+    def _around(self, call: int) -> Iterator[int]:
+        while call >= 0:
+            yield call
+            call = self.graph.calls[call].parent
+
+    def _container(self, number: int, around: set[int]) -> str | None:
+        """Return the outermost layer, of those that have returned, that returned a vertex."""
+        calls = [call for call in self._returned_by.get(number, ()) if call not in around]
+        return self.graph.calls[min(calls)].layer if calls else None
+
+    def _latest_home(self, number: int) -> int:
+        """Return the last vertex of a layer or source among those that `number` was made of."""
+        while self.homes[number] is None and self.graph.vertices[number].operands:
+            number = max(self.graph.vertices[number].operands)
+        return number
+
+    def _next_home(self, number: int) -> str:
+        met: set[int] = set()
+        todo = [number]
+        while todo:
+            vertex = todo.pop(0)
+            if vertex in met:
+                continue
+            met.add(vertex)
+            for taker in self.takers[vertex]:
+                home = self.homes[taker]
+                if home is not None:
+                    return home
+                todo.append(taker)
+        return next(reversed(list(self.ends(met))), OUTPUT)
+
+    def adds_its_input(self, call: Call) -> bool:
+        """Whether a call returns a sum of its own input and something else."""
+        given = set(call.inputs)
+        met = set(given)
+        todo = list(call.outputs)
+        while todo:
+            number = todo.pop()
+            if number in met:
+                continue
+            met.add(number)
+            vertex = self.graph.vertices[number]
+            if vertex.function in SUMS and vertex.kind is Kind.OPERATION:
+                ways = [bool(self.as_it_is(operand) & given) for operand in vertex.operands]
+                if any(ways) and not all(ways):
+                    return True
+            if vertex.kind is Kind.CALL or vertex.function in AS_IT_IS | SUMS:
+                todo.extend(vertex.operands)  # a norm may end the block, and sums may follow sums
+        return False
+
+    def as_it_is(self, number: int, operations: frozenset[str] = AS_IT_IS) -> set[int]:
+        """Return the vertices whose values a vertex holds as they are, itself included."""
+        met: set[int] = set()
+        todo = [number]
+        while todo:
+            number = todo.pop()
+            if number not in met:
+                met.add(number)
+                vertex = self.graph.vertices[number]
+                if vertex.function in operations and vertex.kind is Kind.OPERATION:
+                    todo.extend(vertex.operands)
+        return met
+
+    def gate(self, layer: str, number: int, line: str) -> Gate:
+        """Return that the values of a layer are multiplied by those of a vertex."""
+        origins = [self.graph.vertices[v] for v in sorted(self.as_it_is(number))]
+        origin = next((m for m in origins if m.kind is not Kind.OPERATION), origins[0])
+        return Gate(layer, origin.kind, self.homes[self._latest_home(number)] or origin.name, line)
+
+    def expression_into(self, layer: str) -> str:
+        """Return what a layer is called with, as an expression: ``blocks.0 + blocks.1.out``."""
+        number = self._by_layer[layer][0]
+        call = self.graph.calls[number]
+        around = tuple(self._around(number))
+        shown = [self.expression(operand, around) for operand in dict.fromkeys(call.inputs)]
+        if call.last == number:  # what a layer's own code reads beside its inputs
+            own = [v for v in self._by_call[number] if self.graph.vertices[v].kind is not Kind.CALL]
+            read = {o for v in own for o in self.graph.vertices[v].operands} - set(own)
+            outside = sorted(read - set(call.inputs) - self._source_vertices())
+            shown += [self.expression(operand, around) for operand in outside]
+        return ", ".join(dict.fromkeys(shown)) or "nothing"
+
+    def _source_vertices(self) -> set[int]:
+        return {vertex for vertices in self._by_source.values() for vertex in vertices}
+
+    def expression(self, number: int, around: tuple[int, ...], depth: int = 0) -> str:
+        """Return what a vertex is made of, down to layers, sources and what layers returned.
+
+        Args:
+            number: the vertex.
+            around: the calls that had not returned then; what others returned has their name.
+            depth: how deep it stands in an expression; what is deeper than a few levels is left
+                out.
+        """
+        home = self._container(number, set(around)) or self.homes[number]
+        vertex = self.graph.vertices[number]
+        if home is not None:
+            return home
+        if depth > _DEEPEST:
+            return "..."
+        parts = [self.expression(o, around, depth + 1) for o in dict.fromkeys(vertex.operands)]
+        if vertex.live and vertex.function in AS_IT_IS and len(parts) == 1:
+            return parts[0]
+        if vertex.function in SUMS and not vertex.function.endswith("sub"):
+            return " + ".join(parts)
+        if vertex.function in PRODUCTS and len(parts) > 1:
+            return " * ".join(f"({p})" if " + " in p else p for p in parts)
+        return f"{vertex.name}({', '.join(parts)})"
+
+
+_DEEPEST = 6
+_LONGEST = 24
+"""Operations that a step names, those next to its target: a residual stream has one a block."""
