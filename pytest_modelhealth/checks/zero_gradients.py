@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def zero_gradients(check: Check, observation: Observation) -> Iterator[Finding]:
-    """Yield where the gradient becomes exactly zero, or why that is unsure, as findings of a check."""
+    """Yield, as findings of a check, where the gradient becomes exactly zero, or the doubt."""
     flow = DataFlow(observation)
     found = list(_flat_weights(check, observation))
     found = found or [*_zero(check, observation, flow), *_stuck(check, observation)]
