@@ -17,6 +17,7 @@ from pytest_modelhealth.comparison.causes import CallChange, Causes, TieChange
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.comparison.links import parameter_names
+from pytest_modelhealth.comparison.operations import Operations
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import LayerRecord, Option, Status
 from pytest_modelhealth.tolerance import epsilon_of
@@ -74,6 +75,12 @@ class Story:
     def causes(self) -> Causes:
         """What became of calls and ties."""
         return Causes(self.alignment, self.a.observation.layers, self.b.observation.layers)
+
+    @cached_property
+    def operations(self) -> Operations:
+        """What became of the operations between layers."""
+        names = {theirs: ours for ours, theirs in self.alignment.to_candidate.items()}
+        return Operations.of(self.a.observation, self.b.observation, names)
 
     def first_divergence(self) -> Divergence | None:
         """Return where the two first differ: forward, in what a step leaves behind, or backward."""
@@ -175,7 +182,8 @@ class Story:
             return self._made(pair, "parameters", first, diverged, story, "; ".join(changed))
         owns = all(record.parameters for record in self._records(name, pair.candidate or ""))
         same = f"{given}, same weights" if owns else given
-        cause = "; ".join(self._settings(pair)) or _NO_SETTING
+        known = (*self._settings(pair), self._operations(pair))
+        cause = "; ".join(filter(None, known)) or _NO_SETTING
         return self._made(pair, "computation", first, diverged, f"{same}, other output", cause)
 
     def _between(
@@ -208,7 +216,8 @@ class Story:
             return self._made(
                 pair, "structure", first, diverged, f"{seen} has another form", first.problem
             )
-        story = f"every layer before is right, {seen} is not: its own code{after} changed"
+        what = self._operations(pair) or f"its own code{after} changed"
+        story = f"every layer before is right, {seen} is not: {what}"
         cause = "; ".join((*changed, *self._settings(pair)))
         return self._made(
             pair, "parameters" if changed else "computation", first, diverged, story, cause
@@ -237,8 +246,17 @@ class Story:
             owner = self._pair(self._with_code(_parent(name)))
             story += ": the code behind it changed"
             pair = owner or pair
-        cause = first.problem or "its backward changed: a detach(), a custom autograd.Function"
+        around = self._pair(self._with_code(_parent(name)))
+        cuts = self._operations(around, backward=True) or self._operations(pair, backward=True)
+        cause = cuts or first.problem or _OTHER_BACKWARD
         return self._made(pair, "backward", first, diverged, story, cause)
+
+    def _operations(self, pair: Pair | None, *, backward: bool = False) -> str:
+        """Return which operation of the code of a layer is new or gone, where that is known."""
+        if pair is None or pair.reference is None or pair.candidate is None:
+            return ""
+        label = self._of(pair)
+        return self.operations.change(pair.reference, pair.candidate, label, backward=backward)
 
     def _calls_of(self, name: str) -> CallChange | None:
         """Return what became of the calls of a layer, or of one around it."""
@@ -438,6 +456,7 @@ class Story:
         return self.a.observation.layers[ours], self.b.observation.layers[theirs]
 
 
+_OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
 _NO_SETTING = (
     "its settings are the same: the code of its forward changed, or it draws random numbers"
 )

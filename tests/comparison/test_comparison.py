@@ -46,8 +46,14 @@ def test_the_first_line_tells_the_whole_story():
         ("tanh_gelu", "approximate is tanh, was none"),
         ("other_mode", "it is in training mode, the reference is in evaluation mode"),
         ("other_running_mean", "running_mean differs in 8 of 8 values"),
-        ("residual_scaled", "the input of blocks.1.ln2 is not: its own code after blocks.1.attn"),
-        ("residual_lost", "every layer before is right, its output is not: its own code after"),
+        (
+            "residual_scaled",
+            "is not: the product of `blocks.1.attn` and a number",
+        ),
+        (
+            "residual_lost",
+            "its output is not: the sum of an earlier sum and `blocks.0.down` is gone",
+        ),
         ("skip_scaled", "skip is 0.999, was 1.0"),
         ("scale_inserted", "between them: inserted scale"),
         ("norm_removed", "norm: no longer called; every layer before is right, the input of head"),

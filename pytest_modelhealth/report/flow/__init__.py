@@ -15,6 +15,7 @@ from pytest_modelhealth.report.flow.graph import (
     Gate,
     Graph,
     Kind,
+    Operation,
     Step,
     Vertex,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Gate",
     "Graph",
     "Kind",
+    "Operation",
     "Step",
     "Vertex",
 ]

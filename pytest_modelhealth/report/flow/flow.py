@@ -19,6 +19,7 @@ from pytest_modelhealth.report.flow.graph import (
     Cut,
     Gate,
     Graph,
+    Operation,
     Step,
 )
 from pytest_modelhealth.report.flow.index import Index
@@ -209,6 +210,16 @@ class Flow:
         others = {index.homes[vertex] for vertex in free}
         feeding = {index.homes[vertex] for vertex in index.backward(inside)}
         return frozenset(name for name in feeding - others if name is not None) | {layer}
+
+    def operations(self, layer: str) -> tuple[Operation, ...]:
+        """Return the operations of the first call of `layer` that are its own code's, in order.
+
+        Those of layers inside are theirs; what only lays values out anew is left out.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        return tuple(self._indexed.operations(layer))
 
     def residual(self, layer: str) -> bool:
         """Whether each call of `layer` adds its own input to what the layers inside make of it.

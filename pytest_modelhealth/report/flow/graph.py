@@ -147,6 +147,26 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """An operation that a layer's own code makes.
+
+    Args:
+        name: its function (``"add"``, ``"detach"``), without trailing underscores.
+        operands: what it takes: layers and sources, ``"input"`` for what the layer was called
+            with, other operations of the same code in backquotes.
+        line: ``path:line`` of the user's code, where it is known.
+        cuts: whether it passes values and no gradient.
+        returned: whether what the layer returns is made of it.
+    """
+
+    name: str
+    operands: tuple[str, ...] = ()
+    line: str = ""
+    cuts: bool = False
+    returned: bool = True
+
+
+@dataclass(frozen=True)
 class Gate:
     """A multiplication that a layer's values go through.
 

@@ -20,6 +20,7 @@ from pytest_modelhealth.report.flow.graph import (
     Gate,
     Graph,
     Kind,
+    Operation,
     Step,
     Vertex,
 )
@@ -325,6 +326,36 @@ class Index:
                 if vertex.function in operations and vertex.kind is Kind.OPERATION:
                     todo.extend(vertex.operands)
         return met
+
+    def operations(self, layer: str) -> Iterator[Operation]:
+        """Yield the operations of a layer's first call that are its own code's."""
+        for number in self.calls_of(layer)[:1]:
+            call = self.graph.calls[number]
+            around = set(self._around(number))
+            returned = self.backward(set(call.outputs))
+            for made in self._by_call[number]:
+                vertex = self.graph.vertices[made]
+                cuts = self._cuts(vertex)
+                if vertex.kind is Kind.OPERATION and (cuts or vertex.function not in AS_IT_IS):
+                    operands = [self._operand(o, call, around) for o in vertex.operands]
+                    name, line = vertex.function, vertex.line
+                    yield Operation(name, tuple(operands), line, cuts, made in returned)
+
+    def _operand(self, number: int, call: Call, around: set[int]) -> str:
+        """Name what an operation of a call takes, through what lays values out anew."""
+        while number not in call.inputs:
+            home = self._container(number, around) or self.homes[number]
+            vertex = self.graph.vertices[number]
+            if home is not None and home != call.layer:
+                return home
+            if vertex.function not in AS_IT_IS or not vertex.operands or self._cuts(vertex):
+                return f"`{vertex.function}`"
+            number = vertex.operands[0]
+        return "input"
+
+    def _cuts(self, vertex: Vertex) -> bool:
+        """Whether a vertex takes what has a gradient and has none."""
+        return not vertex.live and any(self.graph.vertices[o].live for o in vertex.operands)
 
     def gate(self, layer: str, number: int, line: str) -> Gate:
         """Return that the values of a layer are multiplied by those of a vertex."""
