@@ -31,8 +31,10 @@ from benchmarks.cases import (
     held_out,
     libraries,
     perception,
+    routes,
     starts,
     uncommon,
+    wirings,
 )
 from benchmarks.cases.subject import Control, Fault, Healthy, Shelf
 from benchmarks.detectors import DETECTORS, Detector, Finding
@@ -48,6 +50,8 @@ SHELVES = {
         designs.SHELF,
         libraries.SHELF,
         starts.SHELF,
+        wirings.SHELF,
+        routes.SHELF,
     ],
     "held out": [held_out.SHELF],
 }

@@ -13,8 +13,10 @@ from benchmarks.cases import (
     held_out,
     libraries,
     perception,
+    routes,
     starts,
     uncommon,
+    wirings,
 )
 from benchmarks.cases.models import mlp
 from benchmarks.cases.subject import Control, Fault, Shelf, Subject, loss_of, run, trained
@@ -24,9 +26,11 @@ from benchmarks.finding import Finding
 
 FAULTS = [*faults.SHELF.faults, *uncommon.SHELF.faults, *fields.SHELF.faults]
 FAULTS += perception.SHELF.faults + starts.SHELF.faults + held_out.SHELF.faults
+FAULTS += wirings.SHELF.faults + routes.SHELF.faults
 CONTROLS = [*controls.SHELF.controls, *designs.SHELF.controls, *uncommon.SHELF.controls]
 CONTROLS += fields.SHELF.controls + perception.SHELF.controls
 CONTROLS += libraries.SHELF.controls + starts.SHELF.controls + held_out.SHELF.controls
+CONTROLS += wirings.SHELF.controls + routes.SHELF.controls
 BY_NAME = {case.name: case for case in (*FAULTS, *CONTROLS)}
 
 
