@@ -1,12 +1,14 @@
 """Whether verdicts can be trusted: faults caught and located, healthy models left alone.
 
-Usage: ``python -m benchmarks.detection [--peers] [--list] [--seeds 5] [--only PATTERN]``
+Usage: ``python -m benchmarks.detection [--peers] [--list] [--seeds 5] [--group wiring]``
 
 A fault is caught if the verdict is unhealthy, located if a violation names the layer at fault, and
 its cause is right if that violation comes from a fitting check and says why. It is only warned of
 if the verdict is not unhealthy and a warning names layer and cause. A control on which any
-seed is unhealthy is a false alarm; what a detector raised is counted apart. Cases of
-`benchmarks.cases.held_out`, on which nothing is tuned, have a row of their own.
+seed is unhealthy is a false alarm; what a detector raised is counted apart. It is named if an
+objection or a warning names the layer at fault, or the operation. Cases of
+`benchmarks.cases.held_out`, on which nothing is tuned, have a row of their own, and so have those
+of wiring, which were written before the checks that judge them.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from benchmarks.cases import (
     routes,
     starts,
     uncommon,
+    wiring_faults,
+    wiring_lookalikes,
     wirings,
 )
 from benchmarks.cases.subject import Control, Fault, Healthy, Shelf
@@ -54,6 +58,7 @@ SHELVES = {
         routes.SHELF,
     ],
     "held out": [held_out.SHELF],
+    "wiring": [wiring_faults.SHELF, wiring_lookalikes.SHELF],
 }
 
 
@@ -101,6 +106,14 @@ class Graded:
         )
 
     @property
+    def is_named(self) -> bool:
+        """Whether an objection or a warning names the layer at fault, or the operation."""
+        return any(
+            self.fault.is_at(found.layer) or self.fault.is_named_in(found.text)
+            for found in (*self.findings, *self.warnings)
+        )
+
+    @property
     def leads(self) -> bool:
         """Whether the gravest objection is the one that names the layer."""
         return bool(self.findings) and self.fault.is_at(self.findings[0].layer)
@@ -141,12 +154,13 @@ class Score:
         ]
         alarms = f"{self.false_alarms} of {self.controls}"
         raised = len(self.not_run) + sum(bool(graded.error) for graded in self.graded)
+        named = _share(sum(graded.is_named for graded in self.graded), faults)
         over_all = f"{len(self.alarms)} of {self.runs}"
         warned = str(sum(graded.is_only_warned_of for graded in self.graded))
-        return [*shares, warned, alarms, over_all, str(raised), f"{self.seconds:.0f}"]
+        return [*shares, warned, named, alarms, over_all, str(raised), f"{self.seconds:.0f}"]
 
 
-COLUMNS = ["caught", "located", "right cause", "in the first line", "only warned of"]
+COLUMNS = ["caught", "located", "right cause", "in the first line", "only warned of", "named"]
 COLUMNS += ["false alarms", "over all seeds", "raised", "seconds"]
 
 
@@ -227,8 +241,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", action="store_true", help="the peers, too")
     parser.add_argument("--list", action="store_true", help="every open case")
-    parser.add_argument("--list-held-out", action="store_true", help="every held-out case")
+    parser.add_argument("--list-held-out", action="store_true", help="every held-out and wiring case")
     parser.add_argument("--seeds", type=int, default=5, help="of each control; default: 5")
+    parser.add_argument("--group", choices=SHELVES, help="of these groups only one")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="names of cases")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -247,13 +262,14 @@ def main(arguments: list[str] | None = None) -> None:
         for name, detector in detectors.items()
         if detector.is_installed
         for group, shelves in SHELVES.items()
+        if options.group in (None, group)
     }
     print("\n" + header(["", "cases", *COLUMNS]))
     for (name, group), score in scores.items():
         print(row([name, group, *score.cells()]))
     print(f"\n{time.perf_counter() - start:.0f} s in all, building and training included")
     for (name, group), score in scores.items():
-        if options.list_held_out if group == "held out" else options.list:
+        if options.list if group == "open" else options.list_held_out:
             print(f"\n{name}, {group}\n")
             print("\n".join(rows(score)))
 

@@ -93,6 +93,9 @@ def test_warning_is_no_catch_and_no_alarm():
     assert (got.is_caught, got.leads, got.is_only_warned_of) == (False, False, True)
     assert not graded(Finding("fc1", "units", "dead"), warning).is_only_warned_of
     assert not graded(Finding("fc2", "units", "dead", warns=True)).is_only_warned_of
+    assert got.is_named
+    assert graded(Finding("fc2", "units", "dead")).is_named  # by its cause alone
+    assert not graded(Finding("fc2", "units", "alive")).is_named
     score = Score()
     alarm(Detector(lambda subject: [warning], ""), [Control("fine", lambda: None)], 2, score)
     assert (score.false_alarms, len(score.not_run)) == (0, 0)
@@ -110,7 +113,7 @@ def test_exception_of_a_detector_is_no_catch():
     assert score.graded[0].error == "ZeroDivisionError: by zero"
     alarm(Detector(breaks, ""), [Control("fine", lambda: None)], 2, score)
     assert (score.false_alarms, len(score.not_run)) == (0, 2)
-    assert score.cells()[7] == "3"
+    assert score.cells()[8] == "3"
 
 
 def test_false_alarms_are_counted_by_control_and_by_run():
@@ -127,7 +130,7 @@ def test_false_alarms_are_counted_by_control_and_by_run():
     alarm(Detector(judge, ""), cases, 3, score)
     assert not score.not_run
     assert (score.false_alarms, len(score.alarms), score.runs) == (1, 2, 6)
-    assert score.cells()[5:7] == ["1 of 2", "2 of 6"]
+    assert score.cells()[6:8] == ["1 of 2", "2 of 6"]
 
 
 def test_each_run_of_a_case_draws_from_its_seed():
