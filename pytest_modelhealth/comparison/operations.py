@@ -56,8 +56,8 @@ class Operations:
             return ""
         if ours not in self.reference or theirs not in self.candidate:
             return ""
-        before = [_spelt(one) for one in self.reference.operations(ours)]
-        now = [_spelt(self._renamed(one)) for one in self.candidate.operations(theirs)]
+        before = [_spelt(one) for one in self.reference.own_operations(ours)]
+        now = [_spelt(self._renamed(one)) for one in self.candidate.own_operations(theirs)]
         if backward:
             before, now = ([one for one in side if one.cuts] for side in (before, now))
         gone, new = _without(before, now), _without(now, before)

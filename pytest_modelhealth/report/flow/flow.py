@@ -211,7 +211,7 @@ class Flow:
         feeding = {index.homes[vertex] for vertex in index.backward(inside)}
         return frozenset(name for name in feeding - others if name is not None) | {layer}
 
-    def operations(self, layer: str) -> tuple[Operation, ...]:
+    def own_operations(self, layer: str) -> tuple[Operation, ...]:
         """Return the operations of the first call of `layer` that are its own code's, in order.
 
         Those of layers inside are theirs; what only lays values out anew is left out.
@@ -219,7 +219,7 @@ class Flow:
         Raises:
             LayerNotFoundError: nothing of this name ran; the message names the nearest.
         """
-        return tuple(self._indexed.operations(layer))
+        return tuple(self._indexed.own_operations(layer))
 
     def residual(self, layer: str) -> bool:
         """Whether each call of `layer` adds its own input to what the layers inside make of it.

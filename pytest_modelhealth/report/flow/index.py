@@ -327,7 +327,7 @@ class Index:
                     todo.extend(vertex.operands)
         return met
 
-    def operations(self, layer: str) -> Iterator[Operation]:
+    def own_operations(self, layer: str) -> Iterator[Operation]:
         """Yield the operations of a layer's first call that are its own code's."""
         for number in self.calls_of(layer)[:1]:
             call = self.graph.calls[number]
