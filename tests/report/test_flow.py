@@ -164,6 +164,58 @@ def test_sources_that_are_not_the_batch_are_seen() -> None:
     assert flow.consumers("input 1") == ()
 
 
+def test_a_sweep_tells_every_layer_what_comes_to_it(right: Flow, cut: Flow) -> None:
+    """From before or from after it, next to it or from afar, by value or by gradient."""
+    number = {layer: place for place, layer in enumerate(right.layers)}
+
+    def nearest(layer: str, came: int | None) -> int | None:
+        return number.get(layer, came)
+
+    def least(layer: str, came: int | None) -> int:
+        return min(number.get(layer, 99), 99 if came is None else came)
+
+    before = right.sweep(nearest, max)
+    for layer in right.layers:
+        producers = [number[p] for p in right.producers(layer) if p in number]
+        assert before.get(layer) == max(producers, default=None)
+    after = right.sweep(nearest, max, back=True)
+    assert after["stem"] == after["side"] == number["head"] == after["blocks.4.gate"]
+    assert right.sweep(least, min)["head"] == number["stem"]
+    assert cut.sweep(least, min, by="gradient")["head"] == number["side"]
+    gone = cut.sweep(nearest, max, back=True, by="gradient")
+    assert ("stem" in gone, "side" in gone) == (True, True)
+    assert "blocks.4.fc2" in after
+    assert "blocks.4.fc2" not in gone
+    held = right.sweep(lambda layer, came: layer if layer == "blocks.1" else came, max)
+    assert [layer for layer in right.layers if layer in held] == [
+        *(f"blocks.{number}.{name}" for number in (2, 3, 4) for name in ("fc1", "gelu", "fc2")),
+        "head",
+    ]
+    with pytest.raises(InspectionError, match='"value" or "gradient"'):
+        right.sweep(nearest, max, by="both")  # type: ignore[arg-type]
+
+
+def test_a_sweep_takes_the_operations_inside_a_layer_as_one() -> None:
+    """What a layer computes of its own counts once, whichever of its operations takes it."""
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight) * 2 + x
+
+    flow = flow_of(nn.Sequential(nn.Linear(4, 4), Plain(), nn.Linear(4, 4)), torch.randn(16, 4))
+    assert flow.inputs == ("input 0",)
+
+    def steps(layer: str, came: int | None) -> int:
+        return (came or 0) + 1
+
+    came = flow.sweep(steps, max)
+    assert [came[layer] for layer in flow.layers] == [1, 2, 3]
+
+
 def test_names_that_nothing_has_are_refused_with_the_nearest(right: Flow) -> None:
     """As everywhere a layer is named."""
     with pytest.raises(LayerNotFoundError, match=r"'blocks\.0\.fc3'.*blocks\.0\.fc"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import TypeVar
 
 from pytest_modelhealth.errors import LayerNotFoundError, suggest
 from pytest_modelhealth.report.flow.graph import (
@@ -23,6 +24,8 @@ from pytest_modelhealth.report.flow.graph import (
     Step,
     Vertex,
 )
+
+T = TypeVar("T")
 
 
 class Index:
@@ -224,6 +227,63 @@ class Index:
                     if by == "value" or vertex.passes_gradient(position)
                 )
         return reached
+
+    def sweep(
+        self,
+        pass_on: Callable[[str, T | None], T | None],
+        join: Callable[[T, T], T],
+        back: bool,
+        by: By,
+    ) -> dict[str, T]:
+        """Return what comes to each layer and source of what those before it pass on."""
+        count = len(self.graph.vertices)
+        came: list[T | None] = [None] * count
+        passed: list[T | None] = [None] * count
+        found: dict[str, T] = {}
+        for number in range(count - 1, -1, -1) if back else range(count):
+            value = None
+            for other in self._next(number, back, by):
+                given = came[other] if self._is_of_one_call(number, other) else passed[other]
+                if given is not None:
+                    value = given if value is None else join(value, given)
+            came[number] = value
+            names = self._named(number)
+            for name in reversed(names) if back else names:
+                if value is not None:
+                    found[name] = join(found[name], value) if name in found else value
+                value = pass_on(name, value)
+            passed[number] = value
+        return found
+
+    def _named(self, number: int) -> list[str]:
+        """Return the layer or source that a vertex is of, and those that hold it and return it."""
+        home, made_in = self.homes[number], self.graph.vertices[number].call
+        names = [] if home is None else [home]
+        for call in reversed(self._returned_by.get(number, ())):
+            last = self.graph.calls[call].last
+            if call != last and call <= made_in <= last:
+                names.append(self.graph.calls[call].layer)
+        return names
+
+    def _next(self, number: int, back: bool, by: By) -> Iterator[int]:
+        """Yield the vertices that one takes values of, or those that take its own."""
+        vertices = self.graph.vertices
+        for maker, taker in (
+            ((number, taker) for taker in self.takers[number])
+            if back
+            else ((maker, number) for maker in vertices[number].operands)
+        ):
+            if by == "value" or any(
+                operand == maker and vertices[taker].passes_gradient(position)
+                for position, operand in enumerate(vertices[taker].operands)
+            ):
+                yield taker if back else maker
+
+    def _is_of_one_call(self, a: int, b: int) -> bool:
+        one, other = self.graph.vertices[a], self.graph.vertices[b]
+        return (
+            self.homes[a] is not None and self.homes[a] == self.homes[b] and one.call == other.call
+        )
 
     def steps(self, layer: str, inside: set[int]) -> Iterator[Step]:
         """Yield the ways into `inside`, each operation being met once with and once without."""
