@@ -227,6 +227,22 @@ def test_a_sweep_takes_the_operations_inside_a_layer_as_one() -> None:
     assert [came[layer] for layer in flow.layers] == [1, 2, 3]
 
 
+def test_a_batch_or_a_buffer_that_is_a_view_has_its_name() -> None:
+    """What it is a view of was made before the run."""
+
+    class Placed(Constant):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("places", torch.arange(5).expand(1, -1))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.token(ids) + self.position(self.places)
+
+    flow = flow_of(Placed(), torch.randint(9, (8, 5))[:4])
+    assert flow.producers("token") == flow.inputs == ("input 0",)
+    assert flow.producers("position") == ("places",)
+
+
 def test_names_that_nothing_has_are_refused_with_the_nearest(right: Flow) -> None:
     """As everywhere a layer is named."""
     with pytest.raises(LayerNotFoundError, match=r"'blocks\.0\.fc3'.*blocks\.0\.fc"):

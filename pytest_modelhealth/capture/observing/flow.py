@@ -480,7 +480,8 @@ class FlowRecorder:
         if seen is not None and seen[0]() is tensor and seen[1] == version(tensor):
             return seen[2]
         base = None if tensor.is_inference() else tensor._base
-        if base is not None:
+        key = id(tensor)
+        if base is not None and not (key in self._sources or self._named(key)):
             return self._source(base)
         if seen is not None and seen[0]() is tensor:
             return seen[2]  # written to where nothing was seen
