@@ -243,6 +243,27 @@ def test_a_batch_or_a_buffer_that_is_a_view_has_its_name() -> None:
     assert flow.producers("position") == ("places",)
 
 
+@pytest.mark.parametrize(
+    ("index", "is_whole"),
+    [((slice(None), None), True), ((...,), True), ((slice(None, None, 2),), False)],
+    ids=["axis", "all", "part"],
+)
+def test_indexing_that_takes_all_values_gives_them_as_they_are(index: Any, is_whole: bool) -> None:
+    """As unsqueeze does; a part is no longer what the model was given."""
+
+    class Indexed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x[index])
+
+    flow = flow_of(Indexed(), torch.randn(16, 4))
+    assert flow.consumers("input 0") == ("lin",)
+    assert flow.consumers("input 0", as_it_is=True) == (("lin",) if is_whole else ())
+
+
 def test_names_that_nothing_has_are_refused_with_the_nearest(right: Flow) -> None:
     """As everywhere a layer is named."""
     with pytest.raises(LayerNotFoundError, match=r"'blocks\.0\.fc3'.*blocks\.0\.fc"):

@@ -343,6 +343,8 @@ class FlowRecorder:
                 given = args[:1]
             operands = tuple([self._source(t) for t in _tensors(given)])
         name = _function_name(function)
+        if name == "getitem" and _keeps_all(args[0], made[0]):
+            name = "view"
         kind = Kind.OPERATION if operands or treatment == _OVERWRITE else Kind.CONSTANT
         vertex = self._add(
             kind, name, operands, at=_counter(), place=self._caller(sys._getframe(4))
@@ -674,6 +676,11 @@ def _function_name(function: Any) -> str:
     if name == "__get__":  # an attribute, such as ``x.data``
         name = getattr(getattr(function, "__self__", None), "__name__", "attribute")
     return name.strip("_").lower()
+
+
+def _keeps_all(whole: Tensor, taken: Tensor) -> bool:
+    """Whether indexing took all values, once each: ``x[:, None]``."""
+    return taken.numel() == whole.numel() and not taken.is_inference() and taken._base is not None
 
 
 _THROUGH, _TORCHS, _USERS, _ENGINES = range(4)
