@@ -161,11 +161,10 @@ def _where_samples_became_equal(
     differing = {r.name: float(completed(r)) for r in inner if r.equal_samples is False}
     before, after = nearest(observation, differing), nearest(observation, differing, back=True)
     culprits = [r for r in inner if r.equal_samples and r.equal_input_samples is False]
-    for record in innermost(r for r in culprits if r.name not in after):
-        if record.name in before:
-            return record, observation.layers[before[record.name][1]]
-    last = max(differing, key=differing.__getitem__, default=None)
-    return observation.layers[""], None if last is None else observation.layers[last]
+    found = innermost(r for r in culprits if r.name not in after)
+    record = found[0] if found else observation.layers[""]
+    last = before.get(record.name)
+    return record, None if last is None else observation.layers[last[1]]
 
 
 def _starts_at_zero(record: LayerRecord) -> bool:
@@ -276,8 +275,9 @@ _DROWNED = 10.0
 
 def _is_noise(record: LayerRecord, observation: Observation) -> bool:
     """Whether a dropout alone tells the samples apart in what a layer gives out."""
-    source = _source(record, observation)
-    return "Dropout" in record.type_name and source is not None and bool(source.equal_samples)
+    sources = flow_of(observation).producers(record.name)
+    records = [observation.layers[name] for name in sources if name in observation.layers]
+    return "Dropout" in record.type_name and any(r.equal_samples for r in records)
 
 
 def _is_asked_for(record: LayerRecord, observation: Observation) -> bool:

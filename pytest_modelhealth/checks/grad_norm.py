@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
@@ -287,7 +287,7 @@ def _vanishing(
         if first.name in told or not _has_scale(first):
             continue
         way = [observation.layers[name] for name in way_to(first.name, near)[::-1]]
-        if any(r.name in weak and r.name in fed for r in way):
+        if any(r.name in fed for r in takewhile(lambda r: r.name in weak, way)):
             continue  # it is part of a branch that has strong layers before it
         behind = {r.name for r in starved} & flow.reach(first.name, by="gradient")
         others = {r.name for r in starved} & {*behind, *flow.feeding(*behind)} - {first.name}
