@@ -34,7 +34,7 @@ _FEWEST_IN_A_ROW = 3
 class ActivationScale(Check):
     """Activations keep the scale of what goes in, up to what depth and residual sums explain.
 
-    The scale is compared with that of the inputs and the first layer, not with a fixed range:
+    The scale is compared with that of the inputs that a layer is made of, not with a fixed range:
     residual streams grow with the root of their depth, and normalisations bring it back to one.
     What comes out in the end has the scale of the targets, whatever that is. A large output that a
     normalisation or a bounded activation takes back at once is theirs to judge.
@@ -46,8 +46,8 @@ class ActivationScale(Check):
     reads_scale = True
     definition = (
         "The root mean square of a layer's activations, if other weights come after it, is at most "
-        "max_activation_growth times that of the model's inputs or its first layer's activations, "
-        "whichever is larger, or 1; what normalisations are given, at most its square. Along "
+        "max_activation_growth times that of the inputs it is made of (of ids: of first layers' "
+        "activations), or 1; what normalisations are given, at most its square. Along "
         "layers that feed each other it falls to no less than min_activation_scale of that. The "
         "culprit is the layer that jumps, or the first of a rise or fall."
     )

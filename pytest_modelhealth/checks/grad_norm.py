@@ -46,7 +46,7 @@ class GradNorm(Check):
     definition = (
         "The L2 norm of the gradients of a layer's own parameters lies within the bounds set, if "
         "any. Relative to its weights, no gradient of the first layers falls under vanishing_ratio "
-        "of the largest after it, and not half of the layers rise over exploding_ratio."
+        "of the largest that they feed, and not half of those on a way rise over exploding_ratio."
     )
     source = (
         "AutoTrainer compares first and last layer (under 1e-3, over 70); the limits here are "

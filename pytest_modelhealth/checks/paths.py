@@ -86,8 +86,8 @@ def way_to(layer: str, near: Mapping[str, tuple[float, str]]) -> list[str]:
 
 
 _FACTORS = frozenset(
-    {"mul", "multiply", "imul", "rmul", "div", "divide", "idiv", "rdiv", "exp", "pow", "square"}
-    | {"sum", "cumsum", "prod", "mm", "bmm", "matmul", "addmm", "baddbmm", "mv", "dot"}
+    {"mul", "multiply", "imul", "rmul", "div", "divide", "truediv", "itruediv", "true_divide"}
+    | {"exp", "pow", "square", "sum", "cumsum", "prod", "mm", "bmm", "matmul", "addmm", "baddbmm"}
 )
 
 
