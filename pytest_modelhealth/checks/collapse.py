@@ -156,7 +156,7 @@ def _where_samples_became_equal(
 ) -> tuple[LayerRecord, LayerRecord | None]:
     """Return the layer from which on all samples are equal, and the last whose samples differ."""
     flow = flow_of(observation)
-    feeding = flow.feeding("output")
+    feeding = flow.feeding("output") if flow.graph.outputs else observation.layers.keys()
     inner = [r for r in called(observation) if r.name in feeding]
     differing = {r.name: float(completed(r)) for r in inner if r.equal_samples is False}
     before, after = nearest(observation, differing), nearest(observation, differing, back=True)
