@@ -154,17 +154,26 @@ def _source(record: LayerRecord, observation: Observation) -> LayerRecord | None
 def _where_samples_became_equal(
     observation: Observation,
 ) -> tuple[LayerRecord, LayerRecord | None]:
-    """Return the layer from which on all samples are equal, and the last whose samples differ."""
-    flow = flow_of(observation)
+    """Return the layer past which no differing samples get, and the last where they differ."""
+    flow, root = flow_of(observation), observation.layers[""]
     feeding = flow.feeding("output") if flow.graph.outputs else observation.layers.keys()
     inner = [r for r in called(observation) if r.name in feeding]
     differing = {r.name: float(completed(r)) for r in inner if r.equal_samples is False}
-    before, after = nearest(observation, differing), nearest(observation, differing, back=True)
-    culprits = [r for r in inner if r.equal_samples and r.equal_input_samples is False]
-    found = innermost(r for r in culprits if r.name not in after)
-    record = found[0] if found else observation.layers[""]
-    last = before.get(record.name)
-    return record, None if last is None else observation.layers[last[1]]
+
+    def is_passed_by(record: LayerRecord) -> bool:
+        if not flow.is_exact:  # it says too much: the order has to do
+            return completed(record) < max(differing.values(), default=-1)
+
+        def pass_on(layer: str, came: bool | None) -> bool | None:
+            return layer == root.name or (came if layer not in {record.name, *differing} else None)
+
+        reaching = flow.sweep(pass_on, max, back=True)
+        return not differing.keys().isdisjoint(reaching)
+
+    equal = innermost(r for r in inner if r.equal_samples and r.equal_input_samples is False)
+    culprit = next((record for record in equal if not is_passed_by(record)), root)
+    before = nearest(observation, differing).get(culprit.name)
+    return culprit, None if before is None else observation.layers[before[1]]
 
 
 def _starts_at_zero(record: LayerRecord) -> bool:

@@ -331,3 +331,22 @@ def test_flow_that_ends_before_the_output_breaks_nothing(most, batch, inspect, m
     assert not report.flow.is_exact
     assert not report.judgement.broken
     assert found(report) == ["2"]
+
+
+@pytest.mark.parametrize(("start", "names"), [(0.0, [""]), (1.0, [])])
+def test_scale_that_starts_at_zero_excuses_its_branch_alone(start, names, batch, inspect):
+    """Features times a condition of zero are lost: nothing goes past the product."""
+
+    class Modulated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.condition, self.features = nn.Linear(16, 32), nn.Linear(16, 32)
+            self.head = nn.Linear(32, 4)
+            self.condition.weight.data.mul_(start)
+            self.condition.bias.data.zero_()
+
+        def forward(self, x):
+            features = torch.tanh(self.features(x))
+            return self.head(features * self.condition(x))
+
+    assert found(inspect(Modulated(), batch, settings=ALONE)) == names
