@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import completed, leaves
-from pytest_modelhealth.checks.paths import NORMALIZATIONS, way_to_weights
+from pytest_modelhealth.checks.evidence import flow_of, leaves
+from pytest_modelhealth.checks.paths import (
+    NORMALIZATIONS,
+    as_given,
+    factors,
+    is_floating,
+    nearest,
+    way_to,
+    way_to_weights,
+)
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
@@ -25,7 +34,7 @@ _FEWEST_IN_A_ROW = 3
 class ActivationScale(Check):
     """Activations keep the scale of what goes in, up to what depth and residual sums explain.
 
-    The scale is compared with that of the inputs and the first layer, not with a fixed range:
+    The scale is compared with that of the inputs that a layer is made of, not with a fixed range:
     residual streams grow with the root of their depth, and normalisations bring it back to one.
     What comes out in the end has the scale of the targets, whatever that is. A large output that a
     normalisation or a bounded activation takes back at once is theirs to judge.
@@ -37,8 +46,8 @@ class ActivationScale(Check):
     reads_scale = True
     definition = (
         "The root mean square of a layer's activations, if other weights come after it, is at most "
-        "max_activation_growth times that of the model's inputs or its first layer's activations, "
-        "whichever is larger, or 1; what normalisations are given, at most its square. Along "
+        "max_activation_growth times that of the inputs it is made of (of ids: of first layers' "
+        "activations), or 1; what normalisations are given, at most its square. Along "
         "layers that feed each other it falls to no less than min_activation_scale of that. The "
         "culprit is the layer that jumps, or the first of a rise or fall."
     )
@@ -68,99 +77,134 @@ class ActivationScale(Check):
     )
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield the layer where activations begin to grow too large, or fade, if they do."""
-        inner = [record for record in leaves(observation) if _is_judged(record.activations)]
-        if not inner:
-            return
-        base = _base(observation, inner[0])
-        grown = list(self._grown(settings, inner, base))
-        yield from grown or self._stream(settings, inner, base)
-        yield from self._faded(observation, settings, inner, base)
+        """Yield the layers where activations begin to grow too large, or fade, if they do."""
+        inner = {r.name: r for r in leaves(observation) if _is_judged(r.activations)}
+        bases = _bases(observation, inner)
+        found = list(_grown(observation, settings, inner, bases))
+        yield from found or _stream(observation, settings, inner, bases)
+        yield from _faded(observation, settings, inner, bases)
 
-    def _grown(
-        self, settings: Settings, inner: list[LayerRecord], base: float
-    ) -> Iterator[Finding]:
-        weights = [completed(record) for record in inner if linear_maps(record)]
-        last = max(weights, default=-1)
-        for index, record in enumerate(inner):
-            limit = settings.limit("max_activation_growth", record.name)
-            growth = _rms(record.activations) / base
-            stays = index + 1 < len(inner) and _rms(inner[index + 1].activations) * _JUMP > (
-                limit.value * base
-            )
-            if completed(record) < last and growth > limit.value and stays:
-                culprit, cause = _origin(inner[: index + 1], base)
-                message = (
-                    f"activations grow to {growth:.3g} times the scale of the inputs "
-                    f"(root mean square {_rms(record.activations):.3g} at {record.label!r})"
-                )
-                others = [r.name for r in inner[index:] if r is not culprit]
-                yield ActivationScale.violation(
-                    culprit,
-                    message,
-                    value=growth,
-                    limit=limit,
-                    cause=cause,
-                    affected=others,
-                    seen_in=() if record is culprit else (record.name,),
-                )
-                return
 
-    def _stream(
-        self, settings: Settings, inner: list[LayerRecord], base: float
-    ) -> Iterator[Finding]:
-        """Yield where a residual stream begins to grow that normalisations hide."""
-        norms = [r for r in inner if r.type_name in NORMALIZATIONS and _is_judged(r.inputs)]
-        if not norms:
-            return
-        largest = max(norms, key=lambda record: _rms(record.inputs))
-        limit = settings.limit("max_activation_growth", largest.name)
-        growth = _rms(largest.inputs) / base
-        if growth <= limit.value**2:
-            return
-        first = next(record for record in norms if _rms(record.inputs) > _RISEN * base)
+_Records = dict[str, "LayerRecord"]
+
+
+def _bases(observation: Observation, inner: _Records) -> dict[str, float]:
+    """Return what each layer's scale is compared with: the inputs it is made of, at least 1.
+
+    Of what is made of ids or constants alone, it is the least scale of the first layers.
+    """
+    flow, root = flow_of(observation), observation.layers.get("")
+    whole, given = None if root is None else root.inputs, {}
+    for name in ("", *flow.inputs):
+        tensor = whole if not name else as_given(observation, name) or whole
+        if tensor is not None and is_floating(tensor) and _is_judged(tensor):
+            given[name] = (1, tensor.rms)
+
+    def pass_on(layer: str, came: tuple[int, float] | None) -> tuple[int, float] | None:
+        if came is None and layer in inner:
+            first = (0, -_rms(inner[layer].activations))
+            return first if flow.is_exact else given.get("", first)
+        return given.get(layer, came) if layer else came
+
+    came = flow.sweep(pass_on, max)
+    own = {name: (0, _rms(record.activations)) for name, record in inner.items()}
+    return {name: max(abs(scale), 1.0) for name, (_, scale) in {**own, **came}.items()}
+
+
+def _grown(
+    observation: Observation, settings: Settings, inner: _Records, bases: dict[str, float]
+) -> Iterator[Finding]:
+    """Yield where growths begin, if other weights come after and what is next does not end them."""
+    scales = {name: _rms(record.activations) for name, record in inner.items()}
+    before, after = nearest(observation, scales), nearest(observation, scales, back=True)
+    weighted = {name: 1.0 for name, record in inner.items() if linear_maps(record)}
+    before_weights = nearest(observation, weighted, back=True)
+    told: set[str] = set()
+    for name, record in inner.items():
+        limit, base = settings.limit("max_activation_growth", name), bases[name]
+        stays = name in after and after[name][0] * _JUMP > limit.value * base
+        growth = scales[name] / base
+        if growth <= limit.value or not stays or name not in before_weights or name in told:
+            continue
+        culprit, cause = _origin(observation, [inner[n] for n in way_to(name, before)], base)
         message = (
-            f"what normalisations are given grows from here to {growth:.3g} times the scale of the "
-            f"inputs (root mean square {_rms(largest.inputs):.3g} at {largest.label!r})"
+            f"activations grow to {growth:.3g} times the scale of the inputs "
+            f"(root mean square {scales[name]:.3g} at {record.label!r})"
         )
-        bound = Limit(limit.value**2, limit.origin)
-        others = [r.name for r in norms if _rms(r.inputs) > _RISEN * base and r is not first]
+        reached = flow_of(observation).reach(culprit.name)
+        told |= {name, *reached}
         yield ActivationScale.violation(
-            first,
+            culprit,
             message,
             value=growth,
-            limit=bound,
-            role="inputs",
-            cause=_STREAM_CAUSE,
-            affected=others,
+            limit=limit,
+            cause=cause,
+            affected=[layer for layer in inner if layer in reached],
+            seen_in=() if record is culprit else (name,),
         )
 
-    def _faded(
-        self, observation: Observation, settings: Settings, inner: list[LayerRecord], base: float
-    ) -> Iterator[Finding]:
-        """Yield the first of several layers in a row that each shrink what they are given."""
-        judged = {record.name for record in inner}
-        for first in (r for r in inner if linear_maps(r)):
-            row = _shrinking_row(observation, first, judged)
-            if len(row) < _FEWEST_IN_A_ROW:
-                continue
-            scale = _rms(row[-1].activations) / base
-            limit = settings.limit("min_activation_scale", row[-1].name)
-            if scale < limit.value:
-                message = (
-                    f"activations fade to {scale:.2g} of the scale of the inputs over "
-                    f"{len(row)} layers, at {row[-1].label!r}"
-                )
-                cause = f"each layer from here on shrinks what it is given: {_fading_cause(row)}"
-                yield ActivationScale.violation(
-                    first,
-                    message,
-                    value=scale,
-                    limit=limit,
-                    cause=cause,
-                    affected=[r.name for r in row[1:]],
-                )
-                return
+
+def _stream(
+    observation: Observation, settings: Settings, inner: _Records, bases: dict[str, float]
+) -> Iterator[Finding]:
+    """Yield where a residual stream begins to grow that normalisations hide."""
+    given = {
+        name: _rms(record.inputs)
+        for name, record in inner.items()
+        if record.type_name in NORMALIZATIONS and _is_judged(record.inputs)
+    }
+    if not given:
+        return
+    name = max(given, key=lambda layer: given[layer] / bases[layer])
+    limit, growth = settings.limit("max_activation_growth", name), given[name] / bases[name]
+    if growth <= limit.value**2:
+        return
+    way = way_to(name, nearest(observation, given))
+    first, *others = (layer for layer in way if given[layer] > _RISEN * bases[name])
+    message = (
+        f"what normalisations are given grows from here to {growth:.3g} times the scale of the "
+        f"inputs (root mean square {given[name]:.3g} at {inner[name].label!r})"
+    )
+    before = way[max(way.index(first) - 1, 0)]
+    made = factors(observation, flow_of(observation).producers(before), first)
+    yield ActivationScale.violation(
+        inner[first],
+        message,
+        value=growth,
+        limit=Limit(limit.value**2, limit.origin),
+        role="inputs",
+        cause=f"{_STREAM_CAUSE}{made}",
+        affected=others,
+    )
+
+
+def _faded(
+    observation: Observation, settings: Settings, inner: _Records, bases: dict[str, float]
+) -> Iterator[Finding]:
+    """Yield the first of several layers in a row that each shrink what they are given."""
+    told: set[str] = set()
+    for name, first in inner.items():
+        if name in told or not linear_maps(first):
+            continue
+        row = _shrinking_row(observation, first, inner)
+        scale = _rms(row[-1].activations) / bases[name] if row else 1.0
+        if len(row) < _FEWEST_IN_A_ROW:
+            continue
+        limit = settings.limit("min_activation_scale", row[-1].name)
+        if scale < limit.value:
+            told.update(record.name for record in row)
+            message = (
+                f"activations fade to {scale:.2g} of the scale of the inputs over "
+                f"{len(row)} layers, at {row[-1].label!r}"
+            )
+            yield ActivationScale.violation(
+                first,
+                message,
+                value=scale,
+                limit=limit,
+                cause=f"each layer from here on shrinks what it is given: {_fading_cause(row)}",
+                affected=[r.name for r in row[1:]],
+            )
 
 
 def _fading_cause(row: list[LayerRecord]) -> str:
@@ -177,7 +221,7 @@ _STREAM_CAUSE = (
 
 
 def _shrinking_row(
-    observation: Observation, first: LayerRecord, judged: set[str]
+    observation: Observation, first: LayerRecord, judged: _Records
 ) -> list[LayerRecord]:
     """Return the layers with weights that feed each other from `first` on, while each shrinks."""
     row = [first]
@@ -211,24 +255,20 @@ def _rms(statistics: TensorStatistics | None) -> float:
     return 0.0 if statistics is None else statistics.rms
 
 
-def _base(observation: Observation, first: LayerRecord) -> float:
-    root = observation.layers.get("")
-    given = None if root is None else root.inputs
-    is_float = given is not None and given.dtype.startswith(("float", "bfloat"))
-    scale = _rms(given) if is_float and _is_judged(given) else _rms(first.activations)
-    return max(scale, 1.0)
-
-
-def _origin(path: list[LayerRecord], base: float) -> tuple[LayerRecord, str]:
-    """Return the layer where the growth begins, and its likely cause."""
-    scales = [base, *(_rms(record.activations) for record in path)]
-    for record, before, after in zip(path, scales, scales[1:], strict=False):
+def _origin(
+    observation: Observation, way: list[LayerRecord], base: float
+) -> tuple[LayerRecord, str]:
+    """Return the layer where the growth along a way begins, and its likely cause."""
+    scales = [base, *(_rms(record.activations) for record in way)]
+    for place, (before, after) in enumerate(pairwise(scales)):
         if after > _JUMP * max(before, base):
-            return record, _jump_cause(record, after / max(before, base))
-    risen = len(path) - 1
-    while risen > 0 and _rms(path[risen - 1].activations) > _RISEN * base:
+            sources = [way[place - 1].name] if place else flow_of(observation).inputs
+            made = factors(observation, sources, way[place].name)
+            return way[place], _jump_cause(way[place], after / max(before, base), made)
+    risen = len(way) - 1
+    while risen > 0 and scales[risen] > _RISEN * base:
         risen -= 1
-    weighted = [record for record in path[risen:] if linear_maps(record)]
+    weighted = [record for record in way[risen:] if linear_maps(record)]
     large = [r for r in weighted if max(m.scale for m in linear_maps(r)) > _LARGE]
     why = (
         "weights too large"
@@ -236,28 +276,24 @@ def _origin(path: list[LayerRecord], base: float) -> tuple[LayerRecord, str]:
         else "a residual stream that is added"
         " to without a normalisation, or a factor in the forward"
     )
-    return (weighted or path[risen:])[0], f"the gains of the layers from here on multiply: {why}"
+    return (weighted or way[risen:])[0], f"the gains of the layers from here on multiply: {why}"
 
 
 _LARGE = 1.7
 """He et al. (2015) start at 1.41, which keeps the scale behind a ReLU."""
 
 
-def _jump_cause(record: LayerRecord, factor: float) -> str:
+def _jump_cause(record: LayerRecord, factor: float, made: str) -> str:
     given = record.inputs
     if given is not None and given.finite_count and given.rms > 0.0:
         gain = _rms(record.activations) / given.rms
         if gain < _JUMP / 3.0:
-            return f"what comes in is {factor:.3g} times larger than what went out before it"
+            return f"what comes in is {factor:.3g} times larger than what went out before it{made}"
         factor = gain
-    for found in linear_maps(record):
-        if given is not None and 2.0 * found.scale * given.rms >= _rms(record.activations):
-            return (
-                f"it magnifies by {factor:.3g}: its {found.tensor} reaches "
-                f"{found.weights.abs_max:.3g} at a fan-in of {found.fan_in}"
-            )
+    gains = {found.tensor: found.scale for found in linear_maps(record)}
     for name, values in record.parameters.items():
-        reach = values.abs_max * (1.0 if "bias" in name or given is None else given.rms)
+        reach = gains.get(name, values.abs_max)
+        reach *= 1.0 if "bias" in name or given is None else given.rms
         if 2.0 * reach >= _rms(record.activations):
             return f"it magnifies by {factor:.3g}: its {name} reaches {values.abs_max:.3g}"
     return (

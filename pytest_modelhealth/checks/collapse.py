@@ -10,13 +10,13 @@ from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.evidence import (
     called,
     completed,
+    flow_of,
     innermost,
     is_inside,
     leaves,
-    producer,
-    same_values,
     trainable,
 )
+from pytest_modelhealth.checks.paths import nearest
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
@@ -139,32 +139,41 @@ def _dropped_inputs(observation: Observation, needed: Limit) -> Iterator[Violati
 
 def _differ(record: LayerRecord, observation: Observation) -> bool:
     """Whether samples differ by more than rounding in what a layer is given."""
-    before, given = producer(observation, record), record.inputs
-    if before is not None and before.name:
+    before, given = _source(record, observation), record.inputs
+    if before is not None:
         return _spread(before.activations) >= _HEALTHY_SPREAD
     return given is not None and given.std >= _HEALTHY_SPREAD * given.abs_max > 0.0
+
+
+def _source(record: LayerRecord, observation: Observation) -> LayerRecord | None:
+    """Return the layer whose output alone a layer takes, as it is, if there is one."""
+    sources = flow_of(observation).producers(record.name, as_it_is=True)
+    return observation.layers.get(sources[0]) if len(sources) == 1 else None
 
 
 def _where_samples_became_equal(
     observation: Observation,
 ) -> tuple[LayerRecord, LayerRecord | None]:
-    """Return the layer from which on all samples are equal, and the last whose samples differ."""
-    inner = leaves(observation)
-    differing = [record for record in inner if record.equal_samples is False]
-    last = differing[-1] if differing else None
-    since = -1 if last is None else completed(last)
-    for record in inner:
-        if completed(record) > since and record.equal_samples and not record.equal_input_samples:
-            return record, last
-    around = [
-        record
-        for record in called(observation)
-        if record.equal_samples
-        and record.equal_input_samples is False
-        and completed(record) > since
-        and (last is None or is_inside(last.name, record.name))
-    ]
-    return (innermost(around) or [observation.layers[""]])[0], last
+    """Return the layer past which no differing samples get, and the last where they differ."""
+    flow, root = flow_of(observation), observation.layers[""]
+    feeding = flow.feeding("output") if flow.graph.outputs else observation.layers.keys()
+    inner = [r for r in called(observation) if r.name in feeding]
+    differing = {r.name: float(completed(r)) for r in inner if r.equal_samples is False}
+
+    def is_passed_by(record: LayerRecord) -> bool:
+        if not flow.is_exact:  # it says too much: the order has to do
+            return completed(record) < max(differing.values(), default=-1)
+
+        def pass_on(layer: str, came: bool | None) -> bool | None:
+            return layer == root.name or (came if layer not in {record.name, *differing} else None)
+
+        reaching = flow.sweep(pass_on, max, back=True)
+        return not differing.keys().isdisjoint(reaching)
+
+    equal = innermost(r for r in inner if r.equal_samples and r.equal_input_samples is False)
+    culprit = next((record for record in equal if not is_passed_by(record)), root)
+    before = nearest(observation, differing).get(culprit.name)
+    return culprit, None if before is None else observation.layers[before[1]]
 
 
 def _starts_at_zero(record: LayerRecord) -> bool:
@@ -210,34 +219,35 @@ _CANCELS = (
 
 def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the layer that takes a healthy spread away at once, never to come back."""
-    inner = [r for r in leaves(observation) if _observes(r.activations)]
-    if not inner:
+    root = observation.layers.get("")
+    if root is None or root.equal_input_samples is not False:
         return
-    spreads = [(_spread(record.activations), record) for record in inner]
     if observation.samples < settings["min_collapse_samples"].value * observation.batches:
         return
-    after = 0
-    for index, (spread, record) in enumerate(spreads):
-        if spread >= settings.limit("min_sample_spread", record.name).value:
-            after = index + 1
-    if after == 0:
-        yield from _drowned_inputs(observation, *spreads[0], settings)
-    if not 0 < after < len(spreads) or spreads[after - 1][0] < _HEALTHY_SPREAD:
-        return
-    (_, before), (spread, culprit) = spreads[after - 1], spreads[after]
-    if _is_noise(before, observation) or _is_asked_for(culprit, observation):
-        return
-    if not same_values(before.activations, culprit.inputs):
-        return  # it may take a part of it: a class token that a closed gate leaves alone
-    root = observation.layers.get("")
-    if spread == 0.0 or (root is not None and root.equal_input_samples is not False):
-        return  # equal outputs, which are told apart from gates
-    limit = settings.limit("min_sample_spread", culprit.name)
-    message = (
-        f"over the samples its units vary by only {spread:.2g} of its largest value, those of "
-        f"{before.label!r} before it by {_spread(before.activations):.2g}"
-    )
-    yield Collapse.violation(culprit, message, value=spread, limit=limit, cause=_drowned(culprit))
+    spreads = {
+        r.name: _spread(r.activations) for r in leaves(observation) if _observes(r.activations)
+    }
+
+    def limit(layer: str) -> Limit:
+        return settings.limit("min_sample_spread", layer)
+
+    healthy = {name: 1.0 for name, s in spreads.items() if s >= limit(name).value}
+    after = nearest(observation, healthy, back=True)
+    for name, spread in spreads.items():
+        culprit, before = observation.layers[name], _source(observation.layers[name], observation)
+        if name in healthy or name in after or spread == 0.0:
+            continue  # equal outputs are told apart from gates
+        if before is None or not before.name:
+            yield from _drowned_inputs(observation, spread, culprit, settings)
+        elif _spread(before.activations) < _HEALTHY_SPREAD:
+            continue
+        elif not (_is_noise(before, observation) or _is_asked_for(culprit, observation)):
+            message = (
+                f"over the samples its units vary by only {spread:.2g} of its largest value, those "
+                f"of {before.label!r} before it by {_spread(before.activations):.2g}"
+            )
+            cause = _drowned(culprit)
+            yield Collapse.violation(culprit, message, value=spread, limit=limit(name), cause=cause)
 
 
 def _drowned_inputs(
@@ -247,11 +257,12 @@ def _drowned_inputs(
 
     Samples may differ by little on purpose; here all that the inputs make of the output is little.
     """
-    root, given, out = observation.layers.get(""), record.inputs, record.activations
+    given, out = record.inputs, record.activations
     bias, maps = record.parameters.get("bias"), linear_maps(record)
-    if root is None or given is None or out is None or bias is None or not maps or not spread:
+    if given is None or out is None or bias is None or not maps:
         return
-    if not same_values(root.inputs, given) or root.equal_input_samples is not False:
+    flow = flow_of(observation)
+    if set(flow.inputs).isdisjoint(flow.producers(record.name, as_it_is=True)):
         return
     limit = settings.limit("min_sample_spread", record.name)
     signal = maps[0].scale * given.rms
@@ -273,21 +284,18 @@ _DROWNED = 10.0
 
 def _is_noise(record: LayerRecord, observation: Observation) -> bool:
     """Whether a dropout alone tells the samples apart in what a layer gives out."""
-    earlier = [r for r in leaves(observation) if completed(r) < completed(record)]
-    return "Dropout" in record.type_name and bool(earlier) and bool(earlier[-1].equal_samples)
+    sources = flow_of(observation).producers(record.name)
+    records = [observation.layers[name] for name in sources if name in observation.layers]
+    return "Dropout" in record.type_name and any(r.equal_samples for r in records)
 
 
 def _is_asked_for(record: LayerRecord, observation: Observation) -> bool:
     """Whether the layer's bias is where the targets are: years, or degrees Kelvin."""
     bias = record.parameters.get("bias")
-    return bias is not None and any(
-        call.target is not None
-        and call.input is not None
-        and not call.classes
-        and same_values(call.input, record.activations)
-        and call.target.rms > 0.5 * bias.abs_max
-        for call in observation.loss_calls
-    )
+    if bias is None or "output" not in flow_of(observation).consumers(record.name, as_it_is=True):
+        return False
+    asked = (call.target for call in observation.loss_calls if not call.classes)
+    return any(target is not None and target.rms > 0.5 * bias.abs_max for target in asked)
 
 
 def _drowned(record: LayerRecord) -> str:

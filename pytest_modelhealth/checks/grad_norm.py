@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import (
     called,
     completed,
+    flow_of,
     is_inside,
-    producer,
-    same_values,
+    parent,
     trainable,
 )
-from pytest_modelhealth.checks.paths import is_normalization
+from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
 from pytest_modelhealth.checks.weights import is_scale, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
 
@@ -45,7 +46,7 @@ class GradNorm(Check):
     definition = (
         "The L2 norm of the gradients of a layer's own parameters lies within the bounds set, if "
         "any. Relative to its weights, no gradient of the first layers falls under vanishing_ratio "
-        "of the largest after it, and not half of the layers rise over exploding_ratio."
+        "of the largest that they feed, and not half of those on a way rise over exploding_ratio."
     )
     source = (
         "AutoTrainer compares first and last layer (under 1e-3, over 70); the limits here are "
@@ -104,23 +105,17 @@ def _absolute(
     records: list[LayerRecord], observation: Observation, settings: Settings
 ) -> Iterator[Violation]:
     for record in records:
-        largest = settings.limit("max_grad_norm", record.name)
-        smallest = settings.limit("min_grad_norm", record.name)
         norm = math.sqrt(math.fsum(s.norm**2 for s in _gradients(record)) / observation.batches)
-        if largest.value is not None and norm > largest.value:
-            message = f"gradient norm {norm:.3g} is over {largest.value:g}"
-            yield GradNorm.violation(
-                record,
-                message,
-                value=norm,
-                limit=largest,
-                cause=_exploding_cause(record, observation),
-            )
-        if smallest.value is not None and norm < smallest.value:
-            message = f"gradient norm {norm:.3g} is under {smallest.value:g}"
-            yield GradNorm.violation(
-                record, message, value=norm, limit=smallest, cause=_small_cause(record, observation)
-            )
+        for name, word, sign, cause in (
+            ("max_grad_norm", "over", 1.0, _exploding_cause),
+            ("min_grad_norm", "under", -1.0, _small_cause),
+        ):
+            limit = settings.limit(name, record.name)
+            if limit.value is not None and sign * norm > sign * limit.value:
+                message = f"gradient norm {norm:.3g} is {word} {limit.value:g}"
+                yield GradNorm.violation(
+                    record, message, value=norm, limit=limit, cause=cause(record, observation)
+                )
 
 
 _FLAT = frozenset({"sigmoid", "hardsigmoid", "tanh", "hardtanh", "softsign", "logsigmoid"})
@@ -174,33 +169,47 @@ def _exploding(
 ) -> Iterator[Violation]:
     """Compare each layer's gradient with its own weights.
 
-    A gradient that explodes does so in most layers. In a single one it is what a normalisation
-    makes of weights that start near zero: tokens of a vision transformer, embeddings of RWKV.
+    A gradient that explodes does so in most layers on its way. In a single one it is what a
+    normalisation makes of weights that start near zero: tokens of a vision transformer, embeddings
+    of RWKV.
     """
-    worst = [
-        (ratio, record)
-        for record in records
+    ratios = {
+        record.name: ratio
+        for record in sorted(records, key=completed)
         if (ratio := _relative_gradient(record))
         > settings.limit("exploding_ratio", record.name).value
-    ]
-    if 2 * len(worst) < max(len(records), 1):
-        return
-    ratio, worst_record = max(worst, key=lambda pair: pair[0])
-    message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
-    record, cause = worst_record, _exploding_cause(worst_record, observation)
-    targets = _large_targets(observation)
-    found = _dominant_gain(records, grows=True)
-    if found is not None:
-        gain, record = found
-        message = f"the gradient grows {gain:.3g} times on its way back through it"
-        cause = _magnifying_cause(record)
-    elif targets is not None:
-        cause = targets
-    others = [other.name for _, other in worst if other is not record]
-    limit = settings.limit("exploding_ratio", worst_record.name)
-    yield GradNorm.violation(
-        record, message, value=ratio, limit=limit, cause=cause, affected=others
-    )
+    }
+    near = _arriving(records, observation) if ratios else {}
+    told: set[str] = set()
+    for first in ratios:
+        if first in told:
+            continue
+        way, flow = way_to(first, near)[::-1], flow_of(observation)
+        on_way = {*way, *flow.feeding(first)}
+        on_way.update(r.name for r in records if is_inside(r.name, first))
+        told.update(way)
+        if 2 * len(on_way & ratios.keys()) < sum(r.name in on_way for r in records):
+            continue
+        on_way |= flow.feeding(*way) | flow.reach(first)
+        others = [name for name in ratios if name in on_way]
+        told.update(others)
+        worst = observation.layers[max(others, key=lambda name: ratios[name])]
+        culprit, cause = worst, _large_targets(observation) or _exploding_cause(worst, observation)
+        size = f"{ratios[worst.name]:.3g}"
+        message = f"its gradient is {size} times as large as its weights (root mean square)"
+        found = _dominant_gain([observation.layers[name] for name in way], grows=True)
+        if found is not None:
+            gain, before, culprit = found
+            message = f"the gradient grows {gain:.3g} times on its way back through it"
+            cause = _magnifying_cause(before, culprit, observation)
+        yield GradNorm.violation(
+            culprit,
+            message,
+            value=ratios[worst.name],
+            limit=settings.limit("exploding_ratio", worst.name),
+            cause=cause,
+            affected=[name for name in others if name != culprit.name],
+        )
 
 
 def _large_targets(observation: Observation) -> str | None:
@@ -220,12 +229,13 @@ def _large_targets(observation: Observation) -> str | None:
 _FAR_TARGETS = 100.0
 
 
-def _magnifying_cause(record: LayerRecord) -> str:
+def _magnifying_cause(before: LayerRecord, record: LayerRecord, observation: Observation) -> str:
     weights = _rms(list(record.parameters.values()))
     if max((found.scale for found in linear_maps(record)), default=0.0) < _GREAT:
         return (
             "what is computed between it and the layer before magnifies: a factor, a division by "
             "what is next to zero, or a root there"
+            f"{factors(observation, [before.name], record.name)}"
         )
     return (
         f"its weights (root mean square {weights:.3g}) magnify what passes: initialised or grown "
@@ -240,171 +250,184 @@ _GREAT = 10.0
 def _vanishing(
     records: list[LayerRecord], observation: Observation, settings: Settings
 ) -> Iterator[Violation]:
-    """Compare each layer's gradient with the largest of the layers that ran after it.
+    """Compare each layer's gradient with the largest of the layers after it, on its way back.
 
-    Only the layers that ran first count: a gradient that vanished stays away from all of them. A
+    Only layers that no other feeds count: a gradient that vanished stays away from all of them. A
     branch of weak layers with strong ones before it is a gate (LayerScale, a fresh adapter). Where
     the loss reads a token that sees the others through such branches only, all layers lie behind a
     gate; then they count as they will once it is open.
     """
-    pairs = [(ratio, r) for r in records if (ratio := _relative_gradient(r)) > 0.0]
-    pairs.sort(key=lambda pair: completed(pair[1]))
-    if len(pairs) < _FEWEST_LAYERS:
+    flow = flow_of(observation)
+    ratios = {r.name: ratio for r in records if (ratio := _relative_gradient(r)) > 0.0}
+
+    def largest(layer: str, came: float | None) -> float | None:
+        return max(ratios.get(layer, 0.0), came or 0.0) or None
+
+    after = flow.sweep(largest, max, back=True, by="gradient")
+    parts = {r: ratios[r] / max(ratios[r], after.get(r, 0.0)) for r in ratios}
+    limits = {name: settings.limit("vanishing_ratio", name) for name in parts}
+    weak = {name for name, part in parts.items() if part < limits[name].value}
+    if not weak or len(ratios) < _FEWEST_LAYERS:
         return
-    largest_after = list(accumulate((ratio for ratio, _ in reversed(pairs)), max))[::-1]
-    weak = []
-    gates: list[tuple[int, float]] | None = None
-    for (gradient, record), largest in zip(pairs, largest_after, strict=True):
-        limit = settings.limit("vanishing_ratio", record.name)
-        if gradient >= limit.value * largest:
-            break
-        if gates is None:
-            gates = list(_gates(observation, math.sqrt(limit.value) * largest))
-        opened = min((part for end, part in gates if end > completed(record)), default=1.0)
-        if gradient >= limit.value * largest * opened:
-            break
-        weak.append((gradient / largest, record))
-    if weak:
-        ratio, first = weak[0]
-        limit = settings.limit("vanishing_ratio", first.name)
-        others = [other.name for _, other in weak]
-        found = _dominant_gain([record for _, record in pairs], grows=False)
+    gates = _gates(observation, {n for n in parts if parts[n] >= math.sqrt(limits[n].value)})
+
+    def least(layer: str, came: float | None) -> float | None:
+        return min(gates.get(layer, 1.0), 1.0 if came is None else came)
+
+    opened = flow.sweep(least, min, back=True, by="gradient")
+    weak = {name for name in weak if parts[name] < limits[name].value * opened.get(name, 1.0)}
+
+    def strong(layer: str, came: bool | None) -> bool | None:
+        return came or (layer in ratios and layer not in weak) or None
+
+    fed = flow.sweep(strong, max, by="gradient")
+    starved = [r for r in sorted(records, key=completed) if r.name in weak and r.name not in fed]
+    near, told = _arriving(records, observation), set[str]()
+    for first in starved:
+        if first.name in told or not _has_scale(first):
+            continue
+        way = [observation.layers[name] for name in way_to(first.name, near)[::-1]]
+        if any(r.name in fed for r in takewhile(lambda r: r.name in weak, way)):
+            continue  # it is part of a branch that has strong layers before it
+        behind = {r.name for r in starved} & flow.reach(first.name, by="gradient")
+        others = {r.name for r in starved} & {*behind, *flow.feeding(*behind)} - {first.name}
+        told |= others
+        found = _dominant_gain(way, grows=False)
+        culprit = first
+        message = (
+            f"its gradient is {parts[first.name]:.2g} of that in the layers after it: it vanished"
+        )
         if found is None:
-            message = f"its gradient is {ratio:.2g} of that in the layers after it: it vanished"
-            cause = _uniform_cause([record for _, record in pairs], observation)
-            yield GradNorm.violation(
-                first, message, value=ratio, limit=limit, cause=cause, affected=others[1:]
-            )
+            cause = _uniform_cause(way, observation)
         else:
-            gain, record = found
+            gain, before, culprit = found
             message = f"the gradient shrinks to {gain:.2g} of itself on its way back through it"
-            affected = [name for name in others if name != record.name]
-            yield GradNorm.violation(
-                record,
-                message,
-                value=ratio,
-                limit=limit,
-                cause=_shrinking_cause(record),
-                affected=affected,
-            )
+            cause = _shrinking_cause(before, culprit, observation)
+        yield GradNorm.violation(
+            culprit,
+            message,
+            value=parts[first.name],
+            limit=limits[first.name],
+            cause=cause,
+            affected=[r.name for r in starved if r.name in {first.name, *others} - {culprit.name}],
+        )
 
 
-def _gates(observation: Observation, healthy: float) -> Iterator[tuple[int, float]]:
-    """Yield when each gate that starts nearly closed returned, and what part it lets through.
+def _gates(observation: Observation, healthy: set[str]) -> dict[str, float]:
+    """Return what part each gate that starts nearly closed lets through.
 
     The gradient before a gate is small by its start alone, and grows with its first steps: its own
-    relative gradient is `healthy` or more.
+    is `healthy`.
     """
-    for record in called(observation):
-        if record.gradients is None or _relative_gradient(record) < healthy:
+    layers, ran, held = observation.layers, called(observation), defaultdict(list)
+    for record in ran:
+        around = record.name
+        while around:
+            around = parent(around)
+            held[around].append(record)
+    weighted = {r.name: 1.0 for r in ran if linear_maps(r)}
+    before_weights = nearest(observation, weighted, back=True)
+    given = {r.name: r.inputs.rms for r in ran if r.inputs and r.name not in held}
+    entering = nearest(observation, given, back=True)
+    gates = {}
+    for record in ran:
+        out, inner = record.activations, held.get(record.name, [])
+        if record.gradients is None or record.name not in healthy or out is None:
             continue
-        maps = linear_maps(record)
-        if maps:
-            part = max(found.scale_by_fan_out for found in maps)
-            if 0.0 < part < _SMALLEST_WEIGHT_RMS and _is_last(record, observation):
-                yield completed(record), part
+        joined = out.rms if inner else entering.get(record.name, (0.0, ""))[0]
+        if record.name in weighted:  # a head that starts near zero, or the end of a branch
+            part = max(found.scale_by_fan_out for found in linear_maps(record))
+            is_open = record.name in before_weights and joined <= _FAR * out.rms
+            if 0.0 < part < _SMALLEST_WEIGHT_RMS and not is_open:
+                gates[record.name] = part
             continue
+        sources = flow_of(observation).producers(record.name, as_it_is=True)
+        branches = inner or [layers[source] for source in sources if source in layers]
         for name in trainable(record):
             scale = record.parameters[name]
             is_small = is_scale(scale.shape) and 0.0 < scale.rms < _SMALLEST_WEIGHT_RMS
-            if is_small and _is_gate(record, scale.rms, observation):
-                yield completed(record), scale.rms
+            if is_small and any(_closes(record, scale.rms, b, joined) for b in branches):
+                gates[record.name] = scale.rms
+    return gates
 
 
-def _is_last(record: LayerRecord, observation: Observation) -> bool:
-    """Whether no weights come after those of this layer: a head that starts near zero."""
-    after = (r for r in called(observation) if (r.entered or 0) > completed(record))
-    return not any(map(linear_maps, after))
-
-
-def _is_gate(record: LayerRecord, scale: float, observation: Observation) -> bool:
-    """Whether a layer multiplies a branch by its own `scale`, and adds that to what goes past it.
+def _closes(record: LayerRecord, scale: float, branch: LayerRecord, joined: float) -> bool:
+    """Whether a layer multiplies a branch by its own `scale`, and that is added to what goes past.
 
     Multiplication shows in the gradient, which is smaller by the scale before it; what goes past,
-    in what comes after, which is not.
+    in the sum, which is not.
     """
-    source = producer(observation, record)
-    if source is not None and _is_scaled(source, record, scale):
-        after = next(
-            (
-                r
-                for r in called(observation)
-                if (r.entered or 0) > completed(record)
-                and not same_values(record.activations, r.inputs)
-            ),
-            None,
-        )
-        return after is not None and _goes_past(after.inputs, record.activations)
-    return any(
-        _is_scaled(inner, record, scale)
-        and _goes_past(record.activations, inner.activations, scale)
-        for inner in called(observation)
-        if is_inside(inner.name, record.name)
-    )
-
-
-def _is_scaled(before: LayerRecord, record: LayerRecord, scale: float) -> bool:
-    if before.gradients is None or record.gradients is None:
+    if branch.gradients is None or record.gradients is None or branch.activations is None:
         return False
     expected = scale * record.gradients.rms
-    return expected / _ABOUT <= before.gradients.rms <= expected * _ABOUT
-
-
-def _goes_past(
-    whole: TensorStatistics | None, branch: TensorStatistics | None, scale: float = 1.0
-) -> bool:
-    return whole is not None and branch is not None and whole.rms > _FAR * scale * branch.rms
+    is_scaled = expected / _ABOUT <= branch.gradients.rms <= expected * _ABOUT
+    return is_scaled and joined > _FAR * scale * branch.activations.rms
 
 
 _ABOUT, _FAR = 4.0, 10.0
 
 
-def _gains(records: list[LayerRecord]) -> list[tuple[float, LayerRecord]]:
-    """Return by how much the gradient grows on its way back through each layer.
+def _arriving(records: list[LayerRecord], observation: Observation) -> dict[str, tuple[float, str]]:
+    """Return from which of the layers next after each most of its gradient comes."""
+    arrived = {r.name: r.gradients.rms for r in records if r.gradients and r.gradients.rms > 0.0}
+    return nearest(observation, arrived, back=True, by="gradient")
+
+
+def _gains(way: list[LayerRecord]) -> list[tuple[float, LayerRecord, LayerRecord]]:
+    """Return by how much the gradient grows on its way back, with the layers before and after.
 
     It is the gradient at the output of the layer before relative to that at the layer's own, so
     that the activation between the two counts with the later one.
     """
-    passed = [r for r in records if r.gradients is not None and r.gradients.rms > 0.0]
-    passed.sort(key=completed)
     return [
-        (before.gradients.rms / record.gradients.rms, record)
-        for before, record in pairwise(passed)
-        if before.gradients is not None and record.gradients is not None
+        (before.gradients.rms / record.gradients.rms, before, record)
+        for before, record in pairwise(way)
+        if before.gradients and record.gradients and before.gradients.rms and record.gradients.rms
     ]
 
 
-def _dominant_gain(records: list[LayerRecord], *, grows: bool) -> tuple[float, LayerRecord] | None:
-    """Return the layer that makes most of the change all by itself, with its gain, if one does."""
-    gains = _gains(records)
+def _dominant_gain(
+    way: list[LayerRecord], *, grows: bool
+) -> tuple[float, LayerRecord, LayerRecord] | None:
+    """Return the gain that makes most of the change all by itself, with its layers, if one does."""
+    gains = _gains(way)
     if not gains:
         return None
     sign = 1.0 if grows else -1.0
-    total = sign * math.fsum(math.log(gain) for gain, _ in gains)
-    gain, record = max(gains, key=lambda pair: sign * pair[0])
-    change = sign * math.log(gain)
-    return (gain, record) if change >= _LEAST_SINGLE_CHANGE and 2 * change >= total else None
+    total = sign * math.fsum(math.log(gain) for gain, _, _ in gains)
+    found = max(gains, key=lambda gain: sign * gain[0])
+    change = sign * math.log(found[0])
+    return found if change >= _LEAST_SINGLE_CHANGE and 2 * change >= total else None
 
 
 _LEAST_SINGLE_CHANGE = math.log(1e3)
 
 
-def _shrinking_cause(record: LayerRecord) -> str:
+def _shrinking_cause(before: LayerRecord, record: LayerRecord, observation: Observation) -> str:
     weight = record.parameters.get("weight")
     if weight is not None and weight.rms * math.sqrt(math.prod(weight.shape[1:])) < 0.01:
         return f"its weights are too small (root mean square {weight.rms:.3g}) to pass a signal"
     return (
         "the activation or arithmetic before it is flat for its inputs (saturated, clamped), or it "
-        "multiplies by a factor near zero"
+        f"multiplies by a factor near zero{factors(observation, [before.name], record.name)}"
     )
 
 
-def _uniform_cause(records: list[LayerRecord], observation: Observation) -> str:
-    gains, cause = _gains(records), _vanishing_cause(records, observation)
+def _uniform_cause(way: list[LayerRecord], observation: Observation) -> str:
+    gains, cause = _gains(way), _vanishing_cause(way, observation)
     if not gains:
         return cause
-    mean = math.exp(-math.fsum(math.log(gain) for gain, _ in gains) / len(gains))
+    mean = math.exp(-math.fsum(math.log(gain) for gain, _, _ in gains) / len(gains))
     return f"it shrinks {mean:.3g} times a layer over {len(gains)} layers: {cause}"
+
+
+def _has_scale(record: LayerRecord) -> bool:
+    """Whether weights of a layer are more than a start next to zero, and no scales of others."""
+    weights = (record.parameters[name] for name in trainable(record))
+    return any(s.rms > _NEXT_TO_ZERO and not is_scale(s.shape) for s in weights)
+
+
+_NEXT_TO_ZERO = 1e-6
 
 
 def _relative_gradient(record: LayerRecord) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, same_values
-from pytest_modelhealth.checks.paths import HAS_WEIGHTS
+from pytest_modelhealth.checks.evidence import called, flow_of
+from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
@@ -68,35 +67,31 @@ class Inputs(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield what is wrong with the batch."""
         root = observation.layers.get("")
-        given = None if root is None else root.inputs
-        if root is None or given is None or given.nonfinite_count:
+        whole = None if root is None else root.inputs
+        if root is None or whole is None or whole.nonfinite_count:
             return  # `finite` names it
-        if _is_floating(given):
-            yield from _values(observation, root, given, settings["max_input_rms"])
-        else:
-            yield from _ids(observation, root)
-
-
-def _is_floating(statistics: TensorStatistics) -> bool:
-    return statistics.dtype.startswith(("float", "bfloat"))
+        if is_floating(whole) and whole.std == 0.0 and whole.count >= _FEWEST_VALUES:
+            message = f"all {whole.count} values of the batch are equal, {whole.mean:.3g}"
+            cause = "a placeholder, or data that did not load"
+            yield Inputs.violation(root, message, value=0.0, limit=ALWAYS, cause=cause)
+            return
+        inputs = flow_of(observation).inputs
+        for name in inputs:
+            given, taker = as_given(observation, name), _first_weights(observation, name)
+            if taker is not None and given is not None and is_floating(given):
+                what = "its inputs" if len(inputs) == 1 else f"the values of {name}"
+                limit = settings["max_input_rms"]
+                yield from _values(root, given, f"go into {taker.label!r} as they are", what, limit)
+        yield from _ids(observation)
 
 
 def _values(
-    observation: Observation, root: LayerRecord, given: TensorStatistics, limit: Limit
+    root: LayerRecord, given: TensorStatistics, into: str, what: str, limit: Limit
 ) -> Iterator[Violation]:
-    if given.count < _FEWEST_VALUES:
+    if given.count < _FEWEST_VALUES or given.std == 0.0:
         return
-    if given.std == 0.0:
-        message = f"all {given.count} values of the batch are equal, {given.mean:.3g}"
-        cause = "a placeholder, or data that did not load"
-        yield Inputs.violation(root, message, value=0.0, limit=ALWAYS, cause=cause)
-        return
-    taker = _first_weights(observation, given)
-    if taker is None:
-        return
-    into = f"go into {taker.label!r} as they are"
     if given.min in _SENTINELS and given.max < _REAL * abs(given.min):
-        message = f"its inputs hold {given.min:g} beside values up to {given.max:.3g}, and {into}"
+        message = f"{what} hold {given.min:g} beside values up to {given.max:.3g}, and {into}"
         cause = (
             f"{given.min:g} stands for a missing value in many tables: fill it in, or add a column "
             "that tells where it is missing"
@@ -105,14 +100,14 @@ def _values(
         return
     if given.rms > _allowed(given, limit):
         message = (
-            f"its inputs, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
+            f"{what}, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
             f"{given.rms:.3g}, {into}"
         )
         yield Inputs.violation(
             root, message, value=given.rms, limit=limit, cause=_large_cause(given)
         )
     elif given.min >= 0.0 and abs(given.max * _WHITE - 1.0) < 0.02 and given.count >= 64:
-        message = f"its inputs lie in [{given.min:.3g}, {given.max:.3g}], and {into}"
+        message = f"{what} lie in [{given.min:.3g}, {given.max:.3g}], and {into}"
         cause = (
             "images divided by 255 twice: 1 / 255 is 0.00392 (ToTensor divides already)"
             if _is_image(given)
@@ -140,11 +135,11 @@ def _values(
         )
 
 
-def _first_weights(observation: Observation, given: TensorStatistics) -> LayerRecord | None:
-    """Return the first layer with weights that takes the batch as it is."""
-    for record in called(observation):
-        has_weights = bool(linear_maps(record)) or not HAS_WEIGHTS.isdisjoint(record.options)
-        if has_weights and same_values(given, record.inputs):
+def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
+    """Return the first layer with weights that takes a tensor of the batch as it is."""
+    for layer in flow_of(observation).consumers(name, as_it_is=True):
+        record = observation.layers.get(layer)
+        if record is not None and (linear_maps(record) or HAS_WEIGHTS & record.options.keys()):
             return record
     return None
 
@@ -194,39 +189,28 @@ def _is_normalised_twice(given: TensorStatistics) -> bool:
     return _ONCE < spread < 8.0 and -spread < centre < -0.2 and given.max > spread
 
 
-def _counts_up(given: TensorStatistics | None) -> bool:
-    """Whether ids are 0, 1, 2, ... in each row: positions."""
-    if given is None or not given.shape or given.shape[-1] < _FEWEST_COUNTED:
-        return False
-    length = given.shape[-1]
-    spread = math.sqrt((length**2 - 1) / 12)
-    return given.max - given.min == length - 1 and math.isclose(given.std, spread, rel_tol=_ABOUT)
+def _ids(observation: Observation) -> Iterator[Violation]:
+    """Yield tables that the batch asks for one row only.
 
-
-_FEWEST_COUNTED = 4
-_ABOUT = 1e-3
-
-
-def _ids(observation: Observation, root: LayerRecord) -> Iterator[Violation]:
-    """Yield tables of tokens that are asked for one row only.
-
-    Segments may be: the table of the tokens takes what the model was given, or has the most rows
-    of those that are not asked for one row after the other, as positions are.
+    Segments and languages may be: it has the most rows of those whose vectors come together.
     """
-    tables = [
-        record
-        for record in called(observation)
-        if isinstance(record.options.get("num_embeddings"), int) and not _counts_up(record.inputs)
-    ]
-    rows = {record.name: int(record.options["num_embeddings"] or 0) for record in tables}
-    for record in tables:
-        given = record.inputs
-        if given is None or _is_floating(given) or rows[record.name] < _FEWEST_ROWS:
+    flow = flow_of(observation)
+    sizes = {r.name: r.options.get("num_embeddings") for r in called(observation)}
+    rows = {
+        name: size
+        for name, size in sizes.items()
+        if isinstance(size, int)
+        and not (flow.is_exact and set(flow.inputs).isdisjoint(flow.producers(name)))
+    }
+    takers = {name: set(flow.consumers(name)) for name in rows}
+    for name in rows:
+        record, given = observation.layers[name], observation.layers[name].inputs
+        if given is None or is_floating(given) or rows[name] < _FEWEST_ROWS:
             continue
         is_one_row = given.count >= _FEWEST_VALUES and given.std == 0.0 and len(given.shape) > 1
         if not is_one_row or given.shape[-1] == 1:
             continue
-        if not same_values(root.inputs, given) and rows[record.name] < max(rows.values()):
+        if any(rows[name] < rows[other] and takers[name] & takers[other] for other in rows):
             continue
         message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
         if given.mean == record.options.get("padding_idx"):

@@ -1,9 +1,9 @@
-"""Where a layer's output goes as it is: through activations and norms to the next weights."""
+"""Ways along the flow: to the next weights, and between layers that something is asked of."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.evidence import flow_of
@@ -11,6 +11,8 @@ from pytest_modelhealth.checks.weights import linear_maps
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation
+    from pytest_modelhealth.report.flow import By
+    from pytest_modelhealth.statistics import TensorStatistics
 
 NORMALIZATIONS = frozenset(
     {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LayerNorm", "GroupNorm"}
@@ -44,6 +46,77 @@ def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerR
             return []
         if linear_maps(here) or not HAS_WEIGHTS.isdisjoint(here.options):
             return way
+
+
+def nearest(
+    observation: Observation, numbers: Mapping[str, float], *, back: bool = False, by: By = "value"
+) -> dict[str, tuple[float, str]]:
+    """Return which of the layers with a number, next before each layer, has the largest.
+
+    Args:
+        observation: what was seen.
+        numbers: by layer; the others are passed.
+        back: of those next after it instead.
+        by: ``"gradient"`` to go only where gradients go back.
+    """
+    own = {name: ((number, name),) for name, number in numbers.items()}
+
+    def pass_on(layer: str, came: _Two | None) -> _Two | None:
+        return own.get(layer, came)
+
+    def join(a: _Two, b: _Two) -> _Two:
+        return tuple(sorted({*a, *b}, reverse=True)[:2])
+
+    came = flow_of(observation).sweep(pass_on, join, back=back, by=by)
+    others = {layer: [two for two in best if two[1] != layer] for layer, best in came.items()}
+    return {layer: found[0] for layer, found in others.items() if found}
+
+
+_Two = tuple[tuple[float, str], ...]
+"""The largest and the next, as a layer that is called again comes before itself."""
+
+
+def way_to(layer: str, near: Mapping[str, tuple[float, str]]) -> list[str]:
+    """Return the layers that are `nearest` to each other on the way to `layer`, itself last."""
+    way = {layer: None}
+    while layer in near and near[layer][1] not in way:
+        layer = near[layer][1]
+        way[layer] = None
+    return list(way)[::-1]
+
+
+_FACTORS = frozenset(
+    {"mul", "multiply", "imul", "rmul", "div", "divide", "truediv", "itruediv", "true_divide"}
+    | {"exp", "pow", "square", "sum", "cumsum", "prod", "mm", "bmm", "matmul", "addmm", "baddbmm"}
+)
+
+
+def factors(observation: Observation, sources: Iterable[str], target: str) -> str:
+    """Return which operations between layers may change the scale, in brackets, if any do."""
+    flow = flow_of(observation)
+    made = (vertex for source in sources for vertex in flow.operations(source, target))
+    told = [f"`{v.function}` at {v.line}" for v in made if v.function in _FACTORS and v.line]
+    return f" ({', '.join(list(dict.fromkeys(told))[:_MOST_TOLD])})" if told else ""
+
+
+_MOST_TOLD = 3
+
+
+def as_given(observation: Observation, name: str) -> TensorStatistics | None:
+    """Return the statistics of a tensor of the batch, where it is the only one or a layer's own."""
+    flow, root = flow_of(observation), observation.layers.get("")
+    if len(flow.inputs) == 1:
+        return None if root is None else root.inputs
+    for taker in flow.consumers(name, as_it_is=True):
+        record = observation.layers.get(taker)
+        if record is not None and all(len(set(call.inputs)) == 1 for call in flow.calls(taker)):
+            return record.inputs
+    return None
+
+
+def is_floating(statistics: TensorStatistics) -> bool:
+    """Whether these are numbers rather than ids or masks."""
+    return statistics.dtype.startswith(("float", "bfloat"))
 
 
 def normalizer(observation: Observation, record: LayerRecord) -> LayerRecord | None:

@@ -1,5 +1,8 @@
 """The `activation_scale` check: where activations begin to grow."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -126,3 +129,111 @@ def test_stream_that_grows_behind_normalisations(factor, layer, batch, inspect):
     for violation in found:
         assert violation.limit == 100.0**2
         assert violation.role == "inputs"
+
+
+class Towers(nn.Module):
+    """Two towers, whose layers run in turns, and a head that takes both."""
+
+    def __init__(self, left, right):
+        super().__init__()
+        self.left, self.right = nn.Sequential(*left), nn.Sequential(*right)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x, y):
+        for left, right in zip(self.left, self.right, strict=True):
+            x, y = left(x), right(y)
+        return self.head(torch.cat([x, y], 1))
+
+
+def linears(*gains):
+    """Layers that multiply the scale by each of these."""
+    layers = [nn.Linear(16, 16, bias=False) for _ in gains]
+    for layer, gain in zip(layers, gains, strict=True):
+        nn.init.orthogonal_(layer.weight, gain)
+    return layers
+
+
+def test_towers_of_different_scale_are_no_growth_of_each_other(batch, inspect):
+    """A table of large numbers beside words: each is compared with what feeds it."""
+    columns = 1500.0 + 1000.0 * batch
+    words = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(64, 16))
+    model = Towers([words, *linears(1.0)], linears(1.0, 1.0))
+    assert found(inspect(model, (torch.randint(50, (64, 4)), columns))) == []
+
+
+@pytest.mark.parametrize(("factor", "names"), [(3.0, []), (3000.0, ["left.1"])])
+def test_growth_in_one_tower_beside_one_of_larger_scale(factor, names, batch, inspect):
+    """What the other tower is given does not excuse it."""
+    left = [*linears(1.0), Scales(factor), *linears(1.0)]
+    model = Towers(left, linears(1.0, 1.0, 1.0))
+    assert found(inspect(model, (batch, 1000.0 * torch.randn(64, 16)))) == names
+
+
+def test_rise_is_followed_on_its_own_branch(batch, inspect):
+    """The other branch, which runs in turns with it, has larger steps and stays within bounds."""
+    model = Towers(linears(3.5, 3.5, 3.5, 3.5, 3.5), linears(1.0, 1.0, 60.0, 1.0, 0.1))
+    assert found(inspect(model, (batch, torch.randn(64, 16)))) == ["left.0"]
+
+
+def test_jumps_on_two_branches_are_two_faults(batch, inspect):
+    """Neither is a consequence of the other."""
+    left, right = ([*linears(1.0), Scales(f), *linears(1.0)] for f in (3e3, 5e4))
+    report = inspect(Towers(left, right), (batch, torch.randn(64, 16)))
+    jumps = [v for v in report.violations if v.check == "activation_scale"]
+    assert [v.layer for v in jumps] == ["left.1", "right.1"]
+    assert "left.2" in jumps[0].affected
+    assert "right.2" not in jumps[0].affected
+
+
+class Factor(nn.Module):
+    """A number between two layers, in the forward of the model."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.factor = factor
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x)) / self.factor
+        return self.head(self.b(h))
+
+
+@pytest.mark.parametrize(("factor", "names"), [(1.0, []), (3e-4, ["b"])])
+def test_operation_and_line_of_a_factor_are_named(factor, names, batch, inspect):
+    """The graph knows what stands between two layers."""
+    report = inspect(Factor(factor), batch)
+    assert found(report) == names
+    for violation in report.violations:
+        assert "`div` at " in violation.cause
+        assert line_of(violation.cause) == "h = torch.tanh(self.a(x)) / self.factor"
+
+
+def line_of(cause):
+    """The line of this file that a cause names."""
+    (number,) = re.findall(re.escape(__file__) + r":(\d+)", cause)
+    return Path(__file__).read_text().splitlines()[int(number) - 1].strip()
+
+
+def test_factor_of_a_stream_is_named(batch, inspect):
+    """With its line, where a multiplication lies on the stream."""
+    (violation,) = inspect(Stream(10.0), batch).violations
+    assert line_of(violation.cause) == "x = self.factor * x + branch(norm(x))"
+
+
+@pytest.mark.parametrize("factor", [1.0, 10.0])
+def test_stream_is_followed_beside_a_tower_of_large_scale(factor, batch, inspect):
+    """A norm of raw columns, which run first, is no part of the stream."""
+
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.columns, self.stream = (
+                nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 4)),
+                Stream(factor),
+            )
+
+        def forward(self, x, y):
+            return self.columns(x) + self.stream(y)
+
+    report = inspect(Beside(), (1e3 * torch.randn(64, 16), batch))
+    assert found(report) == ([] if factor == 1.0 else ["stream.norms.1"])

@@ -273,3 +273,80 @@ def test_pooling_layer_is_not_said_to_add_anything(rest, pool, names, batch, ins
     found = [v for v in inspect(model, batch).violations if v.check == "collapse"]
     assert [v.layer for v in found] == names
     assert all("cancels out" in v.cause and "adds" not in v.cause for v in found)
+
+
+class Aside(nn.Module):
+    """A layer that makes all samples one, or nearly, and another that runs aside of the output."""
+
+    def __init__(self, function, when):
+        super().__init__()
+        self.fc, self.act, self.head = nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)
+        self.aside, self.collapses, self.when = nn.Linear(16, 4), Collapses(function), when
+
+    def forward(self, x):
+        h = self.act(self.fc(x))
+        if self.when == "before":
+            self.aside(x)
+        out = self.head(self.collapses(h))
+        if self.when == "after":
+            self.aside(x)
+        return out
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [(lambda x: x * 0 + 0.5, ["collapses"]), (lambda x: x + 1e6, ["collapses"]), (abs, [])],
+    ids=["constant", "drowned", "healthy"],
+)
+def test_what_runs_aside_of_the_output_hides_nothing(when, function, names, batch, inspect):
+    """Neither the layer that did it nor that the output is lost."""
+    assert found(inspect(Aside(function, when), batch, settings=ALONE)) == names
+
+
+def test_spread_that_another_branch_brings_back_is_not_lost(batch, inspect):
+    """What the head is given differs by the other branch."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.head = (
+                around(lambda x: x + 1e6)[:3],
+                nn.Linear(16, 32),
+                nn.Linear(64, 4),
+            )
+
+        def forward(self, x):
+            b = self.b(x)
+            return self.head(torch.cat([self.a(x) * 1e-6, b], 1))
+
+    assert found(inspect(Both(), batch)) == []
+
+
+@pytest.mark.parametrize("most", [3, 5, 8])
+def test_flow_that_ends_before_the_output_breaks_nothing(most, batch, inspect, monkeypatch):
+    """Of a run of too many operations the rest was not followed; who did it is still named."""
+    monkeypatch.setattr("pytest_modelhealth.capture.observing.flow.MOST_VERTICES", most)
+    report = inspect(around(lambda x: x * 0 + 0.5), batch, settings=ALONE)
+    assert not report.flow.is_exact
+    assert not report.judgement.broken
+    assert found(report) == ["2"]
+
+
+@pytest.mark.parametrize(("start", "names"), [(0.0, [""]), (1.0, [])])
+def test_scale_that_starts_at_zero_excuses_its_branch_alone(start, names, batch, inspect):
+    """Features times a condition of zero are lost: nothing goes past the product."""
+
+    class Modulated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.condition, self.features = nn.Linear(16, 32), nn.Linear(16, 32)
+            self.head = nn.Linear(32, 4)
+            self.condition.weight.data.mul_(start)
+            self.condition.bias.data.zero_()
+
+        def forward(self, x):
+            features = torch.tanh(self.features(x))
+            return self.head(features * self.condition(x))
+
+    assert found(inspect(Modulated(), batch, settings=ALONE)) == names

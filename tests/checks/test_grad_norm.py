@@ -184,3 +184,130 @@ def test_targets_far_larger_than_outputs_are_named(scale, is_named, mlp, batch, 
     assert [v.check for v in found] == (["grad_norm"] if is_named else [])
     if is_named:
         assert "standardise the targets" in found[0].cause
+
+
+def deep(depth, gain=1.0, activation=nn.Tanh):
+    """A tower whose layers multiply the gradient by about `gain`."""
+    layers = [m for _ in range(depth) for m in (nn.Linear(16, 16), activation())]
+    for layer in layers[::2]:
+        nn.init.orthogonal_(layer.weight, gain)
+    return nn.Sequential(*layers)
+
+
+class Branches(nn.Module):
+    """Two branches of one input, which run one after the other, and a head that takes both."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second, self.head = first, second, nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.head(torch.cat([self.first(x), self.second(x)], 1))
+
+
+def found(report):
+    """What the check finds, also where it is folded under other findings."""
+    told = [v for root in report.violations for v in (root, *root.folded)]
+    return [v for v in told if v.check == "grad_norm"]
+
+
+def named(report):
+    """The layers that the check names."""
+    return [v.layer for v in found(report)]
+
+
+@pytest.mark.parametrize("bad", ["first", "second"])
+def test_gradient_that_vanishes_in_one_branch_beside_a_healthy_one(bad, batch, inspect):
+    """Whichever runs first; the healthy one is left alone."""
+    branches = {"first": deep(5), "second": deep(5), bad: deep(14, activation=nn.Sigmoid)}
+    assert named(inspect(Branches(**branches), batch)) == [f"{bad}.0"]
+    assert named(inspect(Branches(deep(5), deep(5)), batch)) == []
+
+
+class Heads(Branches):
+    """Each branch has an output of its own."""
+
+    def __init__(self, first, second):
+        super().__init__(first, second)
+        del self.head
+
+    def forward(self, x):
+        return self.first(x), self.second(x)
+
+
+def test_branch_of_a_small_loss_is_not_compared_with_another(batch, inspect):
+    """Its gradient is small from the output on: no layer has lost it."""
+
+    model = Heads(deep(4), deep(4))
+    loss = lambda out: 1e-9 * out[0].square().mean() + out[1].square().mean()  # noqa: E731
+    assert named(inspect(model, batch, loss=loss)) == []
+
+
+class Scaled(nn.Module):
+    """A branch scaled by small parameters of the block's own, or of a layer's."""
+
+    def __init__(self, scale, residual=True, apart=False):
+        super().__init__()
+        self.branch, self.residual = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), residual
+        self.gamma = Gamma(scale) if apart else nn.Parameter(torch.full((16,), scale))
+
+    def forward(self, x):
+        h = self.branch(x)
+        h = self.gamma(h) if isinstance(self.gamma, nn.Module) else self.gamma * h
+        return x + h if self.residual else h
+
+
+class Gamma(nn.Module):
+    """A layer that scales."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((16,), scale))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("residual", [True, False])
+def test_small_scale_is_a_gate_where_something_goes_past_it(apart, residual, batch, inspect):
+    """LayerScale starves its branch on purpose; without a sum it starves all before it."""
+    model = nn.Sequential(nn.Linear(16, 16), Scaled(1e-8, residual, apart), *deep(3))
+    assert bool(named(inspect(model, batch))) is not residual
+
+
+def test_gate_of_one_branch_excuses_no_other(batch, inspect):
+    """What vanishes in a branch without a gate has vanished."""
+    gated = nn.Sequential(Scaled(1e-6), nn.Linear(16, 16))
+    assert named(inspect(Branches(deep(14, activation=nn.Sigmoid), gated), batch)) == ["first.0"]
+    assert named(inspect(Branches(deep(4), gated), batch)) == []
+
+
+def test_gradient_that_explodes_in_one_branch_beside_a_larger_one(batch, inspect):
+    """Half of the layers are those on its own way, not those of all branches."""
+    loss = lambda out: 1e9 * out[0].square().mean() + out[1].square().mean()  # noqa: E731
+    report = inspect(Heads(deep(6), deep(20)), batch, loss=loss)
+    (violation,) = found(report)
+    names = {violation.layer, *violation.affected}
+    assert names == {f"first.{place}" for place in range(0, 12, 2)}
+
+
+class Turns(Branches):
+    """The layers of both branches run in turns."""
+
+    def forward(self, x):
+        y = x
+        for first, second in zip(self.first, self.second, strict=True):
+            x, y = first(x), second(y)
+        return self.head(torch.cat([x, y], 1))
+
+
+def test_layer_that_loses_a_gradient_is_named_on_its_branch(batch, inspect):
+    """Not the layer of another branch that ran before it."""
+    model = Turns(deep(6, activation=nn.ReLU), deep(6, activation=nn.ReLU))
+    with torch.no_grad():
+        model.first[6].weight.mul_(1e-10)
+        model.first[6].bias.normal_()
+    (violation,) = found(inspect(model, batch))
+    assert violation.layer == "first.6"
+    assert set(violation.affected) == {"first.0", "first.2", "first.4"}

@@ -206,3 +206,53 @@ def test_raw_images_are_said_of_images_only(make, is_image, inspect):
 def test_limit_is_the_users(mlp, batch, inspect):
     """A limit under what is given is broken."""
     assert found(inspect(mlp, batch, settings={"max_input_rms": 0.5})) == [""]
+
+
+class TwoInputs(nn.Module):
+    """Images and a table, by layers of their own."""
+
+    def __init__(self, images, factor):
+        super().__init__()
+        self.images, self.table, self.factor = images, nn.Linear(16, 4), factor
+
+    def forward(self, images, table):
+        if self.factor is not None:
+            images, table = images * self.factor, table * self.factor
+        return self.images(images) + self.table(table)
+
+
+@pytest.mark.parametrize("factor", [None, 1e-3])
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [(None, ""), (0, "raw images"), (1, "not normalised")],
+    ids=["neither", "images", "table"],
+)
+def test_every_input_is_judged(raw, words, factor, cnn, pixels, batch, inspect):
+    """By itself, and only where weights take it as it is."""
+    images = (255 * pixels).round() if raw == 0 else pixels
+    table = 1e5 * batch[:32] if raw == 1 else batch[:32]
+    report = inspect(TwoInputs(cnn, factor), (images, table))
+    assert found(report) == ([""] if words and factor is None else [])
+    for violation in report.violations if found(report) else []:
+        if violation.check == "inputs":
+            assert words in violation.cause
+            assert f"input {raw}" in violation.message
+
+
+def test_ids_all_alike_in_a_table_that_meets_no_larger_one(inspect):
+    """Languages beside words are alike in healthy batches; the words of a question are not."""
+
+    class Pair(nn.Module):
+        def __init__(self, meet):
+            super().__init__()
+            self.text, self.other, self.meet = nn.Embedding(90, 8), nn.Embedding(30, 8), meet
+            self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, text, other):
+            text, other = self.text(text), self.other(other)
+            return self.a(text + other) if self.meet else self.a(text) + self.b(other)
+
+    text, alike = torch.randint(90, (8, 12)), torch.full((8, 12), 7)
+    assert found(inspect(Pair(meet=True), (text, alike))) == []
+    assert found(inspect(Pair(meet=False), (text, alike))) == ["other"]
+    assert found(inspect(Pair(meet=False), (text, torch.randint(30, (8, 12))))) == []

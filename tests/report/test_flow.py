@@ -85,6 +85,14 @@ def test_producers_and_consumers_are_the_layers_next_to_it(right: Flow) -> None:
     assert right.producers("blocks.0") == ("stem", "blocks.0.gate")
 
 
+def test_an_end_is_fed_by_the_layer_that_returns_it(right: Flow) -> None:
+    """Whether the end is what the layer returned itself or was computed from it."""
+    for end in ("output", "loss"):
+        assert right.producers(end) == ("head",)
+        assert {"head", "side", "blocks.4"} <= right.feeding(end)
+        assert "unused" not in right.feeding(end)
+
+
 def test_reach_goes_by_value_or_by_gradient(right: Flow, cut: Flow) -> None:
     """Behind a detach a layer reaches the loss by its values alone."""
     assert "loss" in right.reach("stem", by="gradient")
@@ -119,6 +127,21 @@ def test_a_gate_is_what_a_branch_is_multiplied_by(right: Flow) -> None:
     assert right.gate("stem") == ()
 
 
+def test_the_operations_between_two_layers_are_told_with_their_lines(right: Flow) -> None:
+    """In order, whatever they are; what lies behind another layer is not between."""
+    (joined,) = right.operations("side", "head")
+    assert (joined.function, joined.kind) == ("cat", Kind.OPERATION)
+    path, _, line = joined.line.rpartition(":")
+    assert "torch.cat([h" in Path(path).read_text().splitlines()[int(line) - 1]
+    names = [made.function for made in right.operations("blocks.3.fc2", "head")]
+    assert names == ["mul", "add", "add", "cat"]
+    assert right.operations("blocks.4", "head") == (joined,)
+    assert right.operations("stem", "blocks.1.fc1", "side") == right.operations(
+        "stem", "blocks.1.fc1"
+    )
+    assert right.operations("stem", "side") == () == right.operations("head", "stem")
+
+
 def test_a_branch_is_what_goes_through_one_layer_alone(right: Flow) -> None:
     """What also gets on by another way is no part of it."""
     assert right.branch("blocks.0.fc2") == {"blocks.0.fc1", "blocks.0.gelu", "blocks.0.fc2"}
@@ -150,6 +173,95 @@ def test_sources_that_are_not_the_batch_are_seen() -> None:
     assert (gate.kind, gate.by) == (Kind.CONSTANT, "0")
     assert "mask" in {vertex.name for vertex in flow.graph.vertices}
     assert flow.consumers("input 1") == ()
+
+
+def test_a_sweep_tells_every_layer_what_comes_to_it(right: Flow, cut: Flow) -> None:
+    """From before or from after it, next to it or from afar, by value or by gradient."""
+    number = {layer: place for place, layer in enumerate(right.layers)}
+
+    def nearest(layer: str, came: int | None) -> int | None:
+        return number.get(layer, came)
+
+    def least(layer: str, came: int | None) -> int:
+        return min(number.get(layer, 99), 99 if came is None else came)
+
+    before = right.sweep(nearest, max)
+    for layer in right.layers:
+        producers = [number[p] for p in right.producers(layer) if p in number]
+        assert before.get(layer) == max(producers, default=None)
+    after = right.sweep(nearest, max, back=True)
+    assert after["stem"] == after["side"] == number["head"] == after["blocks.4.gate"]
+    assert right.sweep(least, min)["head"] == number["stem"]
+    assert cut.sweep(least, min, by="gradient")["head"] == number["side"]
+    gone = cut.sweep(nearest, max, back=True, by="gradient")
+    assert ("stem" in gone, "side" in gone) == (True, True)
+    assert "blocks.4.fc2" in after
+    assert "blocks.4.fc2" not in gone
+    held = right.sweep(lambda layer, came: layer if layer == "blocks.1" else came, max)
+    assert [layer for layer in right.layers if layer in held] == [
+        *(f"blocks.{number}.{name}" for number in (2, 3, 4) for name in ("fc1", "gelu", "fc2")),
+        "head",
+    ]
+    with pytest.raises(InspectionError, match='"value" or "gradient"'):
+        right.sweep(nearest, max, by="both")  # type: ignore[arg-type]
+
+
+def test_a_sweep_takes_the_operations_inside_a_layer_as_one() -> None:
+    """What a layer computes of its own counts once, whichever of its operations takes it."""
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight) * 2 + x
+
+    flow = flow_of(nn.Sequential(nn.Linear(4, 4), Plain(), nn.Linear(4, 4)), torch.randn(16, 4))
+    assert flow.inputs == ("input 0",)
+
+    def steps(layer: str, came: int | None) -> int:
+        return (came or 0) + 1
+
+    came = flow.sweep(steps, max)
+    assert [came[layer] for layer in flow.layers] == [1, 2, 3]
+
+
+def test_a_batch_or_a_buffer_that_is_a_view_has_its_name() -> None:
+    """What it is a view of was made before the run."""
+
+    class Placed(Constant):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("places", torch.arange(5).expand(1, -1))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.token(ids) + self.position(self.places)
+
+    flow = flow_of(Placed(), torch.randint(9, (8, 5))[:4])
+    assert flow.producers("token") == flow.inputs == ("input 0",)
+    assert flow.producers("position") == ("places",)
+
+
+@pytest.mark.parametrize(
+    ("index", "is_whole"),
+    [((slice(None), None), True), ((...,), True), ((slice(None, None, 2),), False)],
+    ids=["axis", "all", "part"],
+)
+def test_indexing_that_takes_all_values_gives_them_as_they_are(index: Any, is_whole: bool) -> None:
+    """As unsqueeze does; a part is no longer what the model was given."""
+
+    class Indexed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x[index])
+
+    flow = flow_of(Indexed(), torch.randn(16, 4))
+    assert flow.consumers("input 0") == ("lin",)
+    assert flow.consumers("input 0", as_it_is=True) == (("lin",) if is_whole else ())
 
 
 def test_names_that_nothing_has_are_refused_with_the_nearest(right: Flow) -> None:

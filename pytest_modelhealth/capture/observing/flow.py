@@ -343,6 +343,8 @@ class FlowRecorder:
                 given = args[:1]
             operands = tuple([self._source(t) for t in _tensors(given)])
         name = _function_name(function)
+        if name == "getitem" and _keeps_all(args[0], made[0]):
+            name = "view"
         kind = Kind.OPERATION if operands or treatment == _OVERWRITE else Kind.CONSTANT
         vertex = self._add(
             kind, name, operands, at=_counter(), place=self._caller(sys._getframe(4))
@@ -480,7 +482,8 @@ class FlowRecorder:
         if seen is not None and seen[0]() is tensor and seen[1] == version(tensor):
             return seen[2]
         base = None if tensor.is_inference() else tensor._base
-        if base is not None:
+        key = id(tensor)
+        if base is not None and not (key in self._sources or self._named(key)):
             return self._source(base)
         if seen is not None and seen[0]() is tensor:
             return seen[2]  # written to where nothing was seen
@@ -673,6 +676,11 @@ def _function_name(function: Any) -> str:
     if name == "__get__":  # an attribute, such as ``x.data``
         name = getattr(getattr(function, "__self__", None), "__name__", "attribute")
     return name.strip("_").lower()
+
+
+def _keeps_all(whole: Tensor, taken: Tensor) -> bool:
+    """Whether indexing took all values, once each: ``x[:, None]``."""
+    return taken.numel() == whole.numel() and not taken.is_inference() and taken._base is not None
 
 
 _THROUGH, _TORCHS, _USERS, _ENGINES = range(4)

@@ -7,6 +7,7 @@ buffer, a constant. Every question is a sweep over the vertices, so its cost is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report.flow.graph import (
@@ -19,10 +20,14 @@ from pytest_modelhealth.report.flow.graph import (
     Cut,
     Gate,
     Graph,
+    Kind,
     Operation,
     Step,
+    Vertex,
 )
 from pytest_modelhealth.report.flow.index import Index
+
+T = TypeVar("T")
 
 
 class Flow:
@@ -67,6 +72,12 @@ class Flow:
     def layers(self) -> tuple[str, ...]:
         """The layers that ran and hold no other that ran, in order of their first call."""
         return self._indexed.layers
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors of the batch, in order: ``"input 0"``."""
+        named = (v.name for v in self.graph.vertices if v.kind is Kind.INPUT)
+        return tuple(dict.fromkeys(named))
 
     def __reduce__(self) -> tuple[Callable[[Graph], Flow], tuple[Graph]]:
         return _rebuilt, (self.graph,)
@@ -142,6 +153,19 @@ class Flow:
         inside = index.inside(layer)
         return tuple(dict.fromkeys(index.steps(layer, inside)))
 
+    def operations(self, source: str, *targets: str) -> tuple[Vertex, ...]:
+        """Return the operations on the ways from `source` to `targets` with no layer in between.
+
+        In the order in which they ran; empty too where no such way leads there.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        index = self._indexed
+        start = index.given_out(source, index.inside(source))
+        between = index.between(start, set[int]().union(*map(index.inside, targets)))
+        return tuple(self.graph.vertices[number] for number in sorted(between))
+
     def reach(self, *layers: str, by: By = "value") -> frozenset[str]:
         """Return the layers and ends that values of one of `layers` get to.
 
@@ -171,6 +195,34 @@ class Flow:
         """
         _require_way(by)
         return self._indexed.names_before(layers, by)
+
+    def sweep(
+        self,
+        pass_on: Callable[[str, T | None], T | None],
+        join: Callable[[T, T], T],
+        *,
+        back: bool = False,
+        by: By = "value",
+    ) -> dict[str, T]:
+        """Return what comes to each layer and source of what those before it pass on.
+
+        One sweep answers for all of them. The largest value of a `number` next to each layer::
+
+            flow.sweep(lambda layer, came: number.get(layer, came), max)
+
+        Args:
+            pass_on: given a name and what comes to it, what goes on from there; where nothing
+                comes that is ``None``, and returned it lets nothing on. A layer that holds others
+                stands where it returns what was made in it; operations pass on what comes.
+            join: makes one of what comes by two ways.
+            back: from the ends to the sources: what those after a layer pass back to it.
+            by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
+
+        Raises:
+            InspectionError: `by` is neither of the two.
+        """
+        _require_way(by)
+        return self._indexed.sweep(pass_on, join, back, by)
 
     def cut_between(self, source: str, target: str = LOSS) -> tuple[Cut, ...]:
         """Return where gradients end on the ways from `source` to `target`.

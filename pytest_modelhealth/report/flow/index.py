@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import TypeVar
 
 from pytest_modelhealth.errors import LayerNotFoundError, suggest
 from pytest_modelhealth.report.flow.graph import (
@@ -24,6 +25,8 @@ from pytest_modelhealth.report.flow.graph import (
     Step,
     Vertex,
 )
+
+T = TypeVar("T")
 
 
 class Index:
@@ -187,11 +190,15 @@ class Index:
     def names_before(self, layers: tuple[str, ...], by: By) -> frozenset[str]:
         """Return the layers and sources whose values get to one of `layers`."""
         goal = set[int]().union(*map(self.inside, layers))
-        reached = self.backward(goal, by)
-        names = {home for v in reached - goal if (home := self.homes[v]) is not None}
-        returned = (n for v in reached - goal for n in self._returned_by.get(v, ()))
+        own = set[int]().union(*(self.inside(name) for name in layers if not self._is_end(name)))
+        reached = self.backward(goal, by) - own
+        names = {home for v in reached if (home := self.homes[v]) is not None}
+        returned = (n for v in reached for n in self._returned_by.get(v, ()))
         names.update(self.graph.calls[number].layer for number in returned)
         return frozenset(names - set(layers))
+
+    def _is_end(self, name: str) -> bool:
+        return name in (LOSS, OUTPUT) and not self.knows(name)
 
     def ends(self, vertices: set[int]) -> Iterator[str]:
         """Yield the ends of the run that are among `vertices`."""
@@ -226,13 +233,70 @@ class Index:
                 )
         return reached
 
+    def sweep(
+        self,
+        pass_on: Callable[[str, T | None], T | None],
+        join: Callable[[T, T], T],
+        back: bool,
+        by: By,
+    ) -> dict[str, T]:
+        """Return what comes to each layer and source of what those before it pass on."""
+        count = len(self.graph.vertices)
+        came: list[T | None] = [None] * count
+        passed: list[T | None] = [None] * count
+        found: dict[str, T] = {}
+        for number in range(count - 1, -1, -1) if back else range(count):
+            value = None
+            for other in self._next(number, back, by):
+                given = came[other] if self._is_of_one_call(number, other) else passed[other]
+                if given is not None:
+                    value = given if value is None else join(value, given)
+            came[number] = value
+            names = self._named(number)
+            for name in reversed(names) if back else names:
+                if value is not None:
+                    found[name] = join(found[name], value) if name in found else value
+                value = pass_on(name, value)
+            passed[number] = value
+        return found
+
+    def _named(self, number: int) -> list[str]:
+        """Return the layer or source that a vertex is of, and those that hold it and return it."""
+        home, made_in = self.homes[number], self.graph.vertices[number].call
+        names = [] if home is None else [home]
+        for call in reversed(self._returned_by.get(number, ())):
+            last = self.graph.calls[call].last
+            if call != last and call <= made_in <= last:
+                names.append(self.graph.calls[call].layer)
+        return names
+
+    def _next(self, number: int, back: bool, by: By) -> Iterator[int]:
+        """Yield the vertices that one takes values of, or those that take its own."""
+        vertices = self.graph.vertices
+        for maker, taker in (
+            ((number, taker) for taker in self.takers[number])
+            if back
+            else ((maker, number) for maker in vertices[number].operands)
+        ):
+            if by == "value" or any(
+                operand == maker and vertices[taker].passes_gradient(position)
+                for position, operand in enumerate(vertices[taker].operands)
+            ):
+                yield taker if back else maker
+
+    def _is_of_one_call(self, a: int, b: int) -> bool:
+        one, other = self.graph.vertices[a], self.graph.vertices[b]
+        return (
+            self.homes[a] is not None and self.homes[a] == self.homes[b] and one.call == other.call
+        )
+
     def steps(self, layer: str, inside: set[int]) -> Iterator[Step]:
         """Yield the ways into `inside`, each operation being met once with and once without."""
         met: set[tuple[int, bool]] = set()
         todo: list[tuple[int, tuple[str, ...], bool, str]] = []
         for number in sorted(inside, reverse=True):
             vertex = self.graph.vertices[number]
-            if vertex.kind in SOURCES or (number == self.graph.loss and self.homes[number]):
+            if vertex.kind in SOURCES or (self._is_end(layer) and self.homes[number]):
                 todo.append((number, (), True, vertex.line))
                 continue
             own = (vertex.name,) if self.homes[number] is None else ()
@@ -255,6 +319,24 @@ class Index:
                 name = vertex.name if len(operations) < _LONGEST else "..."
                 way = (name, *operations[-_LONGEST:])
                 todo.append((vertex.operands[position], way, passes, line or vertex.line))
+
+    def between(self, start: set[int], goal: set[int]) -> set[int]:
+        """Return the operations on the ways from `start` to `goal` that pass through no layer."""
+        after: set[int] = set()
+        todo = [taker for vertex in start for taker in self.takers[vertex]]
+        while todo:
+            vertex = todo.pop()
+            if vertex not in after and vertex not in start and self.homes[vertex] is None:
+                after.add(vertex)
+                todo.extend(self.takers[vertex])
+        found: set[int] = set()
+        todo = [*goal, *(o for vertex in goal for o in self.graph.vertices[vertex].operands)]
+        while todo:
+            vertex = todo.pop()
+            if vertex in after and vertex not in found:
+                found.add(vertex)
+                todo.extend(self.graph.vertices[vertex].operands)
+        return found
 
     def cut(self, number: int, operand: int) -> Cut:
         """Return the cut that a vertex makes between an operand of it and what comes after."""
