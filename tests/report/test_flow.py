@@ -119,6 +119,18 @@ def test_a_gate_is_what_a_branch_is_multiplied_by(right: Flow) -> None:
     assert right.gate("stem") == ()
 
 
+def test_the_operations_between_two_layers_are_told_with_their_lines(right: Flow) -> None:
+    """In order, whatever they are; what lies behind another layer is not between."""
+    (joined,) = right.operations("side", "head")
+    assert (joined.function, joined.kind) == ("cat", Kind.OPERATION)
+    path, _, line = joined.line.rpartition(":")
+    assert "torch.cat([h" in Path(path).read_text().splitlines()[int(line) - 1]
+    names = [made.function for made in right.operations("blocks.3.fc2", "head")]
+    assert names == ["mul", "add", "add", "cat"]
+    assert right.operations("blocks.4", "head") == (joined,)
+    assert right.operations("stem", "side") == () == right.operations("head", "stem")
+
+
 def test_a_branch_is_what_goes_through_one_layer_alone(right: Flow) -> None:
     """What also gets on by another way is no part of it."""
     assert right.branch("blocks.0.fc2") == {"blocks.0.fc1", "blocks.0.gelu", "blocks.0.fc2"}

@@ -20,6 +20,7 @@ from pytest_modelhealth.report.flow.graph import (
     Gate,
     Graph,
     Step,
+    Vertex,
 )
 from pytest_modelhealth.report.flow.index import Index
 
@@ -140,6 +141,19 @@ class Flow:
         index = self._indexed
         inside = index.inside(layer)
         return tuple(dict.fromkeys(index.steps(layer, inside)))
+
+    def operations(self, source: str, target: str) -> tuple[Vertex, ...]:
+        """Return the operations on the ways from `source` to `target` with no layer in between.
+
+        In the order in which they ran; empty too where no such way leads from one to the other.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        index = self._indexed
+        start = index.given_out(source, index.inside(source))
+        between = index.between(start, index.inside(target))
+        return tuple(self.graph.vertices[number] for number in sorted(between))
 
     def reach(self, *layers: str, by: By = "value") -> frozenset[str]:
         """Return the layers and ends that values of one of `layers` get to.

@@ -255,6 +255,24 @@ class Index:
                 way = (name, *operations[-_LONGEST:])
                 todo.append((vertex.operands[position], way, passes, line or vertex.line))
 
+    def between(self, start: set[int], goal: set[int]) -> set[int]:
+        """Return the operations on the ways from `start` to `goal` that pass through no layer."""
+        after: set[int] = set()
+        todo = [taker for vertex in start for taker in self.takers[vertex]]
+        while todo:
+            vertex = todo.pop()
+            if vertex not in after and vertex not in start and self.homes[vertex] is None:
+                after.add(vertex)
+                todo.extend(self.takers[vertex])
+        found: set[int] = set()
+        todo = [*goal, *(o for vertex in goal for o in self.graph.vertices[vertex].operands)]
+        while todo:
+            vertex = todo.pop()
+            if vertex in after and vertex not in found:
+                found.add(vertex)
+                todo.extend(self.graph.vertices[vertex].operands)
+        return found
+
     def cut(self, number: int, operand: int) -> Cut:
         """Return the cut that a vertex makes between an operand of it and what comes after."""
         vertex = self.graph.vertices[number]
