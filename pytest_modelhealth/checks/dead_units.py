@@ -10,12 +10,13 @@ from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import (
     called,
     completed,
+    flow_of,
     is_closed,
     is_inside,
     learns,
     leaves,
-    producer,
 )
+from pytest_modelhealth.checks.paths import maker
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class DeadUnits(Check):
             f"{count} are dead: inactive for all {units.observations} samples",
             value=fraction,
             limit=limit,
-            cause=_cause(record, producer(observation, record)),
+            cause=_cause(record, maker(observation, record)),
         )
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.arithmetic import OVERFLOWING, SINGULAR, first_of, named
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.evidence import called, completed, innermost, is_inside
+from pytest_modelhealth.checks.evidence import (
+    called,
+    completed,
+    flow_of,
+    innermost,
+    is_inside,
+    leaves,
+)
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 Bad = Callable[["TensorStatistics | None"], bool]
@@ -86,9 +95,11 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Violatio
         cause = "the batch itself holds them: look at the data, not at the model"
         yield _violation(observation, root, "inputs", root.inputs, cause)
         return
-    for record in _origins(observation, is_bad):
+    between = _made_between(observation, is_bad, explained)
+    for record in _origins(observation, is_bad, between):
         if record.name not in explained and record.activations is not None:
-            cause = _forward_cause(record, observation)
+            made = between.get(record.name)
+            cause = made.cause if made is not None else _forward_cause(record, observation)
             yield _violation(observation, record, "activations", record.activations, cause)
 
 
@@ -96,14 +107,72 @@ def _any(observation: Observation, is_bad: Bad) -> bool:
     return any(is_bad(record.activations) for record in called(observation))
 
 
-def _origins(observation: Observation, is_bad: Bad) -> list[LayerRecord]:
-    """Return the innermost layers that made bad activations from inputs that were not."""
+def _origins(
+    observation: Observation, is_bad: Bad, between: dict[str, _Between]
+) -> list[LayerRecord]:
+    """Return the layers that made bad activations from inputs that were not, in their order."""
     bad = [record for record in called(observation) if is_bad(record.activations)]
     origins = [r for r in bad if r.inputs is not None and not is_bad(r.inputs)]
     origins += [r for r in bad if _fed_itself(r)]
     if not origins:  # inputs unwatched, or a layer fed with its own output: the first to return
         origins = innermost(bad)[:1]
-    return innermost(origins)
+    made = {record.name for record in innermost(origins)}
+    made = made.difference(*(found.takers for found in between.values())).union(between)
+    return sorted((record for record in bad if record.name in made), key=completed)
+
+
+@dataclass
+class _Between:
+    """What a layer's own forward makes bad of good values, and which layers are given it."""
+
+    cause: str
+    takers: list[str]
+
+
+def _made_between(
+    observation: Observation, is_bad: Bad, explained: set[str]
+) -> dict[str, _Between]:
+    """Return the layers whose own forward makes bad values of what good layers give."""
+    flow, root = flow_of(observation), observation.layers.get("")
+    bad = [record for record in leaves(observation) if is_bad(record.activations)]
+    takers = [record.name for record in bad if _was_given_bad(record, is_bad)]
+    if root is not None and is_bad(root.activations) and flow.graph.outputs:
+        takers.append("output")
+    made: dict[str, _Between] = {}
+    for taker in takers:
+        sources = flow.producers(taker)
+        if any(_is_suspect(source, observation, is_bad, explained) for source in sources):
+            continue
+        for source in sources:
+            risky = first_of(flow.operations(source, taker), *SINGULAR, *OVERFLOWING)
+            if risky:
+                call = risky[-1].call
+                maker = flow.graph.calls[call].layer if call >= 0 else ""
+                given = observation.layers.get(source)
+                reach = _reach(given.activations, "what it is given lies") if given else ""
+                cause = (
+                    f"{named(risky)}, between {source} and {taker}, makes them{reach}: clamp its "
+                    "argument or add an epsilon"
+                )
+                made.setdefault(maker, _Between(cause, [])).takers.append(taker)
+                break
+    return made
+
+
+def _was_given_bad(record: LayerRecord, is_bad: Bad) -> bool:
+    """Whether what a layer gives out need not be its own doing; a softmax is given masks."""
+    given = record.inputs
+    if given is None or is_bad(given):
+        return True
+    return given.negative_inf_count > 0 and record.activation not in ("softmax", "log_softmax")
+
+
+def _is_suspect(source: str, observation: Observation, is_bad: Bad, explained: set[str]) -> bool:
+    """Whether what a source gives is bad, or not known to be good."""
+    record = observation.layers.get(source)
+    if record is None:
+        return source.rpartition(".")[0] in explained  # a parameter or a buffer
+    return record.activations is None or is_bad(record.activations)
 
 
 def _fed_itself(record: LayerRecord) -> bool:
@@ -135,10 +204,10 @@ def _forward_cause(record: LayerRecord, observation: Observation) -> str:
 _LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Bilinear")
 
 
-def _reach(statistics: TensorStatistics | None) -> str:
+def _reach(statistics: TensorStatistics | None, what: str = "its inputs lie") -> str:
     if statistics is None or not statistics.finite_count:
         return ""
-    return f" (its inputs lie in [{statistics.min:.3g}, {statistics.max:.3g}])"
+    return f" ({what} in [{statistics.min:.3g}, {statistics.max:.3g}])"
 
 
 def _loss(observation: Observation) -> Violation:
@@ -158,32 +227,93 @@ def _reach_of_output(root: LayerRecord) -> str:
     return f" (outputs lie in [{out.min:.3g}, {out.max:.3g}])" if out and out.finite_count else ""
 
 
+@dataclass
+class _Origin:
+    """Where gradients that are not finite begin: behind one layer, or several of one operation.
+
+    Args:
+        record, role, tensor: the gradient that shows it first.
+        makers: the operations, or else the layers, whose backward may have made them.
+        cause: which they are, in words.
+        behind: the layers that are given these gradients.
+    """
+
+    record: LayerRecord
+    role: str
+    tensor: str
+    makers: Collection[object]
+    cause: str
+    behind: set[str]
+
+
 def _backward(observation: Observation) -> Iterator[Violation]:
     """Yield where the backward pass turns finite gradients into something else.
 
-    Gradients flow from the layer that ran last to the first: the last layer with bad ones is where
-    they begin; what follows it took its output and sent the bad gradient back.
+    They begin at a layer whose gradients are bad while no layer that it feeds has bad ones. Layers
+    that one operation takes show the same fault.
     """
+    flow = flow_of(observation)
+    origins: list[_Origin] = []
+    for source, record, role, tensor in _bad_gradients(observation):
+        if any(source in origin.behind for origin in origins):
+            continue
+        behind = {source, *flow.feeding(source, by="gradient")}
+        makers, cause = _maker(source, record, role, flow)
+        known = next((o for o in origins if not set(makers).isdisjoint(o.makers)), None)
+        if known is None:
+            origins.append(_Origin(record, role, tensor, makers, cause, behind))
+        else:
+            known.behind |= behind
+    for origin in sorted(origins, key=lambda origin: completed(origin.record)):
+        statistics = origin.record.tensors(origin.role)[origin.tensor]
+        yield _violation(
+            observation,
+            origin.record,
+            origin.role,
+            statistics,
+            origin.cause,
+            origin.tensor,
+            behind=origin.behind,
+        )
+
+
+def _bad_gradients(observation: Observation) -> Iterator[tuple[str, LayerRecord, str, str]]:
+    """Yield bad gradients, the last layer first, then those that only parameters show.
+
+    Each with what it is called in the flow, its record, role and tensor.
+    """
+    flow = flow_of(observation)
     bad = [record for record in called(observation) if _is_not_finite(record.gradients)]
-    for record in innermost(bad)[-1:]:
-        assert record.gradients is not None
-        cause = _backward_cause(record, observation)
-        yield _violation(observation, record, "gradients", record.gradients, cause)
-    if bad:
-        return
-    for record in observation.layers.values():
+    for record in reversed(innermost(bad)):
+        yield record.name, record, "gradients", ""
+    for record in called(observation):
         for name, statistics in record.parameter_gradients.items():
-            if statistics.nonfinite_count:
-                cause = "its own backward makes them: the gradients that reach it are finite"
-                yield _violation(
-                    observation, record, "parameter_gradients", statistics, cause, tensor=name
-                )
+            if statistics.nonfinite_count and not _is_not_finite(record.gradients):
+                source = f"{record.name}.{name}".lstrip(".")
+                found = source if source in flow else record.name
+                yield found, record, "parameter_gradients", name
 
 
-def _backward_cause(record: LayerRecord, observation: Observation) -> str:
-    after = [r for r in called(observation) if (r.entered or 0) > completed(record)]
-    what = "the loss" if not after else f"{after[0].label!r} or the arithmetic before it"
-    return (
+def _maker(
+    source: str, record: LayerRecord, role: str, flow: Flow
+) -> tuple[Collection[object], str]:
+    """Return whose backward makes bad gradients of finite ones, and that in words."""
+    if source == record.name and role == "parameter_gradients":
+        return (source,), "its own backward makes them: the gradients that reach it are finite"
+    takers = flow.consumers(source)
+    reach = _reach(record.activations, "what it is given lies") if source == record.name else ""
+    passed = [o for o in flow.operations(source, *takers) if o.live]
+    risky = first_of(passed, *SINGULAR)
+    if risky:
+        taker = next(name for name in takers if risky[0] in flow.operations(source, name))
+        return risky, (
+            f"the backward of {named(risky)}, between {source} and {taker}, makes them{reach}: "
+            "where its derivative is infinite, a mask of its result does not help; clamp its "
+            "argument or add an epsilon"
+        )
+    layers = [name for name in takers if name not in ("output", "loss")] or ["the loss"]
+    what = "the loss" if layers == ["the loss"] else " or ".join(map(repr, layers[:2]))
+    return layers, (
         f"the backward of {what}, which takes this output, makes them: the derivative of sqrt, "
         f"norm, pow or log at 0, or of a masked division{_reach(record.activations)}"
     )
@@ -196,7 +326,9 @@ def _violation(
     statistics: TensorStatistics,
     cause: str,
     tensor: str = "",
+    behind: Collection[str] | None = None,
 ) -> Violation:
+    """Return the violation of a layer; of gradients, `behind` are those that they go back to."""
     subject = role.replace("_", " ").removesuffix("s") if tensor else role.replace("_", " ")
     where = f"{subject} {tensor!r}" if tensor else subject
     return Finite.violation(
@@ -208,7 +340,7 @@ def _violation(
         role=role,
         tensor=tensor,
         cause=cause,
-        affected=_affected(observation, record),
+        affected=_affected(observation, record, behind),
     )
 
 
@@ -236,11 +368,16 @@ def _counts(statistics: TensorStatistics) -> str:
     return " and ".join(f"{count} {name}" for count, name in parts if count)
 
 
-def _affected(observation: Observation, culprit: LayerRecord) -> tuple[str, ...]:
-    """Return the other layers that show non-finite values."""
-    return tuple(
-        record.name
-        for record in called(observation)
-        if record is not culprit
-        and (_is_not_finite(record.activations) or _is_not_finite(record.gradients))
-    )
+def _affected(
+    observation: Observation, culprit: LayerRecord, behind: Collection[str] | None
+) -> Iterator[str]:
+    """Yield the other layers that show non-finite values that came from this one."""
+    flow = flow_of(observation)
+    is_forward = behind is None and culprit.name in flow
+    reached = flow.reach(culprit.name) if is_forward else frozenset()
+    for record in called(observation):
+        shows = record.name in reached and _is_not_finite(record.activations)
+        if behind is None or record.name in behind:
+            shows = shows or _is_not_finite(record.gradients)
+        if shows and record is not culprit:
+            yield record.name

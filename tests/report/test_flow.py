@@ -85,6 +85,14 @@ def test_producers_and_consumers_are_the_layers_next_to_it(right: Flow) -> None:
     assert right.producers("blocks.0") == ("stem", "blocks.0.gate")
 
 
+def test_an_end_is_fed_by_the_layer_that_returns_it(right: Flow) -> None:
+    """Whether the end is what the layer returned itself or was computed from it."""
+    for end in ("output", "loss"):
+        assert right.producers(end) == ("head",)
+        assert {"head", "side", "blocks.4"} <= right.feeding(end)
+        assert "unused" not in right.feeding(end)
+
+
 def test_reach_goes_by_value_or_by_gradient(right: Flow, cut: Flow) -> None:
     """Behind a detach a layer reaches the loss by its values alone."""
     assert "loss" in right.reach("stem", by="gradient")
@@ -128,6 +136,9 @@ def test_the_operations_between_two_layers_are_told_with_their_lines(right: Flow
     names = [made.function for made in right.operations("blocks.3.fc2", "head")]
     assert names == ["mul", "add", "add", "cat"]
     assert right.operations("blocks.4", "head") == (joined,)
+    assert right.operations("stem", "blocks.1.fc1", "side") == right.operations(
+        "stem", "blocks.1.fc1"
+    )
     assert right.operations("stem", "side") == () == right.operations("head", "stem")
 
 

@@ -142,17 +142,17 @@ class Flow:
         inside = index.inside(layer)
         return tuple(dict.fromkeys(index.steps(layer, inside)))
 
-    def operations(self, source: str, target: str) -> tuple[Vertex, ...]:
-        """Return the operations on the ways from `source` to `target` with no layer in between.
+    def operations(self, source: str, *targets: str) -> tuple[Vertex, ...]:
+        """Return the operations on the ways from `source` to `targets` with no layer in between.
 
-        In the order in which they ran; empty too where no such way leads from one to the other.
+        In the order in which they ran; empty too where no such way leads there.
 
         Raises:
             LayerNotFoundError: nothing of this name ran; the message names the nearest.
         """
         index = self._indexed
         start = index.given_out(source, index.inside(source))
-        between = index.between(start, index.inside(target))
+        between = index.between(start, set[int]().union(*map(index.inside, targets)))
         return tuple(self.graph.vertices[number] for number in sorted(between))
 
     def reach(self, *layers: str, by: By = "value") -> frozenset[str]:

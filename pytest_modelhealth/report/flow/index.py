@@ -186,11 +186,15 @@ class Index:
     def names_before(self, layers: tuple[str, ...], by: By) -> frozenset[str]:
         """Return the layers and sources whose values get to one of `layers`."""
         goal = set[int]().union(*map(self.inside, layers))
-        reached = self.backward(goal, by)
-        names = {home for v in reached - goal if (home := self.homes[v]) is not None}
-        returned = (n for v in reached - goal for n in self._returned_by.get(v, ()))
+        own = set[int]().union(*(self.inside(name) for name in layers if not self._is_end(name)))
+        reached = self.backward(goal, by) - own
+        names = {home for v in reached if (home := self.homes[v]) is not None}
+        returned = (n for v in reached for n in self._returned_by.get(v, ()))
         names.update(self.graph.calls[number].layer for number in returned)
         return frozenset(names - set(layers))
+
+    def _is_end(self, name: str) -> bool:
+        return name in (LOSS, OUTPUT) and not self.knows(name)
 
     def ends(self, vertices: set[int]) -> Iterator[str]:
         """Yield the ends of the run that are among `vertices`."""
@@ -231,7 +235,7 @@ class Index:
         todo: list[tuple[int, tuple[str, ...], bool, str]] = []
         for number in sorted(inside, reverse=True):
             vertex = self.graph.vertices[number]
-            if vertex.kind in SOURCES or (number == self.graph.loss and self.homes[number]):
+            if vertex.kind in SOURCES or (self._is_end(layer) and self.homes[number]):
                 todo.append((number, (), True, vertex.line))
                 continue
             own = (vertex.name,) if self.homes[number] is None else ()
