@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.evidence import is_inside
 from pytest_modelhealth.report.flow import Call, Flow, Graph, Kind, Vertex
 
 if TYPE_CHECKING:
@@ -50,71 +51,95 @@ def _close(a: TensorStatistics, b: TensorStatistics) -> bool:
 
 
 class _Inferred:
-    """Makes the graph of one observation."""
+    """Makes the graph of one observation.
+
+    Of a layer that was called several times its first entry and its last return are known: it has
+    two calls here, the second of which may take all that ran between.
+    """
 
     def __init__(self, observation: Observation, ran: list[LayerRecord]) -> None:
         self._observation = observation
         self._records = sorted(ran, key=lambda record: record.entered or 0)
-        self._vertices: list[Vertex] = []
+        self._vertices = [Vertex(Kind.INPUT, "input 0")]
         self._calls: list[Call] = []
-        self._numbers: dict[str, int] = {}
-        self._so_far: dict[int, int] = {}  # by call: what may have come of it up to now
+        self._open: list[tuple[int, LayerRecord]] = []
+        self._so_far = {-1: 0}  # by call: what may have come of it up to now
+        self._hiding: set[int] = set()  # calls inside which equal numbers say nothing
         self._seen: dict[_Key, list[tuple[TensorStatistics, int]]] = defaultdict(list)
 
     def graph(self) -> Graph:
         """Return the graph."""
-        open_calls: list[tuple[int, LayerRecord]] = []
-        for record in self._records:
-            begun = record.entered or 0
-            while open_calls and _returned_before(open_calls[-1][1], begun):
-                self._close(*open_calls.pop())
-            open_calls.append((self._open(record), record))
-        while open_calls:
-            self._close(*open_calls.pop())
+        events = [(float(record.entered or 0), record, True) for record in self._records]
+        events += [(_returned(record), record, False) for record in self._records]
+        for _, record, is_entry in sorted(events, key=lambda event: event[0]):
+            if is_entry:
+                self._leave_before(record)
+                self._enter(record)
+                continue
+            if any(other is record for _, other in self._open):
+                while self._leave() is not record:
+                    pass
+            if record.calls > 1:
+                self._repeat(record)
         outputs = self._calls[0].outputs if self._calls else ()
         loss = None
         if self._observation.loss is not None:
             loss = self._add(Vertex(Kind.OPERATION, "loss", outputs, live=True))
         return Graph(tuple(self._vertices), tuple(self._calls), outputs, loss, (NOTE,))
 
-    def _open(self, record: LayerRecord) -> int:
-        number, parent = len(self._calls), self._parent(record.name)
-        given = self._matched(record.inputs, record.calls)
-        if given is None:
-            before = () if parent < 0 else (self._so_far[parent],)
-            kind = Kind.INPUT if parent < 0 else Kind.UNKNOWN
-            name = "input 0" if parent < 0 else "not seen"
-            given = self._add(Vertex(kind, name, before, call=parent, live=parent >= 0))
-        self._calls.append(Call(record.name, record.type_name, parent, number, (given,)))
-        self._numbers[record.name] = number
-        self._so_far[number] = given
-        self._see(record.inputs, given)
-        return number
+    def _leave_before(self, record: LayerRecord) -> None:
+        """Close the calls that do not hold that of a layer which is entered now."""
+        while self._open and not _holds(self._open[-1][1], record):
+            self._leave()
 
-    def _close(self, number: int, record: LayerRecord) -> None:
+    def _repeat(self, record: LayerRecord) -> None:
+        """Add the last call of a layer that was called several times, and of those inside it."""
+        several = [r for r in self._records if r.calls > 1]
+        if any(is_inside(record.name, other.name) for other in several):
+            return
+        self._leave_before(record)
+        depth = len(self._open)
+        for inner in [record, *(r for r in several if is_inside(r.name, record.name))]:
+            while len(self._open) > depth and not is_inside(inner.name, self._open[-1][1].name):
+                self._leave()
+            self._enter(inner)
+        while len(self._open) > depth:
+            self._leave()
+
+    def _enter(self, record: LayerRecord) -> None:
+        number, parent = len(self._calls), self._open[-1][0] if self._open else -1
+        given = self._matched(record.inputs, record.calls)
+        if given is None or parent in self._hiding:
+            before = (self._so_far[parent], *(() if given is None else (given,)))
+            given = self._add(Vertex(Kind.OPERATION, _NOT_SEEN, before, call=parent, live=True))
+        if parent < 0 and not self._calls:
+            given = 0
+        self._calls.append(Call(record.name, record.type_name, parent, number, (given,)))
+        self._open.append((number, record))
+        self._so_far[number] = given
+        if _starts_at_zero(record):
+            self._hiding.add(number)
+        self._see(record.inputs, given)
+
+    def _leave(self) -> LayerRecord:
+        number, record = self._open.pop()
         call, last = self._calls[number], len(self._calls) - 1
-        is_leaf = last == number
-        live = bool(record.parameter_gradients) or record.gradients is not None
-        out = None if is_leaf else self._matched(record.activations, record.calls)
+        is_leaf, is_hiding = last == number, number in self._hiding
+        out = None if is_leaf or is_hiding else self._matched(record.activations, record.calls)
         if out is None:
-            kind, name = (Kind.CALL, record.name) if is_leaf else (Kind.UNKNOWN, "not seen")
+            kind, name = (Kind.CALL, record.name) if is_leaf else (Kind.OPERATION, _NOT_SEEN)
+            live = _may_pass_gradients(record)
             cuts = frozenset(() if live else (0,))
-            vertex = Vertex(kind, name, (self._so_far[number],), cuts, number, live)
-            out = self._add(vertex)
+            out = self._add(Vertex(kind, name, (self._so_far[number],), cuts, number, live))
         self._calls[number] = replace(call, last=last, outputs=(out,))
         self._see(record.activations, out)
-        if call.parent >= 0:
-            around = self._so_far[call.parent]
-            both = Vertex(Kind.UNKNOWN, "not seen", (around, out), call=call.parent, live=True)
-            self._so_far[call.parent] = self._add(both)
-
-    def _parent(self, layer: str) -> int:
-        """Return the call of the nearest module around a layer that ran."""
-        while layer:
-            layer = layer.rpartition(".")[0]
-            if layer in self._numbers:
-                return self._numbers[layer]
-        return -1
+        both = (self._so_far[call.parent], out)
+        vertex = Vertex(Kind.OPERATION, _NOT_SEEN, both, call=call.parent, live=True)
+        self._so_far[call.parent] = self._add(vertex)
+        returned = record.activations
+        if is_hiding and returned is not None and returned.abs_max == 0.0:
+            self._hiding.add(call.parent)
+        return record
 
     def _add(self, vertex: Vertex) -> int:
         self._vertices.append(vertex)
@@ -139,5 +164,25 @@ def _key(statistics: TensorStatistics) -> _Key:
     return (statistics.count, statistics.zero_count, statistics.min, statistics.max)
 
 
-def _returned_before(record: LayerRecord, moment: int) -> bool:
-    return record.completed is not None and record.completed < moment
+_NOT_SEEN = "not seen"
+
+
+def _returned(record: LayerRecord) -> float:
+    return math.inf if record.completed is None else record.completed
+
+
+def _holds(outer: LayerRecord, record: LayerRecord) -> bool:
+    """Whether a layer that was entered is called by `outer`, which was entered before."""
+    if outer.calls > 1:
+        return is_inside(record.name, outer.name)
+    return record.calls > 1 or _returned(record) <= _returned(outer)
+
+
+def _starts_at_zero(record: LayerRecord) -> bool:
+    """Whether it multiplies by zeros, so that what is added to or scaled by its output is equal."""
+    return any(s.count and s.abs_max == 0.0 for s in record.parameters.values())
+
+
+def _may_pass_gradients(record: LayerRecord) -> bool:
+    got = record.gradients is not None or bool(record.parameter_gradients)
+    return got or "gradients" not in record.watched
