@@ -95,11 +95,11 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Violatio
         cause = "the batch itself holds them: look at the data, not at the model"
         yield _violation(observation, root, "inputs", root.inputs, cause)
         return
-    between = _made_between(observation, is_bad, explained)
-    for record in _origins(observation, is_bad, between):
-        if record.name not in explained and record.activations is not None:
-            made = between.get(record.name)
-            cause = made.cause if made is not None else _forward_cause(record, observation)
+    causes = _origins(observation, is_bad, explained)
+    for record in sorted(called(observation), key=completed):
+        is_origin = record.name in causes and record.name not in explained
+        if is_origin and record.activations is not None and is_bad(record.activations):
+            cause = causes[record.name]
             yield _violation(observation, record, "activations", record.activations, cause)
 
 
@@ -107,56 +107,50 @@ def _any(observation: Observation, is_bad: Bad) -> bool:
     return any(is_bad(record.activations) for record in called(observation))
 
 
-def _origins(
-    observation: Observation, is_bad: Bad, between: dict[str, _Between]
-) -> list[LayerRecord]:
-    """Return the layers that made bad activations from inputs that were not, in their order."""
-    bad = [record for record in called(observation) if is_bad(record.activations)]
-    origins = [r for r in bad if r.inputs is not None and not is_bad(r.inputs)]
-    origins += [r for r in bad if _fed_itself(r)]
-    if not origins:  # inputs unwatched, or a layer fed with its own output: the first to return
-        origins = innermost(bad)[:1]
-    made = {record.name for record in innermost(origins)}
-    made = made.difference(*(found.takers for found in between.values())).union(between)
-    return sorted((record for record in bad if record.name in made), key=completed)
+def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict[str, str]:
+    """Return the layers that made bad activations of values that were not, each with its cause.
 
-
-@dataclass
-class _Between:
-    """What a layer's own forward makes bad of good values, and which layers are given it."""
-
-    cause: str
-    takers: list[str]
-
-
-def _made_between(
-    observation: Observation, is_bad: Bad, explained: set[str]
-) -> dict[str, _Between]:
-    """Return the layers whose own forward makes bad values of what good layers give."""
-    flow, root = flow_of(observation), observation.layers.get("")
+    A layer did that itself, or its forward did between the layers that it holds.
+    """
+    flow = flow_of(observation)
     bad = [record for record in leaves(observation) if is_bad(record.activations)]
-    takers = [record.name for record in bad if _was_given_bad(record, is_bad)]
-    if root is not None and is_bad(root.activations) and flow.graph.outputs:
-        takers.append("output")
-    made: dict[str, _Between] = {}
-    for taker in takers:
-        sources = flow.producers(taker)
-        if any(_is_suspect(source, observation, is_bad, explained) for source in sources):
-            continue
-        for source in sources:
-            risky = first_of(flow.operations(source, taker), *SINGULAR, *OVERFLOWING)
-            if risky:
-                call = risky[-1].call
-                maker = flow.graph.calls[call].layer if call >= 0 else ""
-                given = observation.layers.get(source)
-                reach = _reach(given.activations, "what it is given lies") if given else ""
-                cause = (
-                    f"{named(risky)}, between {source} and {taker}, makes them{reach}: clamp its "
-                    "argument or add an epsilon"
-                )
-                made.setdefault(maker, _Between(cause, [])).takers.append(taker)
-                break
-    return made
+    own = [r for r in bad if _fed_itself(r) or not _was_given_bad(r, is_bad)]
+    causes = {record.name: _forward_cause(record, observation) for record in own}
+    known = {name for name in (*causes, *explained) if name in flow}
+    reached = known.union(flow.reach(*known))
+    ends = ("output",) if flow.graph.outputs else ()
+    for taker in (*(record.name for record in sorted(bad, key=completed)), *ends):
+        found = None if taker in reached else _made_between(taker, observation, is_bad)
+        if found is not None:
+            causes.setdefault(*found)
+            reached |= {taker, *(flow.reach(taker) if taker in flow else ())}
+    if causes:
+        return causes
+    ran = [record for record in called(observation) if is_bad(record.activations)]
+    makers = innermost(r for r in ran if r.inputs is not None and not is_bad(r.inputs))
+    makers = makers or innermost(ran)[:1]  # inputs unwatched: the first to return
+    return {record.name: _forward_cause(record, observation) for record in makers}
+
+
+def _made_between(taker: str, observation: Observation, is_bad: Bad) -> tuple[str, str] | None:
+    """Return the layer whose forward makes bad values for `taker` of good ones, and the cause."""
+    flow = flow_of(observation)
+    sources = flow.producers(taker)
+    given = [observation.layers[name] for name in sources if name in observation.layers]
+    if any(record.activations is None or is_bad(record.activations) for record in given):
+        return None
+    for source in sources:
+        risky = first_of(flow.operations(source, taker), *SINGULAR, *OVERFLOWING)
+        if risky:
+            call, before = risky[-1].call, observation.layers.get(source)
+            reach = _reach(before.activations, "what it is given lies") if before else ""
+            maker = flow.graph.calls[call].layer if call >= 0 else ""
+            shows = maker in observation.layers and is_bad(observation.layers[maker].activations)
+            return maker if shows or taker not in flow else taker, (
+                f"{named(risky)}, between {source} and {taker}, makes them{reach}: clamp its "
+                "argument or add an epsilon"
+            )
+    return None
 
 
 def _was_given_bad(record: LayerRecord, is_bad: Bad) -> bool:
@@ -165,14 +159,6 @@ def _was_given_bad(record: LayerRecord, is_bad: Bad) -> bool:
     if given is None or is_bad(given):
         return True
     return given.negative_inf_count > 0 and record.activation not in ("softmax", "log_softmax")
-
-
-def _is_suspect(source: str, observation: Observation, is_bad: Bad, explained: set[str]) -> bool:
-    """Whether what a source gives is bad, or not known to be good."""
-    record = observation.layers.get(source)
-    if record is None:
-        return source.rpartition(".")[0] in explained  # a parameter or a buffer
-    return record.activations is None or is_bad(record.activations)
 
 
 def _fed_itself(record: LayerRecord) -> bool:
@@ -334,7 +320,7 @@ def _violation(
     return Finite.violation(
         record,
         f"{_counts(statistics)} of {statistics.count} values in its {where}"
-        f"{_from(role)}{_first(record, role, statistics, observation)}",
+        f"{_from(record, role)}{_first(record, role, statistics, observation)}",
         value=float(statistics.nonfinite_count),
         limit=ALWAYS,
         role=role,
@@ -344,8 +330,9 @@ def _violation(
     )
 
 
-def _from(role: str) -> str:
-    return ", made from finite inputs" if role == "activations" else ""
+def _from(record: LayerRecord, role: str) -> str:
+    is_good = record.inputs is None or not _is_nan_or_positive_inf(record.inputs)
+    return ", made from finite inputs" if role == "activations" and is_good else ""
 
 
 def _first(

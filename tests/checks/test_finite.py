@@ -344,3 +344,22 @@ def test_arithmetic_beside_a_layer_is_an_origin_of_its_own(batch, inspect):
     assert "`log` at " in report.violations[1].cause
     assert "between right and heads.1" in report.violations[1].cause
     assert [v.layer for v in inspect(Beside(torch.tanh), batch).violations] == [""]
+
+
+def test_bad_values_that_never_leave_the_model_are_found_too(batch, inspect):
+    """The model's own output is finite: the layer that is given them is named, and the line."""
+
+    class Aside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.aside, self.head = (nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x):
+            h = self.fc(x)
+            self.aside(torch.log(h))
+            return self.head(h)
+
+    violation = inspect(Aside(), batch).violations[0]
+    assert (violation.check, violation.layer) == ("finite", "aside")
+    assert "made from finite inputs" not in violation.message
+    assert "`log` at " in violation.cause
