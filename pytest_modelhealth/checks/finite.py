@@ -143,12 +143,12 @@ def _made_between(taker: str, observation: Observation, is_bad: Bad) -> tuple[st
         risky = first_of(flow.operations(source, taker), *SINGULAR, *OVERFLOWING)
         if risky:
             call, before = risky[-1].call, observation.layers.get(source)
-            reach = _reach(before.activations, "what it is given lies") if before else ""
+            reach = _reach(before.activations, f"{source} lies") if before else ""
             maker = flow.graph.calls[call].layer if call >= 0 else ""
             shows = maker in observation.layers and is_bad(observation.layers[maker].activations)
             return maker if shows or taker not in flow else taker, (
-                f"{named(risky)}, between {source} and {taker}, makes them{reach}: clamp its "
-                "argument or add an epsilon"
+                f"{named(risky)}, between {source} and {taker}, makes them: clamp its argument "
+                f"or add an epsilon{reach}"
             )
     return None
 
@@ -287,15 +287,15 @@ def _maker(
     if source == record.name and role == "parameter_gradients":
         return (source,), "its own backward makes them: the gradients that reach it are finite"
     takers = flow.consumers(source)
-    reach = _reach(record.activations, "what it is given lies") if source == record.name else ""
     passed = [o for o in flow.operations(source, *takers) if o.live]
     risky = first_of(passed, *SINGULAR)
     if risky:
         taker = next(name for name in takers if risky[0] in flow.operations(source, name))
+        given = record.activations if source == record.name else None
         return risky, (
-            f"the backward of {named(risky)}, between {source} and {taker}, makes them{reach}: "
-            "where its derivative is infinite, a mask of its result does not help; clamp its "
-            "argument or add an epsilon"
+            f"the backward of {named(risky)}, between {source} and {taker}, makes them: its "
+            "derivative is infinite at the edge of its domain, also where the result is masked; "
+            f"clamp its argument or add an epsilon{_reach(given, f'{source} lies')}"
         )
     layers = [name for name in takers if name not in ("output", "loss")] or ["the loss"]
     what = "the loss" if layers == ["the loss"] else " or ".join(map(repr, layers[:2]))

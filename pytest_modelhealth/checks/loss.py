@@ -601,7 +601,9 @@ def _uniform_guess(call: LossCall) -> float | None:
 
 def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
     """Return the layer whose output the loss is given, else the one that calls it."""
-    from pytest_modelhealth.checks.inferred import same_values  # with the report, unlike checks
+    from pytest_modelhealth.checks.judging.inferred import (
+        same_values,  # with the report, unlike checks
+    )
 
     flow = flow_of(observation)
     ran = called(observation)
