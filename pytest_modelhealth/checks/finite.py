@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -114,13 +114,19 @@ def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict
     """
     flow = flow_of(observation)
     bad = [record for record in leaves(observation) if is_bad(record.activations)]
-    own = [r for r in bad if _fed_itself(r) or not _was_given_bad(r, is_bad)]
+    good = {r.name for r in bad if r.inputs is not None and not is_bad(r.inputs)}
+    own = [r for r in bad if _fed_itself(r) or (r.name in good and not _may_be_given_inf(r))]
     causes = {record.name: _forward_cause(record, observation) for record in own}
     known = {name for name in (*causes, *explained) if name in flow}
-    reached = known.union(flow.reach(*known))
+    reached = {*known, *flow.reach(*known)}
     ends = ("output",) if flow.graph.outputs else ()
     for taker in (*(record.name for record in sorted(bad, key=completed)), *ends):
-        found = None if taker in reached else _made_between(taker, observation, is_bad)
+        if taker in reached:
+            continue
+        kinds = SINGULAR if taker in good else (*SINGULAR, *OVERFLOWING)
+        found = _made_between(taker, observation, is_bad, kinds)
+        if found is None and taker in good:
+            found = taker, _forward_cause(observation.layers[taker], observation)
         if found is not None:
             causes.setdefault(*found)
             reached |= {taker, *(flow.reach(taker) if taker in flow else ())}
@@ -132,7 +138,9 @@ def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict
     return {record.name: _forward_cause(record, observation) for record in makers}
 
 
-def _made_between(taker: str, observation: Observation, is_bad: Bad) -> tuple[str, str] | None:
+def _made_between(
+    taker: str, observation: Observation, is_bad: Bad, kinds: Sequence[frozenset[str]]
+) -> tuple[str, str] | None:
     """Return the layer whose forward makes bad values for `taker` of good ones, and the cause."""
     flow = flow_of(observation)
     sources = flow.producers(taker)
@@ -140,10 +148,10 @@ def _made_between(taker: str, observation: Observation, is_bad: Bad) -> tuple[st
     if any(record.activations is None or is_bad(record.activations) for record in given):
         return None
     for source in sources:
-        risky = first_of(flow.operations(source, taker), *SINGULAR, *OVERFLOWING)
+        risky = first_of(flow.operations(source, taker), *kinds)
         if risky:
             call, before = risky[-1].call, observation.layers.get(source)
-            reach = _reach(before.activations, f"{source} lies") if before else ""
+            reach = _reach(before.activations, "what it is given lies") if before else ""
             maker = flow.graph.calls[call].layer if call >= 0 else ""
             shows = maker in observation.layers and is_bad(observation.layers[maker].activations)
             return maker if shows or taker not in flow else taker, (
@@ -153,12 +161,10 @@ def _made_between(taker: str, observation: Observation, is_bad: Bad) -> tuple[st
     return None
 
 
-def _was_given_bad(record: LayerRecord, is_bad: Bad) -> bool:
-    """Whether what a layer gives out need not be its own doing; a softmax is given masks."""
-    given = record.inputs
-    if given is None or is_bad(given):
-        return True
-    return given.negative_inf_count > 0 and record.activation not in ("softmax", "log_softmax")
+def _may_be_given_inf(record: LayerRecord) -> bool:
+    """Whether -inf may have come from before it; a softmax is given that by masks."""
+    is_given = record.inputs is not None and record.inputs.negative_inf_count > 0
+    return is_given and record.activation not in ("softmax", "log_softmax")
 
 
 def _fed_itself(record: LayerRecord) -> bool:
@@ -294,8 +300,9 @@ def _maker(
         given = record.activations if source == record.name else None
         return risky, (
             f"the backward of {named(risky)}, between {source} and {taker}, makes them: its "
-            "derivative is infinite at the edge of its domain, also where the result is masked; "
-            f"clamp its argument or add an epsilon{_reach(given, f'{source} lies')}"
+            "derivative is infinite somewhere (a root or a logarithm at 0), even where a mask "
+            "drops the result; clamp its argument or add an epsilon"
+            f"{_reach(given, 'what it is given lies')}"
         )
     layers = [name for name in takers if name not in ("output", "loss")] or ["the loss"]
     what = "the loss" if layers == ["the loss"] else " or ".join(map(repr, layers[:2]))

@@ -363,3 +363,21 @@ def test_bad_values_that_never_leave_the_model_are_found_too(batch, inspect):
     assert (violation.check, violation.layer) == ("finite", "aside")
     assert "made from finite inputs" not in violation.message
     assert "`log` at " in violation.cause
+
+
+def test_own_softmax_over_nothing_but_mask_is_blamed_not_the_scores(batch, inspect, only):
+    """A mask makes -inf on purpose: the product before it has overflowed nothing."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k = nn.Linear(16, 8), nn.Linear(16, 8)
+            self.weigh = Faulty(lambda s: s.exp() / s.exp().sum(-1, keepdim=True))
+
+        def forward(self, x):
+            scores = self.q(x) @ self.k(x).T
+            return self.weigh(scores + x.new_full((64, 64), -torch.inf))
+
+    violation = only(inspect(Attention(), batch, backward=False), "finite")
+    assert violation.layer == "weigh"
+    assert "mm`" not in violation.cause

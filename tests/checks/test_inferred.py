@@ -195,3 +195,39 @@ def test_a_recorded_flow_is_kept(batch):
     """Inferred is only what nobody saw."""
     seen = Inspector(Towers()).run_inspection(batch).observation
     assert with_flow(seen) is seen
+
+
+class ThroughPython(nn.Module):
+    """Hands values on through NumPy or a list; a table of constants is beside them."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.a, self.b, self.position = nn.Linear(16, 8), nn.Linear(8, 4), nn.Embedding(8, 8)
+        self.way = way
+
+    def forward(self, x):
+        places = self.position(torch.tensor([3] * len(x)))
+        return self.b(self.way(self.a(x)).reshape(len(x), -1)), places
+
+
+@pytest.mark.parametrize(
+    ("way", "is_lost"),
+    [
+        (lambda h: torch.from_numpy(h.detach().numpy() * 1.0), True),
+        (lambda h: torch.tensor(h.tolist()), True),
+        (lambda h: h * 1.0, False),
+        (lambda h: torch.tensor(torch.ones_like(h).tolist()), False),
+    ],
+    ids=["numpy", "list", "torch", "ones"],
+)
+def test_what_went_through_python_is_matched_by_its_numbers(way, is_lost, batch):
+    """Only there, and it is said; a constant is nobody's."""
+    seen = Inspector(ThroughPython(way)).run_inspection(batch).observation
+    found = with_flow(seen)
+    assert (found is not seen) == is_lost
+    assert ("b" in seen.flow.reach("a")) == (found is seen and way(batch)[0, 0] != 1.0)
+    if is_lost:
+        assert "b" in found.flow.reach("a")
+        assert "b" not in found.flow.reach("a", by="gradient")
+        assert "through Python" in found.flow.notes[-1]
+    assert "position" not in found.flow.reach("a")
