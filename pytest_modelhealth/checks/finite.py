@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.arithmetic import OVERFLOWING, SINGULAR, first_of, named
@@ -219,25 +219,6 @@ def _reach_of_output(root: LayerRecord) -> str:
     return f" (outputs lie in [{out.min:.3g}, {out.max:.3g}])" if out and out.finite_count else ""
 
 
-@dataclass
-class _Origin:
-    """Where gradients that are not finite begin: behind one layer, or several of one operation.
-
-    Args:
-        record, role, tensor: the gradient that shows it first.
-        makers: the operations, or else the layers, whose backward may have made them.
-        cause: which they are, in words.
-        behind: the layers that are given these gradients.
-    """
-
-    record: LayerRecord
-    role: str
-    tensor: str
-    makers: Collection[object]
-    cause: str
-    behind: set[str]
-
-
 def _backward(observation: Observation) -> Iterator[Violation]:
     """Yield where the backward pass turns finite gradients into something else.
 
@@ -245,28 +226,22 @@ def _backward(observation: Observation) -> Iterator[Violation]:
     that one operation takes show the same fault.
     """
     flow = flow_of(observation)
-    origins: list[_Origin] = []
+    found: list[tuple[Violation, Collection[object], set[str]]] = []
     for source, record, role, tensor in _bad_gradients(observation):
-        if any(source in origin.behind for origin in origins):
+        if any(source in behind for _, _, behind in found):
             continue
         behind = {source, *flow.feeding(source, by="gradient")}
         makers, cause = _maker(source, record, role, flow)
-        known = next((o for o in origins if not set(makers).isdisjoint(o.makers)), None)
-        if known is None:
-            origins.append(_Origin(record, role, tensor, makers, cause, behind))
-        else:
-            known.behind |= behind
-    for origin in sorted(origins, key=lambda origin: completed(origin.record)):
-        statistics = origin.record.tensors(origin.role)[origin.tensor]
-        yield _violation(
-            observation,
-            origin.record,
-            origin.role,
-            statistics,
-            origin.cause,
-            origin.tensor,
-            behind=origin.behind,
-        )
+        same = next((one for one in found if not set(makers).isdisjoint(one[1])), None)
+        if same is not None:
+            same[2].update(behind)
+            continue
+        statistics = record.tensors(role)[tensor]
+        violation = _violation(observation, record, role, statistics, cause, tensor)
+        found.append((violation, makers, behind))
+    for violation, _, behind in reversed(found):
+        affected = _affected(observation, observation.layers[violation.layer], behind)
+        yield replace(violation, affected=tuple(affected))
 
 
 def _bad_gradients(observation: Observation) -> Iterator[tuple[str, LayerRecord, str, str]]:
@@ -319,9 +294,7 @@ def _violation(
     statistics: TensorStatistics,
     cause: str,
     tensor: str = "",
-    behind: Collection[str] | None = None,
 ) -> Violation:
-    """Return the violation of a layer; of gradients, `behind` are those that they go back to."""
     subject = role.replace("_", " ").removesuffix("s") if tensor else role.replace("_", " ")
     where = f"{subject} {tensor!r}" if tensor else subject
     return Finite.violation(
@@ -333,7 +306,7 @@ def _violation(
         role=role,
         tensor=tensor,
         cause=cause,
-        affected=_affected(observation, record, behind),
+        affected=_affected(observation, record),
     )
 
 
@@ -363,9 +336,9 @@ def _counts(statistics: TensorStatistics) -> str:
 
 
 def _affected(
-    observation: Observation, culprit: LayerRecord, behind: Collection[str] | None
+    observation: Observation, culprit: LayerRecord, behind: Collection[str] | None = None
 ) -> Iterator[str]:
-    """Yield the other layers that show non-finite values that came from this one."""
+    """Yield the other layers that show what came of this one; of gradients, those `behind` it."""
     flow = flow_of(observation)
     is_forward = behind is None and culprit.name in flow
     reached = flow.reach(culprit.name) if is_forward else frozenset()

@@ -186,7 +186,7 @@ def test_thousands_of_violations_cost_seconds():
         (deep, "activations", 1),
         (deep, "parameters", 1500),
         (deep, "parameter_gradients", 1500),
-        (Wide(1000), "activations", 1000),
+        (Wide(600), "activations", 600),
     ):
         seen = Inspector(model).run_inspection(torch.randn(8, 4), backward=False).observation
         found = [violation("x", name, role) for name in seen.layers if name[-1:].isdigit()]
