@@ -10,12 +10,13 @@ from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import (
     called,
     completed,
+    flow_of,
     is_closed,
     is_inside,
     learns,
     leaves,
-    producer,
 )
+from pytest_modelhealth.checks.paths import maker
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class DeadUnits(Check):
             f"{count} are dead: inactive for all {units.observations} samples",
             value=fraction,
             limit=limit,
-            cause=_cause(record, producer(observation, record)),
+            cause=_cause(record, maker(observation, record)),
         )
 
 
@@ -190,21 +191,35 @@ def _opens(record: LayerRecord) -> bool:
 
 
 def _is_behind_a_gate(record: LayerRecord, observation: Observation) -> bool:
-    """Whether it is given nothing but zeros by a layer whose scale starts at zero, and learns."""
+    """Whether it is given nothing but zeros by a layer or a gate that starts at zero and learns."""
     given = record.inputs
     if given is None or not given.finite_count or given.abs_max != 0.0:
         return False
-    inner = {layer.name for layer in leaves(observation)}
+    flow = flow_of(observation)
+    inner, feeding = {layer.name for layer in leaves(observation)}, flow.feeding(record.name)
     silent = [
         layer
         for layer in sorted(called(observation), key=completed)
-        if completed(layer) < (record.entered or 0)
+        if layer.name in feeding
         and (layer.name in inner or layer.parameters)
         and layer.activations is not None
         and layer.inputs is not None
         and layer.activations.abs_max == 0.0 < layer.inputs.abs_max
     ]
-    return bool(silent) and is_closed(silent[-1]) and learns(silent[-1])
+    if silent and is_closed(silent[-1]) and learns(silent[-1]):
+        return True
+    sources = flow.producers(record.name)
+    gates = {gate.by for source in sources for gate in flow.gate(source)}
+    return any(_is_opening(gate, observation) for gate in gates.intersection(sources))
+
+
+def _is_opening(parameter: str, observation: Observation) -> bool:
+    """Whether a parameter is zero and gets a gradient."""
+    owner, _, name = parameter.rpartition(".")
+    record = observation.layers.get(owner)
+    if record is None or name not in record.parameters or name not in record.parameter_gradients:
+        return False
+    return record.parameters[name].abs_max == 0.0 < record.parameter_gradients[name].abs_max
 
 
 def _dead_fraction(record: LayerRecord) -> float | None:

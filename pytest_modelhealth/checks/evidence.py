@@ -20,7 +20,9 @@ def flow_of(observation: Observation) -> Flow:
     """Return who feeds whom; of observations that no verdict is made of, inferred at each call."""
     flow = observation.flow
     if flow is None:
-        from pytest_modelhealth.checks.inferred import with_flow  # with the report, unlike checks
+        from pytest_modelhealth.checks.judging.inferred import (
+            with_flow,  # with the report, unlike checks
+        )
 
         flow = with_flow(observation).flow
     assert flow is not None

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.arithmetic import OVERFLOWING, SINGULAR, first_of, named
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.evidence import called, completed, innermost, is_inside
+from pytest_modelhealth.checks.evidence import (
+    called,
+    completed,
+    flow_of,
+    innermost,
+    is_inside,
+    leaves,
+)
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 Bad = Callable[["TensorStatistics | None"], bool]
@@ -86,9 +95,11 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Violatio
         cause = "the batch itself holds them: look at the data, not at the model"
         yield _violation(observation, root, "inputs", root.inputs, cause)
         return
-    for record in _origins(observation, is_bad):
-        if record.name not in explained and record.activations is not None:
-            cause = _forward_cause(record, observation)
+    causes = _origins(observation, is_bad, explained)
+    for record in sorted(called(observation), key=completed):
+        is_origin = record.name in causes and record.name not in explained
+        if is_origin and record.activations is not None and is_bad(record.activations):
+            cause = causes[record.name]
             yield _violation(observation, record, "activations", record.activations, cause)
 
 
@@ -96,14 +107,64 @@ def _any(observation: Observation, is_bad: Bad) -> bool:
     return any(is_bad(record.activations) for record in called(observation))
 
 
-def _origins(observation: Observation, is_bad: Bad) -> list[LayerRecord]:
-    """Return the innermost layers that made bad activations from inputs that were not."""
-    bad = [record for record in called(observation) if is_bad(record.activations)]
-    origins = [r for r in bad if r.inputs is not None and not is_bad(r.inputs)]
-    origins += [r for r in bad if _fed_itself(r)]
-    if not origins:  # inputs unwatched, or a layer fed with its own output: the first to return
-        origins = innermost(bad)[:1]
-    return innermost(origins)
+def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict[str, str]:
+    """Return the layers that made bad activations of values that were not, each with its cause.
+
+    A layer did that itself, or its forward did between the layers that it holds.
+    """
+    flow = flow_of(observation)
+    bad = [record for record in leaves(observation) if is_bad(record.activations)]
+    good = {r.name for r in bad if r.inputs is not None and not is_bad(r.inputs)}
+    own = [r for r in bad if _fed_itself(r) or (r.name in good and not _may_be_given_inf(r))]
+    causes = {record.name: _forward_cause(record, observation) for record in own}
+    known = {name for name in (*causes, *explained) if name in flow}
+    reached = {*known, *flow.reach(*known)}
+    ends = ("output",) if flow.graph.outputs else ()
+    for taker in (*(record.name for record in sorted(bad, key=completed)), *ends):
+        if taker in reached:
+            continue
+        kinds = SINGULAR if taker in good else (*SINGULAR, *OVERFLOWING)
+        found = _made_between(taker, observation, is_bad, kinds)
+        if found is None and taker in good:
+            found = taker, _forward_cause(observation.layers[taker], observation)
+        if found is not None:
+            causes.setdefault(*found)
+            reached |= {taker, *(flow.reach(taker) if taker in flow else ())}
+    if causes:
+        return causes
+    ran = [record for record in called(observation) if is_bad(record.activations)]
+    makers = innermost(r for r in ran if r.inputs is not None and not is_bad(r.inputs))
+    makers = makers or innermost(ran)[:1]  # inputs unwatched: the first to return
+    return {record.name: _forward_cause(record, observation) for record in makers}
+
+
+def _made_between(
+    taker: str, observation: Observation, is_bad: Bad, kinds: Sequence[frozenset[str]]
+) -> tuple[str, str] | None:
+    """Return the layer whose forward makes bad values for `taker` of good ones, and the cause."""
+    flow = flow_of(observation)
+    sources = flow.producers(taker)
+    given = [observation.layers[name] for name in sources if name in observation.layers]
+    if any(record.activations is None or is_bad(record.activations) for record in given):
+        return None
+    for source in sources:
+        risky = first_of(flow.operations(source, taker), *kinds)
+        if risky:
+            call, before = risky[-1].call, observation.layers.get(source)
+            reach = _reach(before.activations, "what it is given lies") if before else ""
+            maker = flow.graph.calls[call].layer if call >= 0 else ""
+            shows = maker in observation.layers and is_bad(observation.layers[maker].activations)
+            return maker if shows or taker not in flow else taker, (
+                f"{named(risky)}, between {source} and {taker}, makes them: clamp its argument "
+                f"or add an epsilon{reach}"
+            )
+    return None
+
+
+def _may_be_given_inf(record: LayerRecord) -> bool:
+    """Whether -inf may have come from before it; a softmax is given that by masks."""
+    is_given = record.inputs is not None and record.inputs.negative_inf_count > 0
+    return is_given and record.activation not in ("softmax", "log_softmax")
 
 
 def _fed_itself(record: LayerRecord) -> bool:
@@ -135,10 +196,10 @@ def _forward_cause(record: LayerRecord, observation: Observation) -> str:
 _LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Bilinear")
 
 
-def _reach(statistics: TensorStatistics | None) -> str:
+def _reach(statistics: TensorStatistics | None, what: str = "its inputs lie") -> str:
     if statistics is None or not statistics.finite_count:
         return ""
-    return f" (its inputs lie in [{statistics.min:.3g}, {statistics.max:.3g}])"
+    return f" ({what} in [{statistics.min:.3g}, {statistics.max:.3g}])"
 
 
 def _loss(observation: Observation) -> Violation:
@@ -161,29 +222,66 @@ def _reach_of_output(root: LayerRecord) -> str:
 def _backward(observation: Observation) -> Iterator[Violation]:
     """Yield where the backward pass turns finite gradients into something else.
 
-    Gradients flow from the layer that ran last to the first: the last layer with bad ones is where
-    they begin; what follows it took its output and sent the bad gradient back.
+    They begin at a layer whose gradients are bad while no layer that it feeds has bad ones. Layers
+    that one operation takes show the same fault.
     """
+    flow = flow_of(observation)
+    found: list[tuple[Violation, Collection[object], set[str]]] = []
+    for source, record, role, tensor in _bad_gradients(observation):
+        if any(source in behind for _, _, behind in found):
+            continue
+        behind = {source, *flow.feeding(source, by="gradient")}
+        makers, cause = _maker(source, record, role, flow)
+        same = next((one for one in found if not set(makers).isdisjoint(one[1])), None)
+        if same is not None:
+            same[2].update(behind)
+            continue
+        statistics = record.tensors(role)[tensor]
+        violation = _violation(observation, record, role, statistics, cause, tensor)
+        found.append((violation, makers, behind))
+    for violation, _, behind in reversed(found):
+        affected = _affected(observation, observation.layers[violation.layer], behind)
+        yield replace(violation, affected=tuple(affected))
+
+
+def _bad_gradients(observation: Observation) -> Iterator[tuple[str, LayerRecord, str, str]]:
+    """Yield bad gradients, the last layer first, then those that only parameters show.
+
+    Each with what it is called in the flow, its record, role and tensor.
+    """
+    flow = flow_of(observation)
     bad = [record for record in called(observation) if _is_not_finite(record.gradients)]
-    for record in innermost(bad)[-1:]:
-        assert record.gradients is not None
-        cause = _backward_cause(record, observation)
-        yield _violation(observation, record, "gradients", record.gradients, cause)
-    if bad:
-        return
-    for record in observation.layers.values():
+    for record in reversed(innermost(bad)):
+        yield record.name, record, "gradients", ""
+    for record in called(observation):
         for name, statistics in record.parameter_gradients.items():
-            if statistics.nonfinite_count:
-                cause = "its own backward makes them: the gradients that reach it are finite"
-                yield _violation(
-                    observation, record, "parameter_gradients", statistics, cause, tensor=name
-                )
+            if statistics.nonfinite_count and not _is_not_finite(record.gradients):
+                source = f"{record.name}.{name}".lstrip(".")
+                found = source if source in flow else record.name
+                yield found, record, "parameter_gradients", name
 
 
-def _backward_cause(record: LayerRecord, observation: Observation) -> str:
-    after = [r for r in called(observation) if (r.entered or 0) > completed(record)]
-    what = "the loss" if not after else f"{after[0].label!r} or the arithmetic before it"
-    return (
+def _maker(
+    source: str, record: LayerRecord, role: str, flow: Flow
+) -> tuple[Collection[object], str]:
+    """Return whose backward makes bad gradients of finite ones, and that in words."""
+    if source == record.name and role == "parameter_gradients":
+        return (source,), "its own backward makes them: the gradients that reach it are finite"
+    takers = flow.consumers(source)
+    passed = [o for o in flow.operations(source, *takers) if o.live]
+    risky = first_of(passed, *SINGULAR)
+    if risky:
+        taker = next(name for name in takers if risky[0] in flow.operations(source, name))
+        given = record.activations if source == record.name else None
+        return risky, (
+            f"the backward of {named(risky)}, between {source} and {taker}, makes them: its "
+            "derivative is infinite somewhere (a root or a logarithm at 0), even where a mask "
+            "drops the result; clamp its argument or add an epsilon"
+            f"{_reach(given, 'what it is given lies')}"
+        )
+    layers = [name for name in takers if name not in ("output", "loss")] or ["the loss"]
+    what = "the loss" if layers == ["the loss"] else " or ".join(map(repr, layers[:2]))
+    return layers, (
         f"the backward of {what}, which takes this output, makes them: the derivative of sqrt, "
         f"norm, pow or log at 0, or of a masked division{_reach(record.activations)}"
     )
@@ -202,7 +300,7 @@ def _violation(
     return Finite.violation(
         record,
         f"{_counts(statistics)} of {statistics.count} values in its {where}"
-        f"{_from(role)}{_first(record, role, statistics, observation)}",
+        f"{_from(record, role)}{_first(record, role, statistics, observation)}",
         value=float(statistics.nonfinite_count),
         limit=ALWAYS,
         role=role,
@@ -212,8 +310,9 @@ def _violation(
     )
 
 
-def _from(role: str) -> str:
-    return ", made from finite inputs" if role == "activations" else ""
+def _from(record: LayerRecord, role: str) -> str:
+    is_good = record.inputs is None or not _is_nan_or_positive_inf(record.inputs)
+    return ", made from finite inputs" if role == "activations" and is_good else ""
 
 
 def _first(
@@ -236,11 +335,16 @@ def _counts(statistics: TensorStatistics) -> str:
     return " and ".join(f"{count} {name}" for count, name in parts if count)
 
 
-def _affected(observation: Observation, culprit: LayerRecord) -> tuple[str, ...]:
-    """Return the other layers that show non-finite values."""
-    return tuple(
-        record.name
-        for record in called(observation)
-        if record is not culprit
-        and (_is_not_finite(record.activations) or _is_not_finite(record.gradients))
-    )
+def _affected(
+    observation: Observation, culprit: LayerRecord, behind: Collection[str] | None = None
+) -> Iterator[str]:
+    """Yield the other layers that show what came of this one; of gradients, those `behind` it."""
+    flow = flow_of(observation)
+    is_forward = behind is None and culprit.name in flow
+    reached = flow.reach(culprit.name) if is_forward else frozenset()
+    for record in called(observation):
+        shows = record.name in reached and _is_not_finite(record.activations)
+        if behind is None or record.name in behind:
+            shows = shows or _is_not_finite(record.gradients)
+        if shows and record is not culprit:
+            yield record.name

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, producer
+from pytest_modelhealth.checks.evidence import called, flow_of, innermost
 from pytest_modelhealth.checks.freshness import is_fresh
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Setting, Settings
@@ -602,10 +601,20 @@ def _uniform_guess(call: LossCall) -> float | None:
 
 def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
     """Return the layer whose output the loss is given, else the one that calls it."""
+    from pytest_modelhealth.checks.judging.inferred import (
+        same_values,  # with the report, unlike checks
+    )
+
+    flow = flow_of(observation)
+    ran = called(observation)
+    if flow.graph.loss is not None:
+        feeding = flow.feeding("loss")
+        ran = [record for record in ran if record.name in feeding]
+    given = [record for record in ran if same_values(record.activations, call.input)]
+    if given:  # of several heads, that with these values
+        return innermost(given)[-1]
     root = observation.layers[""]
-    end = max((record.completed or 0 for record in called(observation)), default=0) + 1
-    taker = replace(root, inputs=call.input, entered=end)
-    return producer(observation, taker) or observation.layers.get(call.layer or "", root)
+    return observation.layers.get(call.layer or "", root)
 
 
 def _samples(observation: Observation) -> int:

@@ -128,6 +128,13 @@ def normalizer(observation: Observation, record: LayerRecord) -> LayerRecord | N
     return taker if taker is not None and is_normalization(taker) else None
 
 
+def maker(observation: Observation, record: LayerRecord) -> LayerRecord | None:
+    """Return the layer whose output `record` is called with as it is, if there is one."""
+    flow = flow_of(observation)
+    names = flow.producers(record.name, as_it_is=True) if record.name in flow else ()
+    return next((observation.layers[name] for name in names if name in observation.layers), None)
+
+
 def is_normalization(record: LayerRecord) -> bool:
     """Whether a layer normalises: one of torch's, one with running statistics, or by its numbers.
 

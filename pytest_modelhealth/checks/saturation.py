@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.data_flow import DataFlow, Port
-from pytest_modelhealth.checks.evidence import called, producer, trainable
+from pytest_modelhealth.checks.evidence import called, flow_of, trainable
+from pytest_modelhealth.checks.paths import maker
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
@@ -88,11 +88,9 @@ class Saturation(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield the activations that are saturated, in execution order."""
-        found = [self._judge(record, observation, settings) for record in called(observation)]
-        findings = [finding for finding in found if finding is not None]
-        flow = DataFlow(observation) if findings else None
-        for finding in findings:
-            if flow is not None and _feeds_a_trainable_layer(finding.layer, observation, flow):
+        for record in called(observation):
+            finding = self._judge(record, observation, settings)
+            if finding is not None and _feeds_a_trainable_layer(record, observation):
                 yield finding
 
     def _judge(
@@ -120,7 +118,7 @@ class Saturation(Check):
         what = f"{fraction:.0%} of its inputs lie where {record.activation} is flat"
         if samples < needed.value:
             return self._too_few(record, f"{what}, but {samples} samples say little", needed)
-        cause = _bounded_cause(record, producer(observation, record))
+        cause = _bounded_cause(record, maker(observation, record))
         return self.violation(
             record, f"saturated: {what}", value=fraction, limit=limit, cause=cause
         )
@@ -141,7 +139,7 @@ class Saturation(Check):
         what = f"its rows are one-hot: their mean sum of squares is {one_hot:.3g}"
         if rows < needed.value:
             return self._too_few(record, f"{what}, but {rows} rows say little", needed)
-        cause = _softmax_cause(record, producer(observation, record))
+        cause = _softmax_cause(record, maker(observation, record))
         return self.violation(record, f"saturated: {what}", value=one_hot, limit=limit, cause=cause)
 
     def _fused_attention(self, record: LayerRecord, settings: Settings) -> Finding | None:
@@ -171,10 +169,10 @@ class Saturation(Check):
         return self.inconclusive(record, reason)
 
 
-def _feeds_a_trainable_layer(layer: str, observation: Observation, flow: DataFlow) -> bool:
-    reached = flow.reached(Port(layer, output=True))
-    names = {port.layer for port in reached if not port.output}
-    return any(trainable(observation.layers[name]) for name in names)
+def _feeds_a_trainable_layer(record: LayerRecord, observation: Observation) -> bool:
+    flow = flow_of(observation)
+    reached = flow.reach(record.name).intersection(flow.layers, observation.layers)
+    return any(trainable(observation.layers[name]) for name in reached)
 
 
 def _samples(record: LayerRecord) -> int:

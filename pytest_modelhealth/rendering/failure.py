@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import glob
+import linecache
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.notation import (
@@ -25,7 +26,8 @@ from pytest_modelhealth.rendering.summary import (
     remarks,
     run,
 )
-from pytest_modelhealth.report import HealthReport, Violation
+from pytest_modelhealth.report import HealthReport, Vertex, Violation
+from pytest_modelhealth.report.flow import AS_IT_IS, Flow
 
 MAX_ROWS = 10
 MAX_REMARKS = 3
@@ -44,8 +46,9 @@ def render(report: HealthReport) -> str:
             *_violations(report),
             *_consequences(report, worst),
             "",
-            *([f"likely cause: {printable(worst.cause)}"] if worst.cause else ()),
+            *([f"likely cause: {printable(near(worst.cause))}"] if worst.cause else ()),
             *_source(report, worst),
+            *_cut_and_code(report, worst),
             *_way(report, worst),
             *_next_moves(report, worst),
             *_remarks(report),
@@ -109,20 +112,45 @@ def _source(report: HealthReport, worst: Violation) -> Iterator[str]:
         yield f"source:       {printable(record.source)}"
 
 
+def _cut_and_code(report: HealthReport, worst: Violation) -> Iterator[str]:
+    """Yield where the gradient was cut off, if the cause does not say it, and the code there."""
+    flow, said = report.flow, worst.cause
+    if worst.check == "missing_gradients" and flow is not None and worst.layer in flow:
+        for cut in flow.cut_between(worst.layer)[:1]:
+            if not cut.line or cut.line not in said:
+                yield f"cut:          {printable(near(str(cut)))}"
+                said += f" {cut}"
+    for path, line in list(dict.fromkeys(_PLACE.findall(said)))[:_FEW]:
+        if code := linecache.getline(path, int(line)).strip():
+            yield f"code:         {shorten(printable(code), 100)}"
+
+
+_PLACE = re.compile(r"([^\s`]+\.py):(\d+)")
+
+
 def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
-    """Yield what feeds the worst layer and what it feeds, and where its gradient was cut off."""
-    flow = report.flow
-    if flow is None or worst.layer not in flow.layers:
+    """Yield what feeds the worst layer, what it feeds, and the operations between."""
+    flow, layer = report.flow, worst.layer
+    if flow is None or not layer or layer not in flow:
         return
-    around = (flow.producers(worst.layer), (worst.layer,), flow.consumers(worst.layer))
-    shown = " -> ".join(filter(None, (_some(names) for names in around)))
-    line = flow.line(worst.layer)
+    before = flow.producers(layer, as_it_is=True) or flow.producers(layer)
+    after = flow.consumers(layer)
+    passed = flow.operations(layer, *after[:1])
+    steps = [f"`{made.function}`" for made in passed if _is_telling(made, report, flow)]
+    steps = list(dict.fromkeys(steps))
+    if len(steps) > 2 * _FEW:
+        steps[_FEW:-_FEW] = ["..."]
+    shown = " -> ".join(filter(None, (_some(before), layer, *steps, _some(after))))
+    line = "" if _PLACE.search(worst.cause) else flow.line(layer)
     called = f"  (called at {printable(near(line))})" if line else ""
     yield f"way:          {printable(shown)}{called}"
-    if worst.check == "missing_gradients":
-        for cut in flow.cut_between(worst.layer)[:1]:
-            named = replace(cut, line=near(cut.line) if cut.line else "")
-            yield f"cut:          {printable(str(named))}"
+
+
+def _is_telling(made: Vertex, report: HealthReport, flow: Flow) -> bool:
+    """Whether an operation changes values, or cuts the gradient; masks and layouts go without."""
+    if made.function not in AS_IT_IS:
+        return bool(made.line) and (made.live or not report.observation.backward)
+    return not made.live and any(flow.graph.vertices[o].live for o in made.operands)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -74,10 +76,9 @@ def printable(text: str) -> str:
     )
 
 
-def near(line: str) -> str:
-    """Return ``path:line`` as seen from the current folder, where it lies below it."""
-    path = Path(line)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+def near(text: str) -> str:
+    """Return `text` with each path in it as seen from the current folder, where it lies below."""
+    return re.sub(rf"(?<![\w./-]){re.escape(str(Path.cwd()))}{re.escape(os.sep)}", "", text)
 
 
 def shorten(text: str, width: int) -> str:

@@ -249,3 +249,42 @@ def test_deep_plain_relu_network_is_healthy_when_initialised(depth, inspect):
         layers = [m for _ in range(depth) for m in (nn.Linear(64, 64), nn.ReLU())]
         report = inspect(nn.Sequential(*layers), torch.rand(64, 64))
         assert not [v for v in report.violations if v.check == "dead_units"]
+
+
+class Gated(nn.Module):
+    """Two ways behind a gate, one of them through a ReLU; beside it a projection that is zero."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.fc, self.side = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.relu, self.skip, self.head = nn.ReLU(), nn.Linear(16, 4), nn.Linear(16, 4)
+        self.kind = kind
+        nn.init.zeros_(self.side.weight)
+        nn.init.zeros_(self.side.bias)
+        if kind == "parameter":
+            self.gate = nn.Parameter(torch.zeros(16))
+        self.register_buffer("closed", torch.zeros(16))
+
+    def forward(self, x):
+        h, side = self.fc(x), self.side(x)
+        gate = {"parameter": getattr(self, "gate", None), "buffer": self.closed, "layer": side}
+        h = h * gate[self.kind]
+        return self.skip(h + side) + self.head(self.relu(h)), self.skip(h)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("parameter", []), ("layer", []), ("buffer", ["relu"])]
+)
+def test_silence_behind_a_gate_that_opens_is_no_death(kind, found, batch, inspect):
+    """A gate that starts at zero and learns opens; a buffer of zeros never does."""
+    report = inspect(Gated(kind), batch)
+    violations = [v for root in report.violations for v in (root, *root.folded)]
+    assert [v.layer for v in violations if v.check == "dead_units"] == found
+
+
+def test_silence_of_a_layer_that_starts_at_zero_is_no_death(batch, inspect):
+    """What it feeds is zero until it has learnt; another way lets it."""
+    model = Gated("buffer")
+    model.forward = lambda x: model.skip(h := model.side(x)) + model.head(model.relu(h))
+    report = inspect(model, batch)
+    assert not [v for v in report.violations if v.check == "dead_units"]

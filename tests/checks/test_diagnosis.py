@@ -1,6 +1,9 @@
 """`diagnose`: one fault gives one story, and two faults two."""
 
+import time
+
 import pytest
+import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector
@@ -96,6 +99,100 @@ def test_faults_in_separate_towers_are_two_stories(batch):
         [("dead_units", "left.1"), ("collapse", "head")],
         [("dead_units", "right.1"), ("grad_norm", "right.0")],
     ]
+
+
+class Twins(nn.Module):
+    """Two towers that are given the batch, one of them another multiple of it, and a head."""
+
+    def __init__(self, *dead, factor=1.0):
+        super().__init__()
+        self.left, self.right = (
+            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8), nn.Tanh())
+            for _ in range(2)
+        )
+        self.head, self.factor = nn.Linear(8, 2), factor
+        for tower in dead:
+            nn.init.constant_(self.get_submodule(tower)[0].bias, -50.0)
+
+    def forward(self, x):
+        return self.head(self.left(x) + self.right(self.factor * x))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5], ids=["the same numbers", "other numbers"])
+def test_two_dead_towers_are_two_stories(factor, batch, inspect):
+    """Whatever numbers they get, neither dies of the other; a tower that lives is no story."""
+    report = inspect(Twins("left", "right", factor=factor), batch)
+    assert [v.layer for v in report.violations] == ["left.1", "right.1"]
+    assert all(name.startswith("right") for v in report.violations[1:] for name in v.layers)
+    assert [v.layer for v in inspect(Twins("right", factor=factor), batch).violations] == [
+        "right.1"
+    ]
+    assert inspect(Twins(factor=factor), batch).healthy
+
+
+class Detached(nn.Module):
+    """A critic beside a policy, on features that it is given detached."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
+        self.policy, self.critic = nn.Linear(8, 4), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        self.aside = nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.encoder(x)
+        self.aside(h)
+        return self.policy(h), self.critic(h.detach())
+
+
+@pytest.mark.parametrize(
+    ("cause", "effect", "folds"),
+    [
+        (("dead_units", "critic.1"), ("grad_norm", "critic.0", "parameter_gradients"), True),
+        (("dead_units", "critic.1"), ("grad_norm", "encoder.0", "parameter_gradients"), False),
+        (("collapse", "policy"), ("grad_norm", "encoder.0", "parameter_gradients"), True),
+        (("dead_units", "encoder.1"), ("collapse", "critic"), True),
+        (("dead_units", "encoder.1"), ("activation_scale", "critic", "inputs"), True),
+        (("dead_units", "critic.1"), ("activation_scale", "policy", "inputs"), False),
+        (("finite", "aside"), ("loss", "", "loss"), False),
+        (("finite", "aside"), ("finite", "encoder.0", "gradients"), False),
+        (("finite", "policy"), ("finite", "critic.0", "gradients"), True),
+        (("finite", "policy", "gradients"), ("grad_norm", "critic.0", "gradients"), False),
+        (("finite", "policy", "gradients"), ("grad_norm", "encoder.0", "gradients"), True),
+    ],
+)
+def test_what_follows_along_the_flow(cause, effect, folds, batch):
+    """Values go forward, gradients back, and neither beside the way that there is."""
+    seen = Inspector(Detached()).run_inspection(batch).observation
+    told = stories(seen, violation(*cause), violation(*effect))
+    assert told == ([[cause[:2], effect[:2]]] if folds else [[cause[:2]], [effect[:2]]])
+
+
+class Wide(nn.Module):
+    """Many towers beside each other."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+
+    def forward(self, x):
+        return torch.stack([tower(x) for tower in self.towers]).sum(0)
+
+
+def test_thousands_of_violations_cost_seconds():
+    """Whether they are one story or each its own."""
+    deep = nn.Sequential(*(nn.Linear(4, 4) for _ in range(1500)))
+    for model, role, count in (
+        (deep, "activations", 1),
+        (deep, "parameters", 1500),
+        (deep, "parameter_gradients", 1500),
+        (Wide(600), "activations", 600),
+    ):
+        seen = Inspector(model).run_inspection(torch.randn(8, 4), backward=False).observation
+        found = [violation("x", name, role) for name in seen.layers if name[-1:].isdigit()]
+        begun = time.process_time()
+        assert len(diagnose(seen, found)) == count
+        assert time.process_time() - begun < 4.0
 
 
 def test_nan_in_one_tower_reaches_the_gradients_of_the_other(batch):

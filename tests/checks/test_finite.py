@@ -1,5 +1,7 @@
 """The `finite` check: the layer that made the first value that is no number."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,12 @@ class Faulty(nn.Module):
 
     def forward(self, x):
         return self.function(x)
+
+
+def line_of(code):
+    """Where this code stands for the first time in this file."""
+    lines = Path(__file__).read_text().splitlines()
+    return f"{__file__}:{next(n for n, line in enumerate(lines, 1) if code in line)}"
 
 
 def around(function):
@@ -122,7 +130,8 @@ def test_forward_of_a_container_is_named_when_its_children_are_innocent(batch, i
     model = nn.Sequential(nn.Linear(16, 8), Block(), nn.Linear(8, 2))
     violation = only(inspect(model, batch), "finite")
     assert violation.layer == "1"
-    assert "between its submodules" in violation.cause
+    assert f"`div` at {line_of('self.b(self.a(x) / 0.0)')}" in violation.cause
+    assert "between 1.a and 1.b" in violation.cause
 
 
 def test_float16_overflow_says_so(inspect, only):
@@ -213,3 +222,162 @@ def test_layer_in_a_loop_is_the_origin_of_what_it_feeds_itself(inspect, only):
     violation = only(inspect(Loop(), torch.rand(8, 16) + 1.0, backward=False), "finite")
     assert violation.layer == "cell"
     assert "of call 3 of 5" in violation.message
+
+
+class Branches(nn.Module):
+    """Two branches of one layer, each with arithmetic of its own behind it, and a head."""
+
+    def __init__(self, left, right):
+        super().__init__()
+        self.stem = nn.Linear(16, 8)
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.behind_left, self.behind_right = left, right
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        h = self.stem(x)
+        a, b = self.left(h), self.right(h)
+        return self.head(self.behind_left(a) + self.behind_right(b))
+
+
+def rooted(h):
+    """Finite, with a derivative that is not."""
+    return h.mul(0.0).pow(0.5)  # the root
+
+
+def logged(h):
+    """A mask of the result does not help."""
+    return torch.where(h > 0, torch.log(h * (h > 0)), 0.0)  # the log
+
+
+def safe(h):
+    """The right twin of both."""
+    return torch.sqrt(F.relu(h) + 1e-6)
+
+
+def test_gradients_are_blamed_on_the_branch_that_makes_them(batch, inspect, only):
+    """Not on the layer that runs next, which is a parallel one."""
+    violation = only(inspect(Branches(rooted, safe), batch), "finite")
+    assert (violation.layer, violation.role) == ("left", "gradients")
+    assert f"`pow` at {line_of('# the root')}, between left and head" in violation.cause
+    assert "right" not in violation.cause
+    assert set(violation.affected) == {"stem"}
+    violation = only(inspect(Branches(safe, rooted), batch), "finite")
+    assert violation.layer == "right"
+    assert inspect(Branches(safe, safe), batch).healthy
+
+
+def test_two_branches_that_each_make_bad_gradients_are_two_violations(batch, inspect):
+    """Each with its own operation; the layer before both only shows them."""
+    report = inspect(Branches(rooted, logged), batch)
+    assert [(v.check, v.layer) for v in report.violations] == [
+        ("finite", "left"),
+        ("finite", "right"),
+    ]
+    left, right = report.violations
+    assert "`pow`" in left.cause
+    assert "`pow`" not in right.cause
+    assert f"`log` at {line_of('# the log')}, between right and head" in right.cause
+
+
+def test_operands_of_one_operation_are_one_violation(batch, inspect, only):
+    """The root of a sum has two operands that get bad gradients, and is one fault."""
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(16, 8), nn.Linear(16, 8)
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x):
+            h = self.left(x) + self.right(x)
+            return self.head(torch.sqrt(h * (h > 0)))
+
+    violation = only(inspect(Sum(), batch), "finite")
+    assert "`sqrt`" in violation.cause
+    assert {violation.layer, *violation.affected} >= {"left", "right"}
+
+
+def test_bad_gradient_of_a_parameter_names_the_operation(batch, inspect):
+    """A parameter that starts at zero under a root."""
+
+    class Scaled(nn.Module):
+        def __init__(self, start):
+            super().__init__()
+            self.fc, self.head = nn.Linear(16, 8), nn.Linear(8, 2)
+            self.scale = nn.Parameter(torch.full((8,), start))
+
+        def forward(self, x):
+            return self.head(self.fc(x) * torch.sqrt(self.scale))
+
+    (violation, *_) = inspect(Scaled(0.0), batch).violations
+    assert (violation.role, violation.tensor) == ("parameter_gradients", "scale")
+    assert "`sqrt` at " in violation.cause
+    assert "between scale and head" in violation.cause
+    assert inspect(Scaled(1.0), batch).healthy
+
+
+def test_loss_whose_gradient_is_bad_names_its_operation(batch, inspect, only):
+    """What the loss function does with the output is on the way back, too."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
+    report = inspect(model, batch, loss=lambda out: torch.sqrt(out).mean())
+    assert "`sqrt` at " in only(report, "finite").cause
+    assert "between 1 and loss" in only(report, "finite").cause
+
+
+class Beside(nn.Module):
+    """A layer that makes NaN itself, and arithmetic of the model's own on another way."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.left, self.right = Faulty(function), nn.Linear(16, 8)
+        self.heads = nn.ModuleList([nn.Linear(16, 2), nn.Linear(8, 2)])
+
+    def forward(self, x):
+        return self.heads[0](self.left(x)), self.heads[1](torch.log(self.right(x) * 0.0))
+
+
+def test_arithmetic_beside_a_layer_is_an_origin_of_its_own(batch, inspect):
+    """One way is the layer's fault, the other the model's: two violations."""
+    report = inspect(Beside(torch.log), batch)
+    assert [(v.check, v.layer) for v in report.violations] == [("finite", "left"), ("finite", "")]
+    assert "`log` at " in report.violations[1].cause
+    assert "between right and heads.1" in report.violations[1].cause
+    assert [v.layer for v in inspect(Beside(torch.tanh), batch).violations] == [""]
+
+
+def test_bad_values_that_never_leave_the_model_are_found_too(batch, inspect):
+    """The model's own output is finite: the layer that is given them is named, and the line."""
+
+    class Aside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.aside, self.head = (nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x):
+            h = self.fc(x)
+            self.aside(torch.log(h))
+            return self.head(h)
+
+    violation = inspect(Aside(), batch).violations[0]
+    assert (violation.check, violation.layer) == ("finite", "aside")
+    assert "made from finite inputs" not in violation.message
+    assert "`log` at " in violation.cause
+
+
+def test_own_softmax_over_nothing_but_mask_is_blamed_not_the_scores(batch, inspect, only):
+    """A mask makes -inf on purpose: the product before it has overflowed nothing."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k = nn.Linear(16, 8), nn.Linear(16, 8)
+            self.weigh = Faulty(lambda s: s.exp() / s.exp().sum(-1, keepdim=True))
+
+        def forward(self, x):
+            scores = self.q(x) @ self.k(x).T
+            return self.weigh(scores + x.new_full((64, 64), -torch.inf))
+
+    violation = only(inspect(Attention(), batch, backward=False), "finite")
+    assert violation.layer == "weigh"
+    assert "mm`" not in violation.cause

@@ -640,3 +640,21 @@ def test_gradient_that_underflows_is_no_constant_loss(batch, inspect):
     model = nn.Linear(16, 4).half()
     report = inspect(model, batch.half(), loss=lambda out: out.float().mean() * 1e-9)
     assert "underflows float16" in one(report).cause
+
+
+def test_layer_outside_the_loss_is_not_blamed_for_what_it_is_given(batch, inspect):
+    """A probe that runs last sees the numbers that the loss is given, and has no part in it."""
+
+    class Probed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.squash, self.probe = nn.Linear(16, 4), nn.Softmax(-1), nn.Dropout(0.0)
+
+        def forward(self, x):
+            out = self.squash(self.fc(x))
+            self.probe(out * 1.0)
+            return out
+
+    target = torch.randint(4, (64,))
+    (violation,) = inspect(Probed(), batch, target, loss=F.cross_entropy).violations
+    assert (violation.check, violation.layer) == ("loss", "squash")

@@ -1,7 +1,11 @@
 import ast
+from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.settings import Limit
@@ -94,3 +98,40 @@ def test_errors_and_doubts_are_one_line_each() -> None:
     assert lines[-2].startswith("1 error inside the hooks, so observations are missing")
     assert lines[-1].startswith("note: ")
     assert max(map(len, lines[-3:])) <= 100
+
+
+class Rooted(nn.Module):
+    """A branch whose gradient is cut off, or not finite, by one line."""
+
+    def __init__(self, detach: bool) -> None:
+        super().__init__()
+        self.stem, self.fc, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.detach = detach
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(self.stem(x))
+        h = h.detach() if self.detach else torch.sqrt(h * (h > 0))  # the line
+        out: Tensor = self.head(h.reshape(-1, 8))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("detach", "operation", "way"),
+    [(True, "detach", "`detach`"), (False, "sqrt", "`mul` -> `sqrt`")],
+)
+def test_the_operation_its_line_and_its_code_are_named_once(
+    detach: bool, operation: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is seen from the current folder; the way goes through what changes values."""
+    torch.manual_seed(0)
+    monkeypatch.chdir(Path(__file__).parent)
+    text = Inspector(Rooted(detach)).run_inspection(torch.randn(32, 4)).render("failure")
+    (place,) = (
+        f"test_failure.py:{number}"
+        for number, line in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if line.endswith("# the line")
+    )
+    assert text.count(f"`{operation}` at {place}, between fc and head") == 1
+    assert str(Path(__file__).parent) not in text
+    assert "code:         h = h.detach() if self.detach else torch.sqrt(h * (h > 0))" in text
+    assert f"way:          stem -> fc -> {way} -> head" in text

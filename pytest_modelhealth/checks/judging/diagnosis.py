@@ -2,8 +2,8 @@
 
 The order of causes is that of the run: the parameters and buffers that a layer starts with, what
 goes into it, what comes out, the loss, then the gradients from the last layer to the first. Of two
-violations the later is a consequence if the earlier one's tensor reaches it (`DataFlow`) and
-could bring it about.
+violations the later is a consequence if the flow leads from the earlier one to it, as values go
+forward and gradients back, and it could be brought about so.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 
 from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.data_flow import DataFlow, Port
-from pytest_modelhealth.checks.evidence import completed
-from pytest_modelhealth.report import ROLES, LayerRecord, Observation, Reference, Violation
+from pytest_modelhealth.checks.evidence import completed, flow_of
+from pytest_modelhealth.report import ROLES, Flow, Observation, Reference, Violation
 
 
 def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Finding]:
@@ -28,7 +28,7 @@ def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Find
     violations = [finding for finding in findings if isinstance(finding, Violation)]
     if not violations:
         return findings
-    flow = DataFlow(observation)
+    flow = flow_of(observation)
     consequences = _consequences(observation, flow, violations)
     told: list[Finding] = []
     for finding in findings:
@@ -80,60 +80,84 @@ def _event(observation: Observation, violation: Violation, gravity: int) -> _Eve
     return _Event(_Stage.LOSS, 0.0, gravity, violation)
 
 
+class _Story:
+    """A root, and where the flow leads from it: each swept when it is first asked for."""
+
+    def __init__(self, root: _Event, flow: Flow) -> None:
+        self.root = root
+        self._flow = flow
+        self._layer = root.violation.layer
+
+    @cached_property
+    def after(self) -> frozenset[str]:
+        """What its values get to."""
+        own = f"{self._layer}.{self.root.violation.tensor}".lstrip(".")
+        start = own if own in self._flow else self._layer
+        if start not in self._flow:  # it never ran
+            return frozenset({self._layer})
+        return self._flow.reach(start) | {self._layer}
+
+    @cached_property
+    def before(self) -> frozenset[str]:
+        """What its gradients go back to."""
+        if self._layer not in self._flow:
+            return frozenset({self._layer})
+        return self._flow.feeding(self._layer, by="gradient") | {self._layer}
+
+    @property
+    def reaches_loss(self) -> bool:
+        return self._flow.graph.loss is None or "loss" in self.after
+
+    def explains(self, effect: _Event) -> bool:
+        """Whether what is seen later follows from the root."""
+        fault, symptom = self.root.violation, effect.violation
+        if symptom.independent or (_is_not_finite(symptom) and fault.check in _SILENT):
+            return False
+        if effect.stage is _Stage.FORWARD:
+            return self._explains_forward(symptom)
+        if effect.stage is _Stage.LOSS:
+            return self.root.stage is _Stage.FORWARD and self.reaches_loss
+        if self.root.stage is _Stage.LOSS:
+            return True
+        if self.root.stage is _Stage.BACKWARD:  # bounds on gradients hold for each layer by itself
+            return fault.check != symptom.check and symptom.layer in self.before
+        if _is_not_finite(fault):  # through the loss it reaches every gradient
+            return self.reaches_loss
+        return symptom.layer in self.before or symptom.layer in self.after
+
+    def _explains_forward(self, symptom: Violation) -> bool:
+        """Whether what a layer shows in the forward pass follows from the root.
+
+        Parameters were there before the run; buffers are judged by what comes in, or made of it.
+        """
+        fault = self.root.violation
+        if symptom.role in _STATE_ROLES and fault.role in _STATE_ROLES:
+            return fault.layer == symptom.layer
+        if symptom.role == "parameters":
+            return False
+        if symptom.role == "inputs" and symptom.layer != fault.layer:
+            given = self._flow.producers(symptom.layer) if symptom.layer in self._flow else ()
+            return not self.after.isdisjoint(given)
+        if _is_not_finite(symptom) and _is_not_finite(fault):  # made of finite inputs, both
+            return fault.role in _STATE_ROLES and symptom.layer == fault.layer
+        return symptom.layer in self.after
+
+
 def _consequences(
-    observation: Observation, flow: DataFlow, violations: list[Violation]
+    observation: Observation, flow: Flow, violations: list[Violation]
 ) -> dict[int, list[Violation]]:
     """Return the roots by identity, each with what it explains in causal order."""
     events = [_event(observation, v, gravity) for gravity, v in enumerate(violations)]
     explained: dict[int, list[Violation]] = {}
-    roots: list[tuple[_Event, frozenset[Port]]] = []
+    stories: list[_Story] = []
     for event in sorted(events, key=lambda event: event.when):
-        cause = next((root for root, reach in roots if _explains(root, reach, event, flow)), None)
+        cause = next((story.root for story in stories if story.explains(event)), None)
         if cause is not None:
             explained[id(cause.violation)].append(event.violation)
         else:
             explained[id(event.violation)] = []
-            roots.append((event, _reach(event, flow)))
+            stories.append(_Story(event, flow))
     return explained
-
-
-def _reach(event: _Event, flow: DataFlow) -> frozenset[Port]:
-    """Return what the forward pass carries a fault to; what flows back is told by `_explains`."""
-    return flow.reached(_port(event.violation))
-
-
-def _port(violation: Violation) -> Port:
-    return Port(violation.layer, output=violation.role != "inputs")
-
-
-def _explains(cause: _Event, reach: frozenset[Port], effect: _Event, flow: DataFlow) -> bool:
-    fault, symptom = cause.violation, effect.violation
-    if symptom.independent or (_is_not_finite(symptom) and fault.check in _SILENT):
-        return False
-    if effect.stage is _Stage.FORWARD:
-        return _explains_forward(fault, reach, symptom)
-    if effect.stage is _Stage.LOSS:
-        return cause.stage is _Stage.FORWARD
-    if _is_not_finite(fault):  # through the loss it reaches every gradient
-        return True
-    is_upstream = _port(fault) in flow.reached(_port(symptom))
-    if cause.stage is _Stage.BACKWARD:  # bounds on gradients hold for each layer by itself
-        return is_upstream and fault.check != symptom.check
-    return is_upstream or _port(symptom) in reach
-
-
-def _explains_forward(fault: Violation, reach: frozenset[Port], symptom: Violation) -> bool:
-    """Whether what a layer shows in the forward pass follows from an earlier fault.
-
-    Parameters were there before the run; buffers are judged by what comes in, or made of it.
-    """
-    if symptom.role in _STATE_ROLES and fault.role in _STATE_ROLES:
-        return fault.layer == symptom.layer
-    if symptom.role == "parameters":
-        return False
-    if symptom.role == "buffers":
-        return Port(symptom.layer, output=False) in reach
-    return _port(symptom) in reach
 
 
 _SILENT = ("dead_units", "saturation", "collapse")
@@ -144,31 +168,25 @@ def _is_not_finite(violation: Violation) -> bool:
     return violation.check == "finite"
 
 
-def _with_evidence(violation: Violation, observation: Observation, flow: DataFlow) -> Violation:
+def _with_evidence(violation: Violation, observation: Observation, flow: Flow) -> Violation:
     """Return the violation with the statistics it speaks of, and those that led to them."""
     record = observation.layers.get(violation.layer)
     if violation.evidence or record is None:
         return violation
     role = violation.role if violation.role in ROLES else "activations"
     evidence = [Reference(record.name, role, violation.tensor)]
-    evidence += _before(record, role, observation, flow)
+    if record.name in flow:
+        evidence += _before(record.name, role, observation, flow)
     return replace(violation, evidence=tuple(evidence))
 
 
-def _before(
-    record: LayerRecord, role: str, observation: Observation, flow: DataFlow
-) -> list[Reference]:
+def _before(layer: str, role: str, observation: Observation, flow: Flow) -> list[Reference]:
     """Return what a tensor was computed from, as far as it is known."""
     if role in _BACKWARD_ROLES:
-        takers = [
-            name
-            for name in observation.layers
-            if flow.source(name) == Port(record.name, output=True)
-        ]
-        return [Reference(name, "gradients") for name in takers[:1]]
+        names = flow.consumers(layer, as_it_is=True)
+        return [Reference(name, "gradients") for name in names if name in observation.layers][:1]
     if role != "activations":
         return []
-    source = flow.source(record.name)
-    if source is None or not source.output:
-        return [Reference(record.name, "inputs")]
-    return [Reference(source.layer, "activations")]
+    names = flow.producers(layer, as_it_is=True)
+    makers = [Reference(name, "activations") for name in names if name in observation.layers]
+    return makers[:1] or [Reference(layer, "inputs")]

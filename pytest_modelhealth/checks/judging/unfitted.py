@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from pytest_modelhealth.checks.check import Check
-from pytest_modelhealth.checks.data_flow import DataFlow, Port
-from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.checks.evidence import called, flow_of
 from pytest_modelhealth.checks.freshness import is_unfitted
-from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Flow, Inconclusive, LayerRecord, Observation, Violation
 
 _STATE_ROLES = ("parameters", "buffers")
 _BACKWARD_ROLES = ("gradients", "parameter_gradients")
@@ -35,15 +34,16 @@ class Unfitted:
             return False
         if violation.role in _STATE_ROLES:
             return False
-        if any(Port(seen.layer, output=True) in self._behind for seen in violation.evidence):
+        if any(seen.layer in self._behind for seen in violation.evidence):
             return True  # what began before them passes its limit behind them
-        port = Port(violation.layer, output=violation.role != "inputs")
-        return port in self._behind or (violation.role in _BACKWARD_ROLES and port in self._before)
+        if violation.role == "inputs":
+            return not self._behind.isdisjoint(self._flow.producers(violation.layer))
+        is_before = violation.role in _BACKWARD_ROLES and violation.layer in self._before
+        return is_before or violation.layer in self._behind
 
     def doubt(self, finding: Inconclusive) -> bool:
         """Whether a finding was in doubt for other reasons where depth explains it, too."""
-        port = Port(finding.layer, output=True)
-        return finding.check in self._checks and bool(self._norms) and port in self._behind
+        return finding.check in self._checks and finding.layer in self._behind
 
     def line(self, explained: list[Violation]) -> Inconclusive:
         """Return the one line that stands for all that they explain."""
@@ -63,17 +63,17 @@ class Unfitted:
         return [record for record in called(self._observation) if is_unfitted(record)]
 
     @cached_property
-    def _outputs(self) -> list[Port]:
-        return [Port(record.name, output=True) for record in self._norms]
+    def _names(self) -> tuple[str, ...]:
+        return tuple(record.name for record in self._norms)
 
     @cached_property
-    def _flow(self) -> DataFlow:
-        return DataFlow(self._observation)
+    def _flow(self) -> Flow:
+        return flow_of(self._observation)
 
     @cached_property
-    def _behind(self) -> frozenset[Port]:
-        return self._flow.reached_by_any(self._outputs)
+    def _behind(self) -> frozenset[str]:
+        return self._flow.reach(*self._names).union(self._names)
 
     @cached_property
-    def _before(self) -> frozenset[Port]:
-        return self._flow.reaching(self._outputs)
+    def _before(self) -> frozenset[str]:
+        return self._flow.feeding(*self._names).union(self._names)

@@ -1,0 +1,41 @@
+"""Operations between layers that make of numbers, or of gradients, what is no number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Vertex
+
+_QUOTIENTS = frozenset({"div", "divide", "itruediv", "true_divide", "truediv"})
+
+SINGULAR = (
+    _QUOTIENTS
+    | {"acos", "asin", "atan2", "atanh", "cdist", "dist", "erfinv", "hypot", "linalg_vector_norm"}
+    | {"log", "log10", "log1p", "log2", "logit", "logsumexp", "norm", "reciprocal", "rsqrt"}
+    | {"rtruediv", "sqrt", "std", "std_mean"},
+    frozenset({"cosh", "cumprod", "exp", "exp2", "expm1", "float_power", "pow", "prod"}),
+)
+"""Those that have no value or no derivative somewhere, then those that may have none."""
+
+OVERFLOWING = (frozenset({"addmm", "baddbmm", "bmm", "matmul", "mm", "mul", "sum"}),)
+"""Those that only give out more than a format holds."""
+
+
+def first_of(operations: Sequence[Vertex], *kinds: frozenset[str]) -> list[Vertex]:
+    """Return the operations of the first of `kinds` of which there are any."""
+    found = ([o for o in operations if _kind(o) in kind] for kind in kinds)
+    return next(filter(None, found), [])
+
+
+def _kind(operation: Vertex) -> str:
+    """Return the function; of a quotient by a number, which is no operand, that of a product."""
+    is_scaled = operation.function in _QUOTIENTS and len(operation.operands) == 1
+    return "mul" if is_scaled else operation.function
+
+
+def named(operations: Sequence[Vertex]) -> str:
+    """Return what operations are called, the first two, each with its line."""
+    lines = (f"`{o.function}`{f' at {o.line}' if o.line else ''}" for o in operations)
+    return " or ".join(list(dict.fromkeys(lines))[:2])
