@@ -27,13 +27,14 @@ class Siblings:
         self._flow = flow
         self.below: dict[str, list[LayerRecord]] = defaultdict(list)
         """The modules in each module, itself first."""
+        self.functions: dict[str, list[LayerRecord]] = defaultdict(list)
+        """The functional layers in each module."""
         for record in sorted(observation.layers.values(), key=lambda record: record.name):
-            name = record.name
-            while not record.functional:
-                self.below[name].append(record)
-                if not name:
-                    break
+            name, found = record.name, self.functions if record.functional else self.below
+            found[name].append(record)
+            while name:
                 name = parent(name)
+                found[name].append(record)
 
     @cached_property
     def alike(self) -> list[list[str]]:
@@ -119,13 +120,12 @@ def standing_in(
 def _take_a_place(flow: Flow, calls: list[Call], by_key: bool) -> bool:
     """Whether calls of a layer follow one another, or have inputs of their own, or all the same."""
     first, *later = calls
-    if by_key:  # chosen by name: it may be called between other layers
-        return all(set(b.inputs) & set(a.outputs) for a, b in zip(calls, later, strict=False))
     if all(call.inputs == first.inputs for call in later):  # parts of what has no graph look alike
         return all(flow.graph.vertices[number].live for number in first.inputs)
     following = flow.after(*first.outputs)
     if all(not following.isdisjoint(call.inputs) for call in later):
-        return True
+        pairs = zip(calls, later, strict=False)  # chosen by name: it may be called between others
+        return not by_key or all(set(b.inputs) & set(a.outputs) for a, b in pairs)
     origins = [flow.origins(*call.inputs) for call in calls]
     return all(one != origins[0] for one in origins[1:])
 
@@ -168,7 +168,8 @@ def _odd_ones(
             odd[twice[0]].append("it is called twice in a row, they once each")
     else:
         traits = {name: _traits(observation, flow, groups, name) for name in group}
-        odd.update(_lacking(traits))
+        reads = {name: _read(flow, name) for name in group if holds_others}
+        odd.update(_lacking(traits, reads))
         at_an_end = (group[0], group[-1])
         past = _without_residual(observation, flow, group)
         if past is not None and past not in (*odd, *at_an_end):
@@ -186,8 +187,13 @@ Traits = dict[tuple[object, ...], str]
 """What a layer has: its kind and what it is compared by, each with what to say where it lacks."""
 
 
-def _lacking(traits: dict[str, Traits]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each that lacks what all others have, with the first of each kind that it lacks."""
+def _lacking(
+    traits: dict[str, Traits], reads: dict[str, frozenset[int]]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield each that lacks what all others have, with the first of each kind that it lacks.
+
+    One that reads something else in its place, as a layer with a mask of its own, lacks none of it.
+    """
     counts = Counter(trait for found in traits.values() for trait in found)
     common = [trait for trait, count in counts.items() if count == len(traits) - 1]
     for name, found in traits.items():
@@ -197,8 +203,18 @@ def _lacking(traits: dict[str, Traits]) -> Iterator[tuple[str, list[str]]]:
                 lacks.setdefault(trait[0], next(t[trait] for t in traits.values() if trait in t))
         if "call" in lacks:
             lacks.pop("residual", None)  # of what is not called
+        if lacks and reads:
+            fewest = min(len(read) for other, read in reads.items() if other != name)
+            if len(reads[name]) > fewest or ("read" in lacks and len(reads[name]) == fewest):
+                lacks = {kind: said for kind, said in lacks.items() if kind in ("call", "residual")}
         if lacks:
             yield name, list(lacks.values())
+
+
+def _read(flow: Flow, layer: str) -> frozenset[int]:
+    """Return the vertices that a layer reads from outside."""
+    vertices, inside = flow.graph.vertices, flow.inside(layer)
+    return frozenset(o for i in inside for o in vertices[i].operands) - inside
 
 
 def _traits(observation: Observation, flow: Flow, groups: Siblings, layer: str) -> Traits:
@@ -215,7 +231,7 @@ def _traits(observation: Observation, flow: Flow, groups: Siblings, layer: str) 
         if strides or not _keeps_shape(inner) or flow.residual(inner.name, around=True):
             traits["residual", own] = f"no residual goes past its {own!r}"
     if len(groups.below[layer]) > 1:
-        traits |= _reads(flow, layer) | _options(observation, layer)
+        traits |= _reads(flow, layer) | _options(groups, layer)
     return traits
 
 
@@ -240,9 +256,9 @@ def _reads(flow: Flow, layer: str) -> Traits:
 
     What was made after it began is none of it: the first block may make what the others are given.
     """
-    vertices, inside = flow.graph.vertices, flow.inside(layer)
+    vertices = flow.graph.vertices
     traits: Traits = {}
-    for number in {o for i in inside for o in vertices[i].operands} - inside:
+    for number in _read(flow, layer):
         vertex = vertices[number]
         own = vertex.name.removeprefix(f"{layer}.")
         if own != vertex.name and vertex.kind in ("parameter", "buffer"):
@@ -250,22 +266,19 @@ def _reads(flow: Flow, layer: str) -> Traits:
         else:
             where = f" of {vertex.line}" if vertex.line else ""
             traits["read", number] = f"{vertex.name!r}{where} does not get into it"
-    for number in inside:
+    for number in flow.inside(layer):
         if vertices[number].function in _MASKS:
             traits["mask", vertices[number].function] = f"no {vertices[number].function!r} in it"
     return traits
 
 
-def _options(observation: Observation, layer: str) -> Traits:
+def _options(groups: Siblings, layer: str) -> Traits:
     """Return how functions inside a layer are called: along which dimension, causal or not."""
     traits: Traits = {}
-    for record in observation.layers.values():
-        if record.functional and record.name.startswith(f"{layer}."):
-            own = record.name[len(layer) + 1 :]
-            for option, value in record.options.items():
-                traits["option", own, option, value] = (
-                    f"{own!r} is not called with {option}={value!r}"
-                )
+    for record in groups.functions[layer]:
+        own = record.name[len(layer) + 1 :]
+        for option, value in record.options.items():
+            traits["option", own, option, value] = f"{own!r} is not called with {option}={value!r}"
     return traits
 
 

@@ -62,8 +62,10 @@ class Wiring(Check):
         yield from _lost_states(observation, flow)
         if flow.is_exact:
             yield from _unread(observation, flow, groups)
-            yield from _doubled(observation, flow)
-            yield from _differences(observation, flow, groups)
+            doubled = list(_doubled(observation, flow))
+            yield from doubled
+            told = [name for violation in doubled for name in violation.layers]
+            yield from _differences(observation, flow, groups, told)
 
 
 # ---- a layer in the place of another ------------------------------------------------------------
@@ -99,12 +101,15 @@ def _line_again(flow: Flow, layer: str) -> str:
 # ---- what siblings have -------------------------------------------------------------------------
 
 
-def _differences(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
+def _differences(
+    observation: Observation, flow: Flow, groups: Siblings, told: list[str]
+) -> Iterator[Violation]:
     found = list(differing(observation, flow, groups))
     without = {layer for layer, lacks, _ in found if lacks == [PAST]}
-    told: list[str] = []
     for layer, lacks, siblings in found:
-        if any(is_inside(layer, other) or is_inside(other, layer) for other in told):
+        if layer in told or any(
+            is_inside(layer, other) or is_inside(other, layer) for other in told
+        ):
             continue
         if layer in without and not without.isdisjoint(flow.consumers(layer)):
             continue  # the last layer of a branch stands for it
@@ -309,13 +314,15 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
         )  # fmt: skip
     elif towers is not None:
         first, second, source = towers
+        again = "again" if first == second else f"as {first!r} is"
         yield Wiring.violation(
             observation.layers[second],
-            f"it is given {source!r}{_at(flow.line(second))}, as {first!r} is, and {message}",
+            f"it is given {source!r}{_at(flow.calls(second)[-1].line)}, {again}, and {message}",
             value=float(len(names)),
             limit=ALWAYS,
             cause="two towers are fed the same: a copied line with the wrong argument",
             role="inputs",
+            independent=True,
         )
     else:
         yield Wiring.violation(
@@ -346,8 +353,16 @@ def _is_form(vertex: Vertex, after: frozenset[int]) -> bool:
 
 
 def _towers_on_one(flow: Flow, groups: Siblings) -> Iterator[tuple[str, str, str]]:
-    """Yield pairs of layers that hold others, are alike, and are called with the same input."""
-    inputs = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "input"}
+    """Yield what is called with the same input twice: one layer, or two alike that hold others."""
+    vertices = flow.graph.vertices
+    inputs = {vertex.name for vertex in vertices if vertex.kind == "input"}
+    seen: set[tuple[int, str, tuple[int, ...]]] = set()
+    for call in flow.graph.calls:
+        this = (call.parent, call.layer, call.inputs)
+        is_given = bool(call.inputs) and vertices[call.inputs[0]].kind == "input"
+        if is_given and this in seen and groups.has_parameters(call.layer):
+            yield call.layer, call.layer, vertices[call.inputs[0]].name
+        seen.add(this)
     for group in groups.alike:
         names = [name for name in group if name in flow]
         given = [flow.producers(name, as_it_is=True) for name in names]

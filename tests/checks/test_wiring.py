@@ -55,6 +55,7 @@ from tests.checks.wirings import (
     many_dropouts,
     mask,
     masked_but_once,
+    masked_otherwise_but_once,
     mixture,
     no_state_at_all,
     norm_but_once,
@@ -63,6 +64,7 @@ from tests.checks.wirings import (
     one_block_twice,
     one_convolution,
     one_head_of_all,
+    one_input_twice,
     one_norm_of_a_list,
     one_row,
     one_tower,
@@ -88,6 +90,7 @@ from tests.checks.wirings import (
     told_by_list,
     told_by_number,
     told_by_numpy,
+    tower_by_name,
     two_views,
     u_net,
     universal,
@@ -229,6 +232,17 @@ FAULTS: dict[str, Case] = {
         lambda: (Model(both_towers_on_one, left=Block(), right=Block()), (features(), features())),
         "fail", "right", "'input 1'",
     ),
+    "a Siamese tower on one input": (
+        lambda: (Model(one_input_twice, tower=Block()), (features(), features())),
+        "fail", "tower", "'input 1'",
+    ),
+    "a tower by name for both": (
+        lambda: (
+            Model(tower_by_name, towers=nn.ModuleDict({"left": Block(), "right": Block()})),
+            (features(), features()),
+        ),
+        "fail", "towers.left", "model.towers",
+    ),
     "a state that is never carried on": (
         lambda: (Model(state_not_carried, cell=nn.GRUCell(WIDTH, WIDTH)), (ids(),)),
         "fail", "cell", "model.cell(step, state)",
@@ -341,6 +355,15 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     ),
     "Swin masks every other block": lambda: (
         Model(every_other_masked, blocks=blocks(*[""] * 6)), (ids(), mask())
+    ),
+    "one block of four with a mask of its own": lambda: (
+        Model(masked_otherwise_but_once, blocks=blocks(*[""] * 4)), (ids(), mask())
+    ),
+    "torch's own encoder": lambda: (
+        nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True), num_layers=4
+        ),
+        (features(),),
     ),
     "stochastic depth that grows": lambda: (Model(in_a_row, blocks=linear_tables(5)), (ids(),)),
     "ResNet": lambda: (

@@ -145,6 +145,10 @@ def one_tower(model: Any, x: Tensor, other: Tensor) -> Tensor:
     return model.left(x) * model.left(other)
 
 
+def tower_by_name(model: Any, x: Tensor, other: Tensor) -> Tensor:
+    return model.towers["left"](x) * model.towers["left"](other)
+
+
 def one_convolution(model: Any, x: Tensor) -> Tensor:
     return x + model.fc1(F.relu(model.fc1(x)))
 
@@ -232,6 +236,16 @@ class Deaf(nn.Module):
 
 def both_towers_on_one(model: Any, x: Tensor, _: Tensor) -> Tensor:
     return model.left(x) * model.right(x)
+
+
+def one_input_twice(model: Any, x: Tensor, _: Tensor) -> Tensor:
+    return (model.tower(x) - model.tower(x)).abs()
+
+
+def masked_otherwise_but_once(model: Any, x: Tensor, hidden: Tensor) -> Tensor:
+    for number, block in enumerate(model.blocks):
+        x = block(x, hidden.flip(0) if number == 3 else hidden)
+    return x
 
 
 def state_not_carried(model: Any, x: Tensor) -> Tensor:

@@ -337,6 +337,8 @@ class Index:
 
     def _leads(self, number: int, targets: tuple[int, ...]) -> bool:
         """Whether values of a vertex get to one of `targets`; looks at what lies between alone."""
+        if self.graph.vertices[number].kind in _OWN:
+            return False
         reached = {number}
         for later in range(number + 1, max(targets, default=-1) + 1):
             if not reached.isdisjoint(self.graph.vertices[later].operands):
@@ -365,7 +367,7 @@ class Index:
                 met.add(number)
                 vertex = self.graph.vertices[number]
                 if vertex.function in operations and vertex.kind is Kind.OPERATION:
-                    todo.extend(vertex.operands)
+                    todo.extend(vertex.operands[:1])  # others say where, or how
         return met
 
     def gate(self, layer: str, number: int, line: str) -> Gate:
@@ -416,6 +418,7 @@ class Index:
 
 
 _DEEPEST = 6
+_OWN = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT})
 _BRANCH = 24
 """Vertices after a layer among which the sum of its branch with what went past it is looked for."""
 _LONGEST = 24
