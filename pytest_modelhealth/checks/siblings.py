@@ -168,8 +168,7 @@ def _odd_ones(
             odd[twice[0]].append("it is called twice in a row, they once each")
     else:
         traits = {name: _traits(observation, flow, groups, name) for name in group}
-        reads = {name: _read(flow, name) for name in group if holds_others}
-        odd.update(_lacking(traits, reads))
+        odd.update(_lacking(flow, traits, holds_others))
         at_an_end = (group[0], group[-1])
         past = _without_residual(observation, flow, group)
         if past is not None and past not in (*odd, *at_an_end):
@@ -188,27 +187,36 @@ Traits = dict[tuple[object, ...], str]
 
 
 def _lacking(
-    traits: dict[str, Traits], reads: dict[str, frozenset[int]]
+    flow: Flow, traits: dict[str, Traits], holds_others: bool
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield each that lacks what all others have, with the first of each kind that it lacks.
-
-    One that reads something else in its place, as a layer with a mask of its own, lacks none of it.
-    """
+    """Yield each that lacks what all others have, with the first of each kind that it lacks."""
     counts = Counter(trait for found in traits.values() for trait in found)
     common = [trait for trait, count in counts.items() if count == len(traits) - 1]
     for name, found in traits.items():
+        lacking = [trait for trait in common if trait not in found]
         lacks: dict[object, str] = {}
-        for trait in common:
-            if trait not in found:
-                lacks.setdefault(trait[0], next(t[trait] for t in traits.values() if trait in t))
+        for trait in lacking:
+            lacks.setdefault(trait[0], next(t[trait] for t in traits.values() if trait in t))
         if "call" in lacks:
             lacks.pop("residual", None)  # of what is not called
-        if lacks and reads:
-            fewest = min(len(read) for other, read in reads.items() if other != name)
-            if len(reads[name]) > fewest or ("read" in lacks and len(reads[name]) == fewest):
-                lacks = {kind: said for kind, said in lacks.items() if kind in ("call", "residual")}
+        if lacks and holds_others and _reads_otherwise(flow, name, list(traits), lacking):
+            lacks = {kind: said for kind, said in lacks.items() if kind in ("call", "residual")}
         if lacks:
             yield name, list(lacks.values())
+
+
+def _reads_otherwise(
+    flow: Flow, layer: str, group: list[str], lacking: list[tuple[object, ...]]
+) -> bool:
+    """Whether a layer reads something else in place of what it lacks, or has made that itself.
+
+    A layer with a mask of its own lacks no mask, and the first block may make what others take.
+    """
+    missed = {trait[1] for trait in lacking if trait[0] == "read"}
+    if not missed.isdisjoint(flow.inside(layer)):
+        return True
+    fewest = min(len(_read(flow, other)) for other in group if other != layer)
+    return len(_read(flow, layer)) > fewest - bool(missed)
 
 
 def _read(flow: Flow, layer: str) -> frozenset[int]:
@@ -252,10 +260,7 @@ def _keeps_shape(record: LayerRecord) -> bool:
 
 
 def _reads(flow: Flow, layer: str) -> Traits:
-    """Return what a layer reads from outside beside its own values, and how it masks.
-
-    What was made after it began is none of it: the first block may make what the others are given.
-    """
+    """Return what a layer reads from outside beside its own values, and how it masks."""
     vertices = flow.graph.vertices
     traits: Traits = {}
     for number in _read(flow, layer):

@@ -23,6 +23,7 @@ from tests.checks.wirings import (
     Doubled,
     Inverted,
     Model,
+    Remembering,
     T5Block,
     adapted,
     blocks,
@@ -352,6 +353,9 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "a sequence of one": lambda: (Model(same_position, position=position_table()), (ids()[:, :1],)),
     "T5's first block makes the bias": lambda: (
         Model(t5, blocks=nn.ModuleList(T5Block(number == 0) for number in range(5))), (ids(),)
+    ),
+    "the first block's values go to all": lambda: (
+        Model(t5, blocks=nn.ModuleList(Remembering() for _ in range(5))), (ids(),)
     ),
     "Swin masks every other block": lambda: (
         Model(every_other_masked, blocks=blocks(*[""] * 6)), (ids(), mask())

@@ -433,6 +433,19 @@ def t5(model: Any, x: Tensor) -> Tensor:
     return x
 
 
+class Remembering(nn.Module):
+    """A block that adds the first one's values to its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        values = self.v(x)
+        mixed = values if first is None else values + first
+        return x + self.out(mixed), values if first is None else first
+
+
 def every_other_masked(model: Any, x: Tensor, hidden: Tensor) -> Tensor:
     for number, block in enumerate(model.blocks):
         x = block(x, hidden) if number % 2 else block(x)

@@ -329,21 +329,24 @@ class Index:
             others = set(vertex.operands) - way
             if vertex.function in SUMS and others:
                 by_caller = vertex.call == call.parent
-                return by_caller and any(self._leads(other, call.inputs) for other in others)
+                return by_caller and any(self._leads(other, call) for other in others)
             if vertex.function in AS_IT_IS | PRODUCTS or not others:
                 way.add(taker)
                 todo.append(taker)
         return False
 
-    def _leads(self, number: int, targets: tuple[int, ...]) -> bool:
-        """Whether values of a vertex get to one of `targets`; looks at what lies between alone."""
-        if self.graph.vertices[number].kind in _OWN:
+    def _leads(self, number: int, call: Call) -> bool:
+        """Whether a call is given values of a vertex, by way of what its caller computes."""
+        vertices = self.graph.vertices
+        if vertices[number].kind in _OWN:
             return False
+        last = self.graph.calls[call.parent].last if call.parent >= 0 else len(self.graph.calls)
         reached = {number}
-        for later in range(number + 1, max(targets, default=-1) + 1):
-            if not reached.isdisjoint(self.graph.vertices[later].operands):
+        for later in range(number + 1, max(call.inputs, default=-1) + 1):
+            is_inside = call.parent <= vertices[later].call <= last
+            if is_inside and not reached.isdisjoint(vertices[later].operands):
                 reached.add(later)
-        return not reached.isdisjoint(targets)
+        return not reached.isdisjoint(call.inputs)
 
     def origins(self, vertices: tuple[int, ...]) -> set[int]:
         """Return the vertices of layers and sources that these are made of, none in between."""
