@@ -120,6 +120,29 @@ def test_a_block_without_its_residual_is_told_from_its_siblings() -> None:
     assert [name for name in blocks if not flow.residual(name)] == ["blocks.2"]
 
 
+def test_a_residual_around_a_layer_is_its_callers(right: Flow) -> None:
+    """The block adds its input to what its second layer returns; nobody adds one to the block."""
+    assert right.residual("blocks.1.fc2", around=True)
+    assert not right.residual("blocks.1.fc2")
+    assert not right.residual("blocks.1", around=True)
+    without = flow_of(Net(residual=False), torch.randn(16, 4))
+    assert not without.residual("blocks.2.fc2", around=True)
+
+
+def test_vertices_are_asked_for_by_number(right: Flow) -> None:
+    """What lies inside a layer, what comes of a vertex, what it is made of up to the next layer."""
+    vertices = right.graph.vertices
+    (stem,) = right.inside("stem")
+    assert vertices[stem].name == "stem"
+    assert right.inside("blocks.0.fc1") < right.inside("blocks.0")
+    assert right.inside("head") < right.after(stem)
+    assert right.inside("side").isdisjoint(right.after(stem))
+    (given,) = right.calls("blocks.1")[0].inputs
+    made_of = {vertices[number].name for number in right.origins(given)}
+    assert made_of == {"stem", "blocks.0.gate", "blocks.0.fc2"}
+    assert right.origins(stem) == {stem}
+
+
 def test_a_gate_is_what_a_branch_is_multiplied_by(right: Flow) -> None:
     """With its kind, so that a parameter is told from a buffer and from a number."""
     (gate,) = right.gate("blocks.1.fc2")
@@ -270,6 +293,29 @@ def test_names_that_nothing_has_are_refused_with_the_nearest(right: Flow) -> Non
         right.producers("blocks.0.fc3")
     with pytest.raises(InspectionError, match='"value" or "gradient", not \'both\''):
         right.reach("stem", by="both")  # type: ignore[arg-type]
+
+
+class Reads(nn.Module):
+    """Takes from two tensors a number each, and makes a leaf of what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, count: Tensor, flag: Tensor) -> Tensor:
+        half = x * 0.5
+        half.requires_grad_()
+        return self.lin(half[: int(count)]) if flag else x
+
+
+def test_what_leaves_for_python_is_read_and_a_new_leaf_has_a_past() -> None:
+    """An input of which a number is taken is not one that nothing reads."""
+    flow = flow_of(Reads(), torch.randn(16, 4), torch.tensor(8), torch.tensor(True))
+    read = [v for v in flow.graph.vertices if v.name == "item"]
+    names = {flow.graph.vertices[operand].name for vertex in read for operand in vertex.operands}
+    assert names == {"input 1", "input 2"}
+    assert "lin" in flow.reach("input 0")
+    assert "lin" not in flow.reach("input 0", by="gradient")
 
 
 class Threaded(nn.Module):

@@ -68,11 +68,16 @@ _OVERWRITES = frozenset(
     | {"trunc_normal_", "set_"}
 )
 """Functions that write and leave nothing of the old value."""
+_READS = frozenset(
+    {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__"}
+    | {"__int__", "__float__", "__index__", "__complex__", "__contains__", "__dlpack__"}
+)
+"""Functions by which values leave for Python."""
 _OPERATORS = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
 _PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply", "multiply_"})
 
-_SKIP, _MAKE, _FORM, _FIRST, _WRITE, _OVERWRITE, _PRODUCT = range(7)
+_SKIP, _MAKE, _FORM, _FIRST, _WRITE, _OVERWRITE, _PRODUCT, _READ = range(8)
 
 
 class OpenCall:
@@ -293,6 +298,11 @@ class FlowRecorder:
         begin: int,
         written: tuple[int, ...],
     ) -> None:
+        if treatment == _READ:
+            read = tuple([self._source(t) for t in _tensors(args) if t.grad_fn is None])
+            if read:
+                self._add(Kind.OPERATION, "item", read)
+            return
         made = [args[0]] if result is None and treatment == _WRITE else [*_tensors((result,))]
         plain = [t for t in made if t.grad_fn is None and not t.requires_grad]
         if len(plain) < len(made):
@@ -462,11 +472,27 @@ class FlowRecorder:
         if vertex is not None:
             return vertex
         source = self._sources.get(key) or self._named(key)
+        if source is None and tensor.requires_grad and self._is_made_leaf(tensor):
+            return self._made_leaf(tensor)
         if source is None:
             return self._add(Kind.UNKNOWN, "tensor", self._unseen(), live=tensor.requires_grad)
         name = ".".join(part for part in source[1] if part)
         vertex = self._add(source[0], name, live=tensor.requires_grad)
         self._source_vertices[key] = vertex
+        return vertex
+
+    def _is_made_leaf(self, tensor: Tensor) -> bool:
+        """Whether a leaf was seen before, when it did not require gradients."""
+        seen = self._plain.get(id(tensor))
+        return seen is not None and seen[0]() is tensor
+
+    def _made_leaf(self, tensor: Tensor) -> int:
+        """Return the vertex of what was computed and then told to require gradients."""
+        vertex = self._plain[id(tensor)][2]
+        if self._rows[vertex].live:
+            return vertex
+        vertex = self._add(Kind.OPERATION, "requires_grad", (vertex,), live=True)
+        self._remember(tensor, vertex)
         return vertex
 
     def _named(self, key: int) -> Source | None:
@@ -658,6 +684,8 @@ def _treatment(function: Any) -> int:
     name = getattr(function, "__name__", "")
     if name in _ASKS or name == "__set__":
         return _SKIP
+    if name in _READS:
+        return _READ
     if name in _FORMS:
         return _FORM
     if name in _FORM_OF_OTHERS:

@@ -273,15 +273,40 @@ class Flow:
         """
         return tuple(self._indexed.own_operations(layer))
 
-    def residual(self, layer: str) -> bool:
+    def residual(self, layer: str, *, around: bool = False) -> bool:
         """Whether each call of `layer` adds its own input to what the layers inside make of it.
+
+        Args:
+            layer: name of a layer.
+            around: ask of the layer's caller instead: whether what each call returns is added,
+                past layers of one input, to something that its input is made of.
 
         Raises:
             LayerNotFoundError: nothing of this name ran; the message names the nearest.
         """
         index = self._indexed
         calls = [index.graph.calls[number] for number in index.calls_of(layer)]
-        return bool(calls) and all(map(index.adds_its_input, calls))
+        adds = index.is_added_to_its_input if around else index.adds_its_input
+        return bool(calls) and all(map(adds, calls))
+
+    def inside(self, layer: str) -> frozenset[int]:
+        """Return the numbers of the vertices that calls of `layer` made, or layers inside it.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+        """
+        return frozenset(self._indexed.inside(layer))
+
+    def after(self, *vertices: int) -> frozenset[int]:
+        """Return the numbers of the vertices that values of these get to, and of these."""
+        return frozenset(self._indexed.forward(set(vertices), "value"))
+
+    def origins(self, *vertices: int) -> frozenset[int]:
+        """Return the layers and sources that these are made of, as numbers of vertices.
+
+        Nothing but operations lies between, and what is a layer's or a source is its own origin.
+        """
+        return frozenset(self._indexed.origins(vertices))
 
     def gate(self, layer: str) -> tuple[Gate, ...]:
         """Return the multiplications that the values of `layer` go through before the next layer.

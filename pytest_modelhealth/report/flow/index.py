@@ -396,6 +396,53 @@ class Index:
                 todo.extend(vertex.operands)  # a norm may end the block, and sums may follow sums
         return False
 
+    def is_added_to_its_input(self, call: Call) -> bool:
+        """Whether a call's caller adds what it returns to something that its input is made of.
+
+        The way to the sum is followed while nothing else takes what is on it.
+        """
+        way = {*call.outputs}
+        todo = [*way]
+        while todo and len(way) < _BRANCH:
+            takers = self.takers[todo.pop()]
+            if len(takers) != 1:
+                continue
+            (taker,) = takers
+            vertex = self.graph.vertices[taker]
+            others = set(vertex.operands) - way
+            if vertex.function in SUMS and others:
+                by_caller = vertex.call == call.parent
+                return by_caller and any(self._leads(other, call) for other in others)
+            if vertex.function in AS_IT_IS | PRODUCTS or not others:
+                way.add(taker)
+                todo.append(taker)
+        return False
+
+    def _leads(self, number: int, call: Call) -> bool:
+        """Whether a call is given values of a vertex, by way of what its caller computes."""
+        vertices = self.graph.vertices
+        if vertices[number].kind in _OWN:
+            return False
+        last = self.graph.calls[call.parent].last if call.parent >= 0 else len(self.graph.calls)
+        reached = {number}
+        for later in range(number + 1, max(call.inputs, default=-1) + 1):
+            is_inside = call.parent <= vertices[later].call <= last
+            if is_inside and not reached.isdisjoint(vertices[later].operands):
+                reached.add(later)
+        return not reached.isdisjoint(call.inputs)
+
+    def origins(self, vertices: tuple[int, ...]) -> set[int]:
+        """Return the vertices of layers and sources that these are made of, none in between."""
+        met: set[int] = set()
+        todo = list(vertices)
+        while todo:
+            number = todo.pop()
+            if number not in met:
+                met.add(number)
+                if self.homes[number] is None:
+                    todo.extend(self.graph.vertices[number].operands)
+        return {number for number in met if self.homes[number] is not None}
+
     def as_it_is(self, number: int, operations: frozenset[str] = AS_IT_IS) -> set[int]:
         """Return the vertices whose values a vertex holds as they are, itself included."""
         met: set[int] = set()
@@ -406,7 +453,7 @@ class Index:
                 met.add(number)
                 vertex = self.graph.vertices[number]
                 if vertex.function in operations and vertex.kind is Kind.OPERATION:
-                    todo.extend(vertex.operands)
+                    todo.extend(vertex.operands[:1])  # others say where, or how
         return met
 
     def own_operations(self, layer: str) -> Iterator[Operation]:
@@ -487,5 +534,8 @@ class Index:
 
 
 _DEEPEST = 6
+_OWN = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT})
+_BRANCH = 24
+"""Vertices after a layer among which the sum of its branch with what went past it is looked for."""
 _LONGEST = 24
 """Operations that a step names, those next to its target: a residual stream has one a block."""

@@ -1,0 +1,302 @@
+"""Layers that are alike, and what one of them does otherwise than the rest."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.evidence import parent, trainable
+from pytest_modelhealth.checks.paths import is_normalization
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation
+    from pytest_modelhealth.report.flow import Call
+
+_FEWEST_SIBLINGS = 3
+_MASKS = frozenset({"masked_fill", "where"})
+Kind = tuple[tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
+
+
+class Siblings:
+    """The layers of a model in groups of one class and shape, each below one module."""
+
+    def __init__(self, observation: Observation, flow: Flow) -> None:
+        self._layers = observation.layers
+        self._flow = flow
+        self.below: dict[str, list[LayerRecord]] = defaultdict(list)
+        """The modules in each module, itself first."""
+        self.functions: dict[str, list[LayerRecord]] = defaultdict(list)
+        """The functional layers in each module."""
+        for record in sorted(observation.layers.values(), key=lambda record: record.name):
+            name, found = record.name, self.functions if record.functional else self.below
+            found[name].append(record)
+            while name:
+                name = parent(name)
+                found[name].append(record)
+
+    @cached_property
+    def alike(self) -> list[list[str]]:
+        """The groups of two or more that hold parameters, each in the order of the calls."""
+        rough: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for record in self._layers.values():
+            if record.name and not record.functional:
+                rough[parent(record.name), record.type_name].append(record.name)
+        groups: dict[tuple[str, Kind], list[str]] = defaultdict(list)
+        for (holder, _), names in rough.items():
+            for name in names if len(names) > 1 else ():
+                groups[holder, self._kind(name)].append(name)
+        return [g for g in groups.values() if len(g) > 1 and self.has_parameters(g[0])]
+
+    def _kind(self, layer: str) -> Kind:
+        """Return what tells whether two layers are alike: classes and shapes, by own name."""
+        return tuple(
+            (
+                record.name[len(layer) :],
+                record.type_name,
+                tuple((name, s.shape) for name, s in record.parameters.items()),
+            )
+            for record in self.below[layer]
+        )
+
+    def has_parameters(self, layer: str) -> bool:
+        """Whether a layer or one inside it holds parameters."""
+        return any(record.parameters for record in self.below[layer])
+
+    def ran(self, layer: str) -> bool:
+        """Whether a layer or one inside it was called, or its parameters used without it."""
+        return any(
+            record.entered is not None
+            or record.parameter_gradients
+            or any(f"{record.name}.{name}" in self._flow for name in record.parameters)
+            for record in self.below[layer]
+        )
+
+    def called(self, layer: str) -> str | None:
+        """Return a layer if it was called, of a list that is not the first in it that was."""
+        inside = (record.name for record in self.below[layer])
+        return next((name for name in inside if name in self._flow), None)
+
+    def learns(self, layer: str) -> bool:
+        """Whether a layer or one inside it has parameters that are not frozen."""
+        return any(map(trainable, self.below[layer]))
+
+
+# ---- one layer in the place of others -----------------------------------------------------------
+
+
+def standing_in(
+    observation: Observation, flow: Flow, groups: Siblings
+) -> Iterator[tuple[str, list[str], int]]:
+    """Yield layers called in the place of others: the layer, those never called, how often.
+
+    In each call of the module around them, as many of its calls are made as there are siblings.
+    What is routed calls several on parts of one tensor, or fewer; what is dropped or left early
+    calls fewer; a slow copy that is kept for later is frozen.
+    """
+    for group in groups.alike:
+        never = [name for name in group if not groups.ran(name)]
+        called = [shown for name in group if (shown := groups.called(name))]
+        if not never or not called or len(never) + len(called) != len(group):
+            continue
+        if not all(map(groups.learns, never)):
+            continue
+        callers: dict[int, list[Call]] = defaultdict(list)
+        for name in called:
+            for call in flow.calls(name):
+                callers[call.parent].append(call)
+        if any(len(calls) != len(group) for calls in callers.values()):
+            continue
+        first = min(callers)
+        times = Counter(call.layer for call in callers[first])
+        layer = max(times, key=lambda name: times[name])
+        again = [call for call in callers[first] if call.layer == layer]
+        by_key = observation.layers[parent(layer)].type_name == "ModuleDict"
+        if _take_a_place(flow, again, by_key):
+            yield layer, never, len(again)
+
+
+def _take_a_place(flow: Flow, calls: list[Call], by_key: bool) -> bool:
+    """Whether calls of a layer follow one another, or have inputs of their own, or all the same."""
+    first, *later = calls
+    if all(call.inputs == first.inputs for call in later):  # parts of what has no graph look alike
+        return all(flow.graph.vertices[number].live for number in first.inputs)
+    following = flow.after(*first.outputs)
+    if all(not following.isdisjoint(call.inputs) for call in later):
+        pairs = zip(calls, later, strict=False)  # chosen by name: it may be called between others
+        return not by_key or all(set(b.inputs) & set(a.outputs) for a, b in pairs)
+    origins = [flow.origins(*call.inputs) for call in calls]
+    return all(one != origins[0] for one in origins[1:])
+
+
+# ---- what one lacks and the rest have -----------------------------------------------------------
+
+
+def differing(
+    observation: Observation, flow: Flow, groups: Siblings
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield layers that lack what all siblings have: the layer, what it lacks, the siblings.
+
+    Layers that hold no others are compared within a list alone: those that have names of their own
+    have parts of their own to play, as queries and keys have.
+    """
+    for group in groups.alike:
+        if len(group) <= _FEWEST_SIBLINGS:
+            continue
+        around = observation.layers[parent(group[0])]
+        is_list = around.entered is None or around.type_name == "Sequential"
+        holds_others = len(groups.below[group[0]]) > 1
+        if not is_list and not holds_others:
+            continue
+        called = [name for name in group if name in flow]
+        if len(called) == len(group):
+            yield from _odd_ones(observation, flow, groups, group)
+        elif is_list:
+            yield from _norm_left_out(observation, groups, group, called)
+
+
+def _odd_ones(
+    observation: Observation, flow: Flow, groups: Siblings, group: list[str]
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    holds_others = len(groups.below[group[0]]) > 1
+    calls = {name: len(flow.calls(name)) for name in group}
+    odd: dict[str, list[str]] = defaultdict(list)
+    if len(set(calls.values())) > 1:
+        twice = [name for name in group if calls[name] == 2]
+        if sum(calls.values()) == len(group) + 1 and holds_others and _is_row(flow, twice[0]):
+            odd[twice[0]].append("it is called twice in a row, they once each")
+    else:
+        traits = {name: _traits(observation, flow, groups, name) for name in group}
+        odd.update(_lacking(flow, traits, holds_others))
+        at_an_end = (group[0], group[-1])
+        past = _without_residual(observation, flow, group)
+        if past is not None and past not in (*odd, *at_an_end):
+            odd[past].append(PAST)
+    for name, lacks in odd.items():
+        yield name, lacks, [other for other in group if other != name]
+
+
+def _is_row(flow: Flow, layer: str) -> bool:
+    first, second = flow.calls(layer)
+    return bool(set(first.outputs) & set(second.inputs))
+
+
+Traits = dict[tuple[object, ...], str]
+"""What a layer has: its kind and what it is compared by, each with what to say where it lacks."""
+
+
+def _lacking(
+    flow: Flow, traits: dict[str, Traits], holds_others: bool
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield each that lacks what all others have, with the first of each kind that it lacks."""
+    counts = Counter(trait for found in traits.values() for trait in found)
+    common = [trait for trait, count in counts.items() if count == len(traits) - 1]
+    for name, found in traits.items():
+        lacking = [trait for trait in common if trait not in found]
+        lacks: dict[object, str] = {}
+        for trait in lacking:
+            lacks.setdefault(trait[0], next(t[trait] for t in traits.values() if trait in t))
+        if "call" in lacks:
+            lacks.pop("residual", None)  # of what is not called
+        if lacks and holds_others and _reads_otherwise(flow, name, list(traits), lacking):
+            lacks = {kind: said for kind, said in lacks.items() if kind in ("call", "residual")}
+        if lacks:
+            yield name, list(lacks.values())
+
+
+def _reads_otherwise(
+    flow: Flow, layer: str, group: list[str], lacking: list[tuple[object, ...]]
+) -> bool:
+    """Whether a layer reads something else in place of what it lacks, or has made that itself.
+
+    A layer with a mask of its own lacks no mask, and the first block may make what others take.
+    """
+    missed = {trait[1] for trait in lacking if trait[0] == "read"}
+    if not missed.isdisjoint(flow.inside(layer)):
+        return True
+    fewest = min(len(_read(flow, other)) for other in group if other != layer)
+    return len(_read(flow, layer)) > fewest - bool(missed)
+
+
+def _read(flow: Flow, layer: str) -> frozenset[int]:
+    """Return the vertices that a layer reads from outside."""
+    vertices, inside = flow.graph.vertices, flow.inside(layer)
+    return frozenset(o for i in inside for o in vertices[i].operands) - inside
+
+
+def _traits(observation: Observation, flow: Flow, groups: Siblings, layer: str) -> Traits:
+    record = observation.layers[layer]
+    traits: Traits = {}
+    strides = not _keeps_shape(record)
+    if strides or flow.residual(layer):
+        traits["residual",] = "its input is not added to what comes of it"
+    for inner in groups.below[layer][1:]:
+        own = inner.name[len(layer) + 1 :]
+        if inner.entered is None:
+            continue
+        traits["call", own] = f"its {own!r} is never called"
+        if strides or not _keeps_shape(inner) or flow.residual(inner.name, around=True):
+            traits["residual", own] = f"no residual goes past its {own!r}"
+    if len(groups.below[layer]) > 1:
+        traits |= _reads(flow, layer) | _options(groups, layer)
+    return traits
+
+
+PAST = "no residual goes past it: nothing that it is made of is added to what comes of it"
+
+
+def _without_residual(observation: Observation, flow: Flow, group: list[str]) -> str | None:
+    """Return the one layer of a group whose caller adds nothing to what it returns."""
+    without = [name for name in group if not flow.residual(name, around=True)]
+    if len(without) != 1 or not _keeps_shape(observation.layers[without[0]]):
+        return None
+    return without[0]
+
+
+def _keeps_shape(record: LayerRecord) -> bool:
+    given, returned = record.inputs, record.activations
+    return given is not None and returned is not None and given.shape == returned.shape
+
+
+def _reads(flow: Flow, layer: str) -> Traits:
+    """Return what a layer reads from outside beside its own values, and how it masks."""
+    vertices = flow.graph.vertices
+    traits: Traits = {}
+    for number in _read(flow, layer):
+        vertex = vertices[number]
+        own = vertex.name.removeprefix(f"{layer}.")
+        if own != vertex.name and vertex.kind in ("parameter", "buffer"):
+            traits["own", own] = f"it does not read its {own!r}"
+        else:
+            where = f" of {vertex.line}" if vertex.line else ""
+            traits["read", number] = f"{vertex.name!r}{where} does not get into it"
+    for number in flow.inside(layer):
+        if vertices[number].function in _MASKS:
+            traits["mask", vertices[number].function] = f"no {vertices[number].function!r} in it"
+    return traits
+
+
+def _options(groups: Siblings, layer: str) -> Traits:
+    """Return how functions inside a layer are called: along which dimension, causal or not."""
+    traits: Traits = {}
+    for record in groups.functions[layer]:
+        own = record.name[len(layer) + 1 :]
+        for option, value in record.options.items():
+            traits["option", own, option, value] = f"{own!r} is not called with {option}={value!r}"
+    return traits
+
+
+def _norm_left_out(
+    observation: Observation, groups: Siblings, group: list[str], called: list[str]
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield the one norm of a list that is never called, while all else beside the list runs."""
+    never = [name for name in group if not groups.ran(name)]
+    if len(never) != 1 or len(called) != len(group) - 1:
+        return
+    if not all(is_normalization(observation.layers[name]) for name in called):
+        return
+    around = parent(parent(group[0]))
+    idle = [r.name for r in groups.below[around] if r.parameters and not groups.ran(r.name)]
+    if idle == never:
+        yield never[0], ["it is never called"], called

@@ -1,0 +1,415 @@
+"""How layers are put together: what runs and learns, and is yet not what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.check import ALWAYS, Check
+from pytest_modelhealth.checks.evidence import is_inside
+from pytest_modelhealth.checks.siblings import PAST, Siblings, differing, standing_in
+from pytest_modelhealth.settings import Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+    from pytest_modelhealth.report.flow import Call, Vertex
+    from pytest_modelhealth.statistics import TensorStatistics
+
+_SUM = "add"
+_PURE = frozenset({"mul", "rsub", "sub", "add", "neg", "eq", "ne", "lt", "gt", "le", "ge"}) | {
+    "bitwise_not", "invert", "logical_not", "bool", "long", "int", "type", "cpu", "cuda", "div",
+}  # fmt: skip
+"""Operations that change nothing but what they return, where they have one operand."""
+_FILLED = frozenset({"zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"}) | {
+    "full", "full_like", "new_full",
+}  # fmt: skip
+"""Functions that make a constant of one value."""
+_LOOK_UPS = frozenset({"embedding", "index", "index_select", "getitem"})
+
+
+class Wiring(Check):
+    """Every layer is called where it belongs, and fed with what it is for.
+
+    Judged by the flow that was recorded; where none was, nothing is said.
+    """
+
+    name = "wiring"
+    summary = "Layers are called where they belong, and fed with what they are for."
+    gravity = 18
+    definition = (
+        "No layer is called in the place of a sibling of its class and shape; no table is asked "
+        "for one row only by a constant; no recurrent cell is called step by step without its "
+        "state; two towers are not fed the same while an input goes unread. Warned of: an input "
+        "that nothing reads, a value added to itself, and what one block lacks (a residual, a "
+        "layer, a mask) or does twice while all of its siblings, three or more, agree."
+    )
+    source = (
+        "copied lines and forgotten arguments that raise nothing, as practitioners report them "
+        "(Humbatova et al. 2020, Taxonomy of real faults in deep learning systems)"
+    )
+    minimum_evidence = "a recorded flow, exact for what is said to be missing"
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
+        """Yield what is wired wrongly, one violation a story."""
+        from pytest_modelhealth.checks.inferred import NOTE
+
+        flow = observation.flow
+        if flow is None or NOTE in flow.notes or not flow.graph.calls:
+            return
+        groups = Siblings(observation, flow)
+        yield from _stand_ins(observation, flow, groups)
+        yield from _constant_look_ups(observation, flow)
+        yield from _lost_states(observation, flow)
+        if flow.is_exact:
+            yield from _unread(observation, flow, groups)
+            doubled = list(_doubled(observation, flow))
+            yield from doubled
+            told = [name for violation in doubled for name in violation.layers]
+            yield from _differences(observation, flow, groups, told)
+
+
+# ---- a layer in the place of another ------------------------------------------------------------
+
+
+def _stand_ins(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
+    stories: dict[str, list[tuple[str, list[str], int]]] = {}
+    for layer, never, times in standing_in(observation, flow, groups):
+        stories.setdefault(_line_again(flow, layer), []).append((layer, never, times))
+    for line, found in stories.items():
+        layer, never, times = found[0]
+        others = [name for one in found[1:] for name in (one[0], *one[1])]
+        so_are = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
+        yield Wiring.violation(
+            observation.layers[layer],
+            f"it is called {times} times{_at(line)}, and {_listed(never)} of the same class and "
+            f"shape never{so_are}",
+            value=float(times),
+            limit=ALWAYS,
+            cause=f"{layer!r} is called in the place of its siblings, which learn nothing: the "
+            "wrong index in a loop, or a copied line",
+            affected=(*never, *others),
+        )
+
+
+def _line_again(flow: Flow, layer: str) -> str:
+    """Return the line of the second call of a layer: the first may be the right one."""
+    calls = flow.calls(layer)
+    same = [call for call in calls if call.parent == calls[0].parent]
+    return same[1].line if len(same) > 1 else calls[0].line
+
+
+# ---- what siblings have -------------------------------------------------------------------------
+
+
+def _differences(
+    observation: Observation, flow: Flow, groups: Siblings, told: list[str]
+) -> Iterator[Violation]:
+    found = list(differing(observation, flow, groups))
+    without = {layer for layer, lacks, _ in found if lacks == [PAST]}
+    for layer, lacks, siblings in found:
+        if layer in told or any(
+            is_inside(layer, other) or is_inside(other, layer) for other in told
+        ):
+            continue
+        if layer in without and not without.isdisjoint(flow.consumers(layer)):
+            continue  # the last layer of a branch stands for it
+        told.append(layer)
+        line = flow.line(layer) if layer in flow else ""
+        more = f"; and {len(lacks) - _SHOWN} more" if len(lacks) > _SHOWN else ""
+        yield Wiring.violation(
+            observation.layers[layer],
+            f"it differs from its {len(siblings)} siblings, which agree: "
+            f"{'; '.join(lacks[:_SHOWN])}{more}{_at(line)}",
+            value=float(len(siblings)),
+            cause="left out by a condition, an argument or a copied line, or meant so: nothing "
+            "that was seen tells",
+            independent=True,
+            severity="warn",
+        )
+
+
+# ---- tables asked for one row -------------------------------------------------------------------
+
+
+def _constant_look_ups(observation: Observation, flow: Flow) -> Iterator[Violation]:
+    """Yield the tables whose indices are one constant, where nothing else tells positions."""
+    constant = {
+        record.name: number
+        for record in observation.layers.values()
+        if record.name in flow and _is_asked_for_one_row(record, observation.samples)
+        for number in [_constant_index(flow, flow.calls(record.name))]
+        if number is not None
+    }
+    for layer, number in constant.items():
+        if _has_positions(flow, layer, {*constant, *_names(flow, flow.calls(layer))}):
+            continue
+        record, made = observation.layers[layer], flow.graph.vertices[number]
+        assert record.inputs is not None
+        yield Wiring.violation(
+            record,
+            f"all {record.inputs.count} of its indices are {record.inputs.min:.0f}: they come from "
+            f"{_called(made)}, not from the batch",
+            value=record.inputs.min,
+            limit=ALWAYS,
+            cause="positions that do not count, so that every token gets the same row: "
+            "torch.arange(length) counts",
+            role="inputs",
+            severity="fail" if made.kind == "constant" else "warn",
+        )
+    yield from _constant_rows(observation, flow)
+
+
+def _is_asked_for_one_row(record: LayerRecord, samples: int) -> bool:
+    """Whether a table of as many rows as a sequence has tokens is asked for one of them only.
+
+    Indices for each sample are kinds of it, a table of fewer rows has kinds of tokens.
+    """
+    rows, given = record.options.get("num_embeddings"), record.inputs
+    if not isinstance(rows, int) or given is None or given.dtype.startswith("float"):
+        return False
+    return given.count > 1 and given.min == given.max and rows >= _length(given, samples) > 1
+
+
+def _length(given: TensorStatistics, samples: int) -> int:
+    if not given.shape or (len(given.shape) == 1 and given.shape[0] == samples):
+        return 0
+    return given.shape[-1]
+
+
+def _constant_index(flow: Flow, calls: tuple[Call, ...]) -> int | None:
+    """Return the constant or buffer that all indices of these calls are made of, if one is."""
+    origins = flow.origins(*(given for call in calls for given in call.inputs))
+    kinds = {flow.graph.vertices[number].kind for number in origins}
+    return min(origins) if kinds and kinds <= {"constant", "buffer"} else None
+
+
+def _names(flow: Flow, calls: tuple[Call, ...]) -> set[str]:
+    origins = flow.origins(*(given for call in calls for given in call.inputs))
+    return {flow.graph.vertices[number].name for number in origins}
+
+
+def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
+    """Whether what a table gives out meets values, before the next layer, that no batch made."""
+    following = [name for name in flow.consumers(table) if name in flow]
+    if not following:
+        return False
+    beside = set(flow.producers(following[0])) - {table} - constants
+    inputs = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "input"}
+    return any(inputs.isdisjoint({name, *flow.feeding(name)}) for name in beside)
+
+
+def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
+    """Yield the parameters of which a function is asked for one row by a constant."""
+    vertices = flow.graph.vertices
+    for vertex in vertices:
+        if vertex.function not in _LOOK_UPS or len(vertex.operands) != 2:
+            continue
+        table, index = (flow.origins(operand) for operand in vertex.operands)
+        if {vertices[number].kind for number in table} != {"parameter"}:
+            continue
+        made = [vertices[number] for number in index]
+        if not made or any(one.name not in _FILLED or one.kind != "constant" for one in made):
+            continue
+        (number, *_) = table
+        layer, _, own = vertices[number].name.rpartition(".")
+        shape = observation.layers[layer].parameters[own].shape
+        beside = {vertices[number].name, *(one.name for one in made)}
+        if shape[0] < _FEWEST_ROWS or _has_positions(flow, vertices[number].name, beside):
+            continue
+        yield Wiring.violation(
+            observation.layers[layer],
+            f"{own!r} is asked for one of its {shape[0]} rows only: the indices come from "
+            f"{_called(made[0])}, not from the batch",
+            value=0.0,
+            cause="positions that do not count, so that every token gets the same row: "
+            "torch.arange(length) counts; a row for all may be meant, too",
+            role="parameters",
+            tensor=own,
+            severity="warn",
+        )
+
+
+_FEWEST_ROWS = 4
+
+
+# ---- states that are not carried on -------------------------------------------------------------
+
+
+def _lost_states(observation: Observation, flow: Flow) -> Iterator[Violation]:
+    """Yield what is called step by step, each time without a past.
+
+    Of layers that have no weights for a state of their own, those that are given a constant for it.
+    """
+    for record in observation.layers.values():
+        if record.name not in flow or record.functional:
+            continue
+        calls = [call for call in flow.calls(record.name) if call.inputs]
+        if len(calls) < _FEWEST_STEPS or not _starts_anew(flow, calls, _is_recurrent(record)):
+            continue
+        given = "a state that no step made" if calls[0].inputs[1:] else "no state"
+        yield Wiring.violation(
+            record,
+            f"it is called {len(calls)} times{_at(calls[0].line)}, once a step, with {given}: "
+            "nothing of what it returns comes back to it",
+            value=float(len(calls)),
+            limit=ALWAYS,
+            cause="the state is not carried from step to step, so that nothing is remembered and "
+            "the weights of the state learn nothing: assign what it returns and pass it on",
+            independent=True,
+            severity="fail" if _is_recurrent(record) else "warn",
+        )
+
+
+def _starts_anew(flow: Flow, calls: list[Call], is_recurrent: bool) -> bool:
+    """Whether calls take one part of a sequence after the other, and nothing of each other."""
+    vertices = flow.graph.vertices
+    states = flow.origins(*(given for call in calls for given in call.inputs[1:]))
+    kinds = {vertices[number].kind for number in states}
+    if not kinds <= ({"constant", "parameter", "buffer"} if is_recurrent else {"constant"}):
+        return False
+    if (not is_recurrent and not states) or len({call.parent for call in calls}) > 1:
+        return False
+    steps = {call.inputs[0] for call in calls}
+    # the parts of what has no graph look alike
+    if len(steps) < len(calls) and {vertices[step].function for step in steps} != {"unbind"}:
+        return False
+    if len({flow.origins(step) for step in steps}) > 1:
+        return False
+    following = flow.after(*(output for call in calls for output in call.outputs))
+    return all(following.isdisjoint(call.inputs) for call in calls)
+
+
+def _is_recurrent(record: LayerRecord) -> bool:
+    """Whether a layer has weights for its own state and takes one step at a time."""
+    if not any(name.startswith("weight_hh") for name in record.parameters):
+        return False
+    shape = () if record.inputs is None else record.inputs.shape
+    if "batch_first" not in record.options:
+        return True  # a cell
+    time = 1 if record.options["batch_first"] else 0
+    return len(shape) == _SEQUENCES and shape[time] == 1
+
+
+_FEWEST_STEPS = 3
+_SEQUENCES = 3
+
+
+# ---- inputs that nothing reads ------------------------------------------------------------------
+
+
+def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
+    vertices, root = flow.graph.vertices, observation.layers[""]
+    given = [number for number, vertex in enumerate(vertices) if vertex.kind == "input"]
+    unread = [number for number in given if _is_ignored(flow, number)]
+    names = [vertices[n].name for n in unread if not vertices[n].name.endswith("]")]
+    if not names:
+        return
+    is_, it = ("are", "them") if len(names) > 1 else ("is", "it")
+    message = f"{_listed(names)} {is_} given and nothing reads {it}"
+    towers = next(_towers_on_one(flow, groups), None)
+    if len(unread) == len(given):
+        yield Wiring.violation(
+            root, f"{message}: the output is the same whatever the batch", value=float(len(names)),
+            limit=ALWAYS, cause="the model computes from its own tensors alone", role="inputs",
+        )  # fmt: skip
+    elif towers is not None:
+        first, second, source = towers
+        again = "again" if first == second else f"as {first!r} is"
+        yield Wiring.violation(
+            observation.layers[second],
+            f"it is given {source!r}{_at(flow.calls(second)[-1].line)}, {again}, and {message}",
+            value=float(len(names)),
+            limit=ALWAYS,
+            cause="two towers are fed the same: a copied line with the wrong argument",
+            role="inputs",
+            independent=True,
+        )
+    else:
+        yield Wiring.violation(
+            root,
+            message,
+            value=float(len(names)),
+            cause="an argument that is not passed on, or that this model has no use for: leave it "
+            "out of the batch",
+            role="inputs",
+            severity="warn",
+        )
+
+
+def _is_ignored(flow: Flow, number: int) -> bool:
+    """Whether nothing comes of a vertex but other forms of it, which nothing takes."""
+    after = flow.after(number)
+    graph = flow.graph
+    if not after.isdisjoint({*graph.outputs, graph.loss}):
+        return False
+    return all(_is_form(graph.vertices[n], after) for n in after - {number})
+
+
+def _is_form(vertex: Vertex, after: frozenset[int]) -> bool:
+    from pytest_modelhealth.report.flow import AS_IT_IS
+
+    pure = vertex.function in AS_IT_IS or vertex.function in _PURE
+    return pure and vertex.kind == "operation" and after.issuperset(vertex.operands)
+
+
+def _towers_on_one(flow: Flow, groups: Siblings) -> Iterator[tuple[str, str, str]]:
+    """Yield what is called with the same input twice: one layer, or two alike that hold others."""
+    vertices = flow.graph.vertices
+    inputs = {vertex.name for vertex in vertices if vertex.kind == "input"}
+    seen: set[tuple[int, str, tuple[int, ...]]] = set()
+    for call in flow.graph.calls:
+        this = (call.parent, call.layer, call.inputs)
+        is_given = bool(call.inputs) and vertices[call.inputs[0]].kind == "input"
+        if is_given and this in seen and groups.has_parameters(call.layer):
+            yield call.layer, call.layer, vertices[call.inputs[0]].name
+        seen.add(this)
+    for group in groups.alike:
+        names = [name for name in group if name in flow]
+        given = [flow.producers(name, as_it_is=True) for name in names]
+        is_pair = len(names) == 2 and len(groups.below[names[0]]) > 1
+        if is_pair and given[0] == given[1] and len(given[0]) == 1 and given[0][0] in inputs:
+            yield names[0], names[1], given[0][0]
+
+
+# ---- a value added to itself --------------------------------------------------------------------
+
+
+def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
+    graph = flow.graph
+    several = {output for call in graph.calls if len(call.outputs) > 1 for output in call.outputs}
+    lines: dict[str, list[str]] = {}
+    for vertex in graph.vertices:
+        if vertex.function == _SUM and vertex.live and len(vertex.operands) == 2:
+            one, other = vertex.operands
+            layer = graph.calls[vertex.call].layer if vertex.call >= 0 else None
+            if one == other and one not in several and layer is not None:
+                lines.setdefault(vertex.line, []).append(layer)
+    for line, layers in lines.items():
+        yield Wiring.violation(
+            observation.layers[layers[0]],
+            f"it adds a value to itself{_at(line)}",
+            value=float(len(layers)),
+            cause="a residual that adds the branch in place of the input; to double it, multiply "
+            "by 2",
+            affected=dict.fromkeys(layers[1:]),
+            severity="warn",
+        )
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def _called(vertex: Vertex) -> str:
+    return f"`{vertex.name}`{_at(vertex.line)}"
+
+
+def _at(line: str) -> str:
+    return f" at {line}" if line else ""
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+_SHOWN = 3

@@ -1,0 +1,443 @@
+"""The `wiring` check: models that run and learn, and are put together wrongly."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import HealthReport, Inspector, Violation
+from tests.checks.wirings import (
+    LENGTH,
+    SAMPLES,
+    WIDTH,
+    Block,
+    Bottleneck,
+    Cell,
+    Deaf,
+    Detr,
+    Doubled,
+    Inverted,
+    Model,
+    Remembering,
+    T5Block,
+    adapted,
+    blocks,
+    borrowed_weights,
+    both_directions,
+    both_towers_on_one,
+    committee,
+    convolved,
+    counted_from_a_buffer,
+    dense,
+    dropped_layer,
+    dropped_mask,
+    each_step,
+    early_exit,
+    encoded_positions,
+    encoder_blocks_decode,
+    encoder_decodes,
+    ensemble,
+    every_other_masked,
+    features,
+    first_block_for_all,
+    functional_look_up,
+    ids,
+    ignores_others,
+    in_a_row,
+    last_block_twice,
+    last_layer_reads_one,
+    linear_tables,
+    linears,
+    many_dropouts,
+    mask,
+    masked_but_once,
+    masked_otherwise_but_once,
+    mixture,
+    no_state_at_all,
+    norm_but_once,
+    norms,
+    of_a_kind,
+    one_block_twice,
+    one_convolution,
+    one_head_of_all,
+    one_input_twice,
+    one_norm_of_a_list,
+    one_row,
+    one_tower,
+    online_and_target,
+    packed,
+    passes_messages,
+    position_of_one_row,
+    position_table,
+    positions_but_once,
+    positions_times_zero,
+    reads_nothing,
+    recurrent,
+    residual_but_once,
+    routed_by_sample,
+    row_of_a_table,
+    same_position,
+    sentences,
+    siamese,
+    state_not_carried,
+    steps_by_themselves,
+    t5,
+    table,
+    told_by_list,
+    told_by_number,
+    told_by_numpy,
+    tower_by_name,
+    two_views,
+    u_net,
+    universal,
+    with_boxes,
+    with_context,
+    with_types,
+)
+
+
+def findings(report: HealthReport) -> list[Violation]:
+    """Return what the check found, what only warns among it."""
+    return [v for v in (*report.violations, *report.warnings) if v.check == "wiring"]
+
+
+def tell(make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]) -> list[Violation]:
+    """Return what is said of a model on a batch."""
+    model, batch = make()
+    report = Inspector(model).run_inspection(batch)
+    assert report.observation.errors == ()
+    assert report.judgement.broken == ()
+    return findings(report)
+
+
+# ---- faults -------------------------------------------------------------------------------------
+
+Case = tuple[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]], str, str, str]
+
+FAULTS: dict[str, Case] = {
+    "the first block for all": (
+        lambda: (Model(first_block_for_all, blocks=blocks(*[""] * 4)), (ids(),)),
+        "fail", "blocks.0", "model.blocks[0](x)",
+    ),
+    "blocks[i] for blocks[j]": (
+        lambda: (Model(last_block_twice, blocks=blocks(*[""] * 4)), (ids(),)),
+        "fail", "blocks.2", "model.blocks[number](x)",
+    ),
+    "one norm of a list": (
+        lambda: (Model(one_norm_of_a_list, layers=linears(), norms=norms()), (ids(),)),
+        "fail", "norms.0", "model.norms[0](x)",
+    ),
+    "the first norm again, in each block": (
+        lambda: (Model(in_a_row, blocks=blocks(*["own norm"] * 4)), (ids(),)),
+        "fail", "blocks.0.norm1", "second(x)",
+    ),
+    "one head for all": (
+        lambda: (Model(one_head_of_all, heads=linears(3)), (ids(),)),
+        "fail", "heads.0", "model.heads[0](x)",
+    ),
+    "one tower for both": (
+        lambda: (Model(one_tower, left=Block(), right=Block()), (features(), features())),
+        "fail", "left", "model.left(x)",
+    ),
+    "one convolution for both": (
+        lambda: (
+            Model(one_convolution, fc1=nn.Linear(WIDTH, WIDTH), fc2=nn.Linear(WIDTH, WIDTH)),
+            (ids(),),
+        ),
+        "fail", "fc1", "model.fc1(",
+    ),
+    "the encoder decodes": (
+        lambda: (Model(encoder_decodes, encoder=Block(), decoder=Block()), (ids(),)),
+        "fail", "encoder", "model.encoder(",
+    ),
+    "a residual forgotten in one block": (
+        lambda: (Model(in_a_row, blocks=blocks("", "", "residual", "")), (ids(),)),
+        "warn", "blocks.2", "residual",
+    ),
+    "a residual forgotten by the caller": (
+        lambda: (Model(residual_but_once, layers=linears(5), norms=norms(5)), (ids(),)),
+        "warn", "layers.2", "residual",
+    ),
+    "a norm forgotten in one block": (
+        lambda: (Model(in_a_row, blocks=blocks("", "norm", "", "")), (ids(),)),
+        "warn", "blocks.1", "norm2",
+    ),
+    "a norm forgotten by the caller": (
+        lambda: (Model(norm_but_once, layers=linears(), norms=norms()), (ids(),)),
+        "warn", "norms.2", "never called",
+    ),
+    "a mask not passed on to one block": (
+        lambda: (Model(masked_but_once, blocks=blocks(*[""] * 4)), (ids(), mask())),
+        "warn", "blocks.1", "input 1",
+    ),
+    "a mask that one block ignores": (
+        lambda: (Model(in_a_row, blocks=blocks("", "", "mask", "", "")), (ids(), mask())),
+        "warn", "blocks.2", "input 1",
+    ),
+    "a block that sees the future": (
+        lambda: (Model(in_a_row, blocks=blocks("", "causal", "", "", causal=True)), (ids(),)),
+        "warn", "blocks.1", "differs",
+    ),
+    "positions not given to one block": (
+        lambda: (
+            Model(
+                positions_but_once,
+                blocks=nn.ModuleList(Detr() for _ in range(5)),
+                positions=nn.Parameter(torch.randn(LENGTH, WIDTH)),
+            ),
+            (ids(),),
+        ),
+        "warn", "blocks.3", "positions",
+    ),
+    "all positions the same": (
+        lambda: (Model(same_position, position=position_table()), (ids(),)),
+        "fail", "position", "torch.zeros(",
+    ),
+    "all positions three": (
+        lambda: (Model(position_of_one_row, position=position_table()), (ids(),)),
+        "fail", "position", "torch.full(",
+    ),
+    "positions times zero": (
+        lambda: (Model(positions_times_zero, position=position_table()), (ids(),)),
+        "fail", "position", "* 0",
+    ),
+    "all positions the same, in a parameter": (
+        lambda: (Model(row_of_a_table, table=table()), (ids(),)),
+        "warn", "", "torch.zeros(",
+    ),
+    "all positions the same, by a function": (
+        lambda: (Model(functional_look_up, table=table()), (ids(),)),
+        "warn", "", "torch.zeros_like(",
+    ),
+    "a mask that nothing reads": (
+        lambda: (Model(ignores_others, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
+        "warn", "", "'input 1'",
+    ),
+    "a mask that the blocks ignore": (
+        lambda: (
+            Model(in_a_row, blocks=nn.ModuleList(Deaf() for _ in range(3))),
+            (ids(), mask()),
+        ),
+        "warn", "", "'input 1'",
+    ),
+    "nothing is read of the batch": (
+        lambda: (Model(reads_nothing, fc=nn.Linear(WIDTH, WIDTH), table=table()), (features(),)),
+        "fail", "", "'input 0'",
+    ),
+    "both towers on one input": (
+        lambda: (Model(both_towers_on_one, left=Block(), right=Block()), (features(), features())),
+        "fail", "right", "'input 1'",
+    ),
+    "a Siamese tower on one input": (
+        lambda: (Model(one_input_twice, tower=Block()), (features(), features())),
+        "fail", "tower", "'input 1'",
+    ),
+    "a tower by name for both": (
+        lambda: (
+            Model(tower_by_name, towers=nn.ModuleDict({"left": Block(), "right": Block()})),
+            (features(), features()),
+        ),
+        "fail", "towers.left", "model.towers",
+    ),
+    "a state that is never carried on": (
+        lambda: (Model(state_not_carried, cell=nn.GRUCell(WIDTH, WIDTH)), (ids(),)),
+        "fail", "cell", "model.cell(step, state)",
+    ),
+    "a cell without a state": (
+        lambda: (Model(no_state_at_all, cell=nn.RNNCell(WIDTH, WIDTH)), (ids(),)),
+        "fail", "cell", "model.cell(step)",
+    ),
+    "a sequence cut into steps": (
+        lambda: (
+            Model(steps_by_themselves, lstm=nn.LSTM(WIDTH, WIDTH, batch_first=True)), (ids(),)
+        ),
+        "fail", "lstm", "model.lstm(",
+    ),
+    "a state that is never carried on, by hand": (
+        lambda: (Model(state_not_carried, cell=Cell()), (ids(),)),
+        "warn", "cell", "model.cell(step, state)",
+    ),
+    "the blocks of the encoder decode": (
+        lambda: (
+            Model(encoder_blocks_decode, encoder=blocks("", ""), decoder=blocks("", "")),
+            (ids(),),
+        ),
+        "fail", "encoder.0", "block(x)",
+    ),
+    "a branch added to itself": (
+        lambda: (Model(in_a_row, blocks=nn.ModuleList(Doubled() for _ in range(3))), (ids(),)),
+        "warn", "blocks.0", "h + h",
+    ),
+    "a block called twice, the others once": (
+        lambda: (Model(one_block_twice, blocks=blocks(*[""] * 4)), (ids(),)),
+        "warn", "blocks.1", "twice",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_with_layer_and_line(name: str) -> None:
+    """One finding a fault; what it says has the word, or the line it says has it."""
+    make, severity, layer, word = FAULTS[name]
+    (found,) = tell(make)
+    assert found.layer == layer
+    assert found.severity == severity
+    text = f"{found.message} {found.cause}"
+    shown = [linecache.getline(path, int(at)) for path, at in re.findall(r"(/\S+\.py):(\d+)", text)]
+    assert word in " ".join([text, *shown]), text
+
+
+# ---- designs that look alike --------------------------------------------------------------------
+
+DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    "GPT": lambda: (Model(in_a_row, blocks=blocks(*[""] * 5, causal=True)), (ids(),)),
+    "BERT with a mask": lambda: (Model(in_a_row, blocks=blocks(*[""] * 5)), (ids(), mask())),
+    "ALBERT and universal transformers share a block": lambda: (
+        Model(universal, block=Block(), steps=nn.Parameter(torch.randn(4, WIDTH))), (ids(),)
+    ),
+    "idle experts": lambda: (
+        Model(mixture, experts=linears(), router=nn.Linear(WIDTH, 4)), (features(),)
+    ),
+    "an expert for all samples, one by one": lambda: (
+        Model(routed_by_sample, experts=linears(SAMPLES)), (features(),)
+    ),
+    "LayerDrop": lambda: (Model(dropped_layer, blocks=blocks(*[""] * 5)), (ids(),)),
+    "early exit": lambda: (Model(early_exit, blocks=blocks(*[""] * 5)), (ids(),)),
+    "adapters by language": lambda: (
+        Model(
+            adapted,
+            blocks=blocks("", "", ""),
+            adapters=nn.ModuleDict({k: nn.Linear(WIDTH, WIDTH) for k in ("en", "de", "fr")}),
+        ),
+        (ids(),),
+    ),
+    "weights used by a function": lambda: (
+        Model(borrowed_weights, first=nn.Linear(WIDTH, WIDTH), second=nn.Linear(WIDTH, WIDTH)),
+        (ids(),),
+    ),
+    "an ensemble through one template": lambda: (
+        Model(ensemble, members=linears(3)), (features(),)
+    ),
+    "a slow copy for later": lambda: (online_and_target(), (features(), features())),
+    "two towers": lambda: (
+        Model(two_views, left=Block(), right=Block()), (features(), features())
+    ),
+    "a committee": lambda: (Model(committee, left=Block(), right=Block()), (ids(),)),
+    "a Siamese tower": lambda: (Model(siamese, tower=Block()), (features(), features())),
+    "BERT's types, constants": lambda: (
+        Model(with_types, position=position_table(), types=nn.Embedding(2, WIDTH)), (ids(),)
+    ),
+    "LayoutLM's boxes, all zero by default": lambda: (
+        Model(
+            with_boxes,
+            position=position_table(),
+            left=nn.Embedding(64, WIDTH),
+            top=nn.Embedding(64, WIDTH),
+        ),
+        (ids(),),
+    ),
+    "a table of one row": lambda: (Model(one_row, only=nn.Embedding(1, WIDTH)), (ids(),)),
+    "an id for each sample": lambda: (Model(of_a_kind, kind=nn.Embedding(16, WIDTH)), (ids(),)),
+    "positions of a parameter, one kind": lambda: (
+        Model(encoded_positions, table=table(), kind=nn.Embedding(16, WIDTH)), (ids(),)
+    ),
+    "positions counted in a buffer": lambda: (
+        Model(counted_from_a_buffer, position=position_table(), numbers=torch.arange(8)[None]),
+        (ids(),),
+    ),
+    "a sequence of one": lambda: (Model(same_position, position=position_table()), (ids()[:, :1],)),
+    "T5's first block makes the bias": lambda: (
+        Model(t5, blocks=nn.ModuleList(T5Block(number == 0) for number in range(5))), (ids(),)
+    ),
+    "the first block's values go to all": lambda: (
+        Model(t5, blocks=nn.ModuleList(Remembering() for _ in range(5))), (ids(),)
+    ),
+    "Swin masks every other block": lambda: (
+        Model(every_other_masked, blocks=blocks(*[""] * 6)), (ids(), mask())
+    ),
+    "one block of four with a mask of its own": lambda: (
+        Model(masked_otherwise_but_once, blocks=blocks(*[""] * 4)), (ids(), mask())
+    ),
+    "torch's own encoder": lambda: (
+        nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True), num_layers=4
+        ),
+        (features(),),
+    ),
+    "stochastic depth that grows": lambda: (Model(in_a_row, blocks=linear_tables(5)), (ids(),)),
+    "ResNet": lambda: (
+        Model(convolved, blocks=nn.ModuleList(Bottleneck(s) for s in (2, 1, 1, 1, 1))), (ids(),)
+    ),
+    "MobileNet": lambda: (
+        Model(convolved, blocks=nn.ModuleList(Inverted(s) for s in (1, 1, 2, 1, 1))), (ids(),)
+    ),
+    "DenseNet": lambda: (Model(dense, layers=linears(5)), (ids(),)),
+    "U-Net": lambda: (
+        Model(u_net, down=linears(), up=linears(), bottom=nn.Linear(WIDTH, WIDTH)), (ids(),)
+    ),
+    "lengths to pack by": lambda: (
+        Model(packed, lstm=nn.LSTM(WIDTH, WIDTH, batch_first=True)),
+        (ids(), torch.tensor([6, 4, 2, 1])),
+    ),
+    "a mask of ones that is dropped": lambda: (
+        Model(dropped_mask, block=Block()), (ids(), torch.ones(SAMPLES, LENGTH, dtype=torch.bool))
+    ),
+    "a number read": lambda: (
+        Model(told_by_number, fc=nn.Linear(WIDTH, WIDTH)), (ids(), torch.tensor(4))
+    ),
+    "a list read": lambda: (
+        Model(told_by_list, fc=nn.Linear(WIDTH, WIDTH)), (ids(), torch.tensor([6, 4, 2, 1]))
+    ),
+    "an array read": lambda: (
+        Model(told_by_numpy, fc=nn.Linear(WIDTH, WIDTH)), (ids(), torch.tensor([6, 4, 2, 1]))
+    ),
+    "a recurrence": lambda: (Model(recurrent, cell=nn.GRUCell(WIDTH, WIDTH)), (ids(),)),
+    "a recurrence by hand": lambda: (Model(recurrent, cell=Cell()), (ids(),)),
+    "a context for each step": lambda: (
+        Model(with_context, cell=Cell()), (ids(), features(SAMPLES))
+    ),
+    "a layer for each step": lambda: (
+        Model(each_step, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)
+    ),
+    "words, then sentences": lambda: (
+        Model(
+            sentences,
+            words=nn.LSTM(WIDTH, WIDTH, batch_first=True),
+            sentences=nn.LSTM(WIDTH, WIDTH, batch_first=True),
+        ),
+        (ids(),),
+    ),
+    "a gated graph net": lambda: (
+        Model(passes_messages, fc=nn.Linear(WIDTH, WIDTH), cell=nn.GRUCell(WIDTH, WIDTH)),
+        (features(), torch.randn(SAMPLES, LENGTH, LENGTH)),
+    ),
+    "one head, many dropouts": lambda: (
+        Model(many_dropouts, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)
+    ),
+    "the output and the state of one layer": lambda: (
+        Model(both_directions, lstm=nn.LSTM(WIDTH, WIDTH, batch_first=True)), (ids(),)
+    ),
+    "the last of three blocks reads one token": lambda: (
+        Model(last_layer_reads_one, blocks=blocks("", "", "")), (ids(), mask())
+    ),
+    "residuals to the block's input": lambda: (
+        Model(in_a_row, blocks=nn.ModuleList(Doubled(fault=False) for _ in range(4))), (ids(),)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", DESIGNS)
+def test_a_design_is_left_alone(name: str, training: bool) -> None:
+    """Nothing is said, not even a warning."""
+
+    def make() -> tuple[nn.Module, tuple[Tensor, ...]]:
+        model, batch = DESIGNS[name]()
+        return model.train(training), batch
+
+    assert tell(make) == []
