@@ -12,12 +12,15 @@ from pytest_modelhealth.report.flow.graph import (
     By,
     Call,
     Cut,
+    Ending,
     Gate,
     Graph,
     Kind,
     Step,
     Vertex,
+    near,
 )
+from pytest_modelhealth.report.flow.recurrence import Recurrence
 
 __all__ = [
     "AS_IT_IS",
@@ -30,10 +33,13 @@ __all__ = [
     "By",
     "Call",
     "Cut",
+    "Ending",
     "Flow",
     "Gate",
     "Graph",
     "Kind",
+    "Recurrence",
     "Step",
     "Vertex",
+    "near",
 ]
