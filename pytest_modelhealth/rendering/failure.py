@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     abbreviate,
     beside_limit,
-    near,
     plural,
     printable,
     shorten,
@@ -26,6 +24,7 @@ from pytest_modelhealth.rendering.summary import (
     run,
 )
 from pytest_modelhealth.report import HealthReport, Violation
+from pytest_modelhealth.report.flow import near
 
 MAX_ROWS = 10
 MAX_REMARKS = 3
@@ -110,7 +109,7 @@ def _source(report: HealthReport, worst: Violation) -> Iterator[str]:
 
 
 def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
-    """Yield what feeds the worst layer and what it feeds, and where its gradient was cut off."""
+    """Yield what feeds the worst layer and what it feeds."""
     flow = report.flow
     if flow is None or worst.layer not in flow.layers:
         return
@@ -119,10 +118,6 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
     line = flow.line(worst.layer)
     called = f"  (called at {printable(near(line))})" if line else ""
     yield f"way:          {printable(shown)}{called}"
-    if worst.check == "missing_gradients":
-        for cut in flow.cut_between(worst.layer)[:1]:
-            named = replace(cut, line=near(cut.line) if cut.line else "")
-            yield f"cut:          {printable(str(named))}"
 
 
 def _some(names: Sequence[str]) -> str:

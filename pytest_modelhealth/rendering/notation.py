@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from pytest_modelhealth.statistics import HIGHEST_EXPONENT
 
@@ -72,12 +71,6 @@ def printable(text: str) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text
     )
-
-
-def near(line: str) -> str:
-    """Return ``path:line`` as seen from the current folder, where it lies below it."""
-    path = Path(line)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def shorten(text: str, width: int) -> str:
