@@ -241,7 +241,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", action="store_true", help="the peers, too")
     parser.add_argument("--list", action="store_true", help="every open case")
-    parser.add_argument("--list-held-out", action="store_true", help="every held-out and wiring case")
+    parser.add_argument(
+        "--list-held-out", action="store_true", help="every held-out and wiring case"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="of each control; default: 5")
     parser.add_argument("--group", choices=SHELVES, help="of these groups only one")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="names of cases")

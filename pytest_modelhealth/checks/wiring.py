@@ -51,7 +51,7 @@ class Wiring(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield what is wired wrongly, one violation a story."""
-        from pytest_modelhealth.checks.inferred import NOTE
+        from pytest_modelhealth.checks.judging.inferred import NOTE
 
         flow = observation.flow
         if flow is None or NOTE in flow.notes or not flow.graph.calls:

@@ -12,7 +12,6 @@ from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     abbreviate,
     beside_limit,
-    near,
     plural,
     printable,
     shorten,
@@ -27,7 +26,7 @@ from pytest_modelhealth.rendering.summary import (
     run,
 )
 from pytest_modelhealth.report import HealthReport, Vertex, Violation
-from pytest_modelhealth.report.flow import AS_IT_IS, Flow
+from pytest_modelhealth.report.flow import AS_IT_IS, Flow, near
 
 MAX_ROWS = 10
 MAX_REMARKS = 3
@@ -48,7 +47,7 @@ def render(report: HealthReport) -> str:
             "",
             *([f"likely cause: {printable(near(worst.cause))}"] if worst.cause else ()),
             *_source(report, worst),
-            *_cut_and_code(report, worst),
+            *_code(worst),
             *_way(report, worst),
             *_next_moves(report, worst),
             *_remarks(report),
@@ -112,14 +111,9 @@ def _source(report: HealthReport, worst: Violation) -> Iterator[str]:
         yield f"source:       {printable(record.source)}"
 
 
-def _cut_and_code(report: HealthReport, worst: Violation) -> Iterator[str]:
-    """Yield where the gradient was cut off, if the cause does not say it, and the code there."""
-    flow, said = report.flow, worst.cause
-    if worst.check == "missing_gradients" and flow is not None and worst.layer in flow:
-        for cut in flow.cut_between(worst.layer)[:1]:
-            if not cut.line or cut.line not in said:
-                yield f"cut:          {printable(near(str(cut)))}"
-                said += f" {cut}"
+def _code(worst: Violation) -> Iterator[str]:
+    """Yield the code at the places that the violation names."""
+    said = f"{worst.message} {worst.cause}"
     for path, line in list(dict.fromkeys(_PLACE.findall(said)))[:_FEW]:
         if code := linecache.getline(path, int(line)).strip():
             yield f"code:         {shorten(printable(code), 100)}"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from pytest_modelhealth.statistics import HIGHEST_EXPONENT
 
@@ -74,11 +71,6 @@ def printable(text: str) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text
     )
-
-
-def near(text: str) -> str:
-    """Return `text` with each path in it as seen from the current folder, where it lies below."""
-    return re.sub(rf"(?<![\w./-]){re.escape(str(Path.cwd()))}{re.escape(os.sep)}", "", text)
 
 
 def shorten(text: str, width: int) -> str:

@@ -3,7 +3,18 @@
 This package imports neither torch nor numpy.
 """
 
-from pytest_modelhealth.report.flow import Call, Cut, Flow, Gate, Graph, Kind, Step, Vertex
+from pytest_modelhealth.report.flow import (
+    Call,
+    Cut,
+    Ending,
+    Flow,
+    Gate,
+    Graph,
+    Kind,
+    Recurrence,
+    Step,
+    Vertex,
+)
 from pytest_modelhealth.report.health_report import HealthReport
 from pytest_modelhealth.report.judgement import (
     BrokenCheck,
@@ -36,6 +47,7 @@ __all__ = [
     "Call",
     "ClassTargets",
     "Cut",
+    "Ending",
     "Flow",
     "Gate",
     "Graph",
@@ -51,6 +63,7 @@ __all__ = [
     "Noises",
     "Observation",
     "Option",
+    "Recurrence",
     "Reference",
     "Status",
     "Step",

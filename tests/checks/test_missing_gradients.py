@@ -782,7 +782,7 @@ def test_output_without_a_graph_under_a_loss(grades, batch, inspect, only):
         return
     report = inspect(model, batch, torch.randn(64), loss=F.mse_loss)
     violation = only(report, "missing_gradients")
-    assert (violation.layer, "argmax" in violation.cause) == ("1", True)
+    assert (violation.layer, "`argmax` at" in violation.message) == ("1", True)
 
 
 class Rounded(nn.Linear):

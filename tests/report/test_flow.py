@@ -112,6 +112,53 @@ def test_a_cut_is_named_with_its_operation_line_and_ends(right: Flow, cut: Flow)
     assert str(found) == f"`detach` at {found.line}, between blocks.4 and head"
 
 
+def test_what_one_cut_costs_ends_in_one_place(cut: Flow) -> None:
+    """Where a way ends goes by values that are used; what is computed in vain has no cut."""
+    layers = ["stem", "blocks.0.fc1", "blocks.4.fc2", "unused"]
+    endings = cut.endings(layers)
+    assert {name: ending.last for name, ending in endings.items()} == {
+        "stem": "blocks.4.fc2",
+        "blocks.0.fc1": "blocks.4.fc2",
+        "blocks.4.fc2": "blocks.4.fc2",
+        "unused": "unused",
+    }
+    assert endings["stem"].cut == cut.cut_between("stem")[0]
+    assert endings["unused"].cut is None
+
+
+def test_what_feeds_the_ends_of_a_run(right: Flow) -> None:
+    """Without a name, the output and the loss: the last layer is among what feeds them."""
+    assert {"head", "stem", "blocks.2", "input 0"} <= right.feeding()
+    assert "unused" not in right.feeding()
+    assert right.feeding() == right.feeding("output", "loss")
+
+
+class Recurrent(nn.Module):
+    """A cell over steps of its own, or over the same input, whose state is handed on."""
+
+    def __init__(self, hand_on: Any, *, takes_steps: bool = True) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(4, 4), nn.Linear(4, 3)
+        self.hand_on, self.takes_steps = hand_on, takes_steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), 4)
+        for step in range(5):
+            h = self.cell(x[:, step] if self.takes_steps else x.flatten(1), self.hand_on(h))
+        return self.head(h)
+
+
+def test_a_recurrence_that_is_cut_says_where() -> None:
+    """A cut for each call but the last; it is none where the state has its gradient."""
+    x = torch.randn(16, 5, 4)
+    (found,) = flow_of(Recurrent(lambda h: h.detach()), x).cut_recurrences()
+    assert (found.layer, found.calls, found.takes_more) == ("cell", 5, True)
+    assert [cut.operation for cut in found.cuts] == ["detach"] * 4
+    same = Recurrent(lambda h: h.detach(), takes_steps=False)
+    assert not flow_of(same, x[:, :1]).cut_recurrences()[0].takes_more
+    assert flow_of(Recurrent(lambda h: h), x).cut_recurrences() == ()
+
+
 def test_a_block_without_its_residual_is_told_from_its_siblings() -> None:
     """Siblings are of one class and called by the same layer."""
     flow = flow_of(Net(residual=False), torch.randn(16, 4))

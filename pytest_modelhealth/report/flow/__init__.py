@@ -12,13 +12,16 @@ from pytest_modelhealth.report.flow.graph import (
     By,
     Call,
     Cut,
+    Ending,
     Gate,
     Graph,
     Kind,
     Operation,
     Step,
     Vertex,
+    near,
 )
+from pytest_modelhealth.report.flow.recurrence import Recurrence
 
 __all__ = [
     "AS_IT_IS",
@@ -31,11 +34,14 @@ __all__ = [
     "By",
     "Call",
     "Cut",
+    "Ending",
     "Flow",
     "Gate",
     "Graph",
     "Kind",
     "Operation",
+    "Recurrence",
     "Step",
     "Vertex",
+    "near",
 ]

@@ -6,7 +6,7 @@ buffer, a constant. Every question is a sweep over the vertices, so its cost is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from pytest_modelhealth.errors import InspectionError
@@ -18,6 +18,7 @@ from pytest_modelhealth.report.flow.graph import (
     By,
     Call,
     Cut,
+    Ending,
     Gate,
     Graph,
     Kind,
@@ -26,6 +27,7 @@ from pytest_modelhealth.report.flow.graph import (
     Vertex,
 )
 from pytest_modelhealth.report.flow.index import Index
+from pytest_modelhealth.report.flow.recurrence import Recurrence, cut_recurrences
 
 T = TypeVar("T")
 
@@ -186,7 +188,7 @@ class Flow:
         """Return the layers and sources whose values get to one of `layers` or ends.
 
         Args:
-            layers: names of layers, or of the ends of the run.
+            layers: names of layers, or of the ends of the run; without any, those ends.
             by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
 
         Raises:
@@ -244,8 +246,27 @@ class Flow:
             made = index.graph.vertices[vertex]
             for position, operand in enumerate(made.operands):
                 if operand in by_gradient and not made.passes_gradient(position):
-                    cuts[index.cut(vertex, operand)] = None
+                    cuts[index.cut(vertex, operand, by_gradient)] = None
         return tuple(cuts)
+
+    def endings(self, names: Collection[str]) -> dict[str, Ending]:
+        """Return for each of `names`, to which no gradient comes, where its way ends, and by what.
+
+        Its way goes on until gradients come in again, behind a cut, or nothing takes what was
+        made. What ran nowhere is left out.
+
+        Args:
+            names: names of layers that hold no other, and of parameters.
+        """
+        return dict(self._indexed.endings(frozenset(names)))
+
+    def cut_recurrences(self) -> tuple[Recurrence, ...]:
+        """Return the layers that get values of what they gave before, each time without gradients.
+
+        They are called three times or more, and no gradient goes from one call to the next, nor
+        beside it. Of layers that lie in each other, the outermost.
+        """
+        return tuple(cut_recurrences(self._indexed))
 
     def branch(self, layer: str) -> frozenset[str]:
         """Return `layer` and the layers whose values get to an end of the run through it alone.
@@ -255,7 +276,7 @@ class Flow:
         """
         index = self._indexed
         graph, inside = index.graph, index.inside(layer)
-        free = {*graph.outputs, *(() if graph.loss is None else (graph.loss,))} - inside
+        free = index.all_ends - inside
         for vertex in range(len(graph.vertices) - 1, -1, -1):
             if vertex in free:
                 free.update(o for o in graph.vertices[vertex].operands if o not in inside)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal
 
 By = Literal["value", "gradient"]
@@ -142,7 +143,11 @@ class Cut:
     line: str = ""
 
     def __str__(self) -> str:
-        where = f" at {self.line}" if self.line else ""
+        return self.told(self.line)
+
+    def told(self, line: str) -> str:
+        """Return it as text, with its line written as `line`."""
+        where = f" at {line}" if line else ""
         return f"`{self.operation}`{where}, between {self.source} and {self.target}"
 
 
@@ -167,6 +172,21 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Ending:
+    """Where gradients would begin that come to a layer or parameter, and do not.
+
+    Args:
+        last: the last, of those that were asked for, that they would come by: what has the same
+            last one is lost by the same fault.
+        cut: what cuts behind it; ``None`` where it runs without gradients itself, or nothing takes
+            what it gives.
+    """
+
+    last: str
+    cut: Cut | None
+
+
+@dataclass(frozen=True)
 class Gate:
     """A multiplication that a layer's values go through.
 
@@ -181,6 +201,14 @@ class Gate:
     kind: Kind
     by: str
     line: str = ""
+
+
+def near(line: str) -> str:
+    """Return ``path:line`` as seen from the current folder, where it lies below it."""
+    path = Path(line)
+    if not line:
+        return ""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 WHOLE = frozenset(

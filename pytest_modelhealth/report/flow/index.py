@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from pytest_modelhealth.report.flow.graph import (
     By,
     Call,
     Cut,
+    Ending,
     Gate,
     Graph,
     Kind,
@@ -27,6 +28,7 @@ from pytest_modelhealth.report.flow.graph import (
 )
 
 T = TypeVar("T")
+_Edge = tuple[int, int]  # what takes a vertex, and the vertex
 
 
 class Index:
@@ -43,6 +45,7 @@ class Index:
         self._returned_by: dict[int, list[int]] = {}
         self._given_to: dict[int, list[int]] = {}
         self._outputs = frozenset(graph.outputs)
+        self.all_ends = {*graph.outputs, *(() if graph.loss is None else (graph.loss,))}
         for number, vertex in enumerate(graph.vertices):
             for operand in set(vertex.operands):
                 self.takers[operand].append(number)
@@ -83,12 +86,7 @@ class Index:
         """
         numbers = self._by_layer.get(name)
         if numbers is not None:
-            return {
-                vertex
-                for number in numbers
-                for call in range(number, self.graph.calls[number].last + 1)
-                for vertex in self._by_call[call]
-            }
+            return set[int]().union(*map(self.inside_call, numbers))
         if name == LOSS and self.graph.loss is not None:
             return {self.graph.loss}
         if name == OUTPUT and self.graph.outputs:
@@ -100,6 +98,11 @@ class Index:
             f"{suggest(str(name), [*self._by_layer, *self._by_source, OUTPUT, LOSS])} "
             "It has the layers that were called, the batch, parameters and buffers by name."
         )
+
+    def inside_call(self, number: int) -> set[int]:
+        """Return the vertices made within a call."""
+        calls = range(number, self.graph.calls[number].last + 1)
+        return {vertex for call in calls for vertex in self._by_call[call]}
 
     def given_out(self, name: str, inside: set[int]) -> set[int]:
         """Return `inside` and what the calls returned: a layer may return its own input."""
@@ -189,16 +192,51 @@ class Index:
 
     def names_before(self, layers: tuple[str, ...], by: By) -> frozenset[str]:
         """Return the layers and sources whose values get to one of `layers`."""
-        goal = set[int]().union(*map(self.inside, layers))
+        goal = set[int]().union(*map(self.inside, layers)) if layers else self.all_ends
         own = set[int]().union(*(self.inside(name) for name in layers if not self._is_end(name)))
-        reached = self.backward(goal, by) - own
-        names = {home for v in reached if (home := self.homes[v]) is not None}
-        returned = (n for v in reached for n in self._returned_by.get(v, ()))
+        reached = self.backward(goal, by)
+        names = {home for v in reached - own if (home := self.homes[v]) is not None}
+        returned = (n for v in reached - own for n in self._returned_by.get(v, ()))
         names.update(self.graph.calls[number].layer for number in returned)
         return frozenset(names - set(layers))
 
     def _is_end(self, name: str) -> bool:
         return name in (LOSS, OUTPUT) and not self.knows(name)
+
+    def endings(self, names: Collection[str]) -> Iterator[tuple[str, Ending]]:
+        """Yield each of `names` that ran, with where the way of its values ends for gradients."""
+        vertices, used = self.graph.vertices, self.backward(self.all_ends)
+        last: list[str | None] = [None] * len(vertices)  # of `names`, on the way from a vertex
+        cut: list[_Edge | None] = [None] * len(vertices)  # what takes a live vertex and cuts
+        cut_by: dict[_Edge, set[int]] = {}
+        latest: dict[str, int] = {}
+        for number in range(len(vertices) - 1, -1, -1):
+            for taker in self.takers[number]:
+                if taker not in used and number in used:
+                    continue
+                passes = self._passes(number, taker)
+                if passes or not vertices[taker].live:
+                    last[number] = last[number] or last[taker]
+                if vertices[number].live:
+                    cut[number] = cut[number] or (cut[taker] if passes else (taker, number))
+            home, edge = self.homes[number], cut[number]
+            if edge is not None:
+                cut_by.setdefault(edge, set()).add(number)
+            if home is not None and home in names:
+                last[number] = last[number] or home
+                seen = latest.setdefault(home, number)
+                latest[home] = max(seen, number, key=lambda v: (v in used, vertices[v].live, v))
+        cuts = {edge: self.cut(*edge, cut_by[edge]) for v in latest.values() if (edge := cut[v])}
+        for name, number in latest.items():
+            end = last[number] or name
+            edge = cut[latest[end]]
+            yield name, Ending(end, cuts[edge] if edge else None)
+
+    def _passes(self, number: int, taker: int) -> bool:
+        """Whether a gradient goes back from what takes a vertex."""
+        vertex = self.graph.vertices[taker]
+        places = (place for place, o in enumerate(vertex.operands) if o == number)
+        return self.graph.vertices[number].live and any(map(vertex.passes_gradient, places))
 
     def ends(self, vertices: set[int]) -> Iterator[str]:
         """Yield the ends of the run that are among `vertices`."""
@@ -207,11 +245,12 @@ class Index:
         if self.graph.loss in vertices:
             yield LOSS
 
-    def forward(self, start: set[int], by: By) -> set[int]:
-        """Return what comes of `start`, itself included."""
+    def forward(self, start: set[int], by: By, last: int | None = None) -> set[int]:
+        """Return what comes of `start` up to the vertex `last`, itself included."""
         vertices = self.graph.vertices
         reached = set(start) if by == "value" else {v for v in start if vertices[v].live}
-        for number in range(min(reached, default=0), len(vertices) if reached else 0):
+        end = len(vertices) if last is None else last + 1
+        for number in range(min(reached, default=end), end):
             vertex = vertices[number]
             if number not in reached and any(
                 operand in reached and (by == "value" or vertex.passes_gradient(position))
@@ -220,10 +259,10 @@ class Index:
                 reached.add(number)
         return reached
 
-    def backward(self, goal: set[int], by: By = "value") -> set[int]:
-        """Return what comes to `goal`, itself included."""
+    def backward(self, goal: set[int], by: By = "value", first: int = 0) -> set[int]:
+        """Return what comes to `goal` from the vertex `first` on, itself included."""
         reached = set(goal)
-        for number in range(max(reached, default=-1), -1, -1):
+        for number in range(max(reached, default=-1), first - 1, -1):
             if number in reached:
                 vertex = self.graph.vertices[number]
                 reached.update(
@@ -338,13 +377,30 @@ class Index:
                 todo.extend(self.graph.vertices[vertex].operands)
         return found
 
-    def cut(self, number: int, operand: int) -> Cut:
-        """Return the cut that a vertex makes between an operand of it and what comes after."""
+    def cut(self, number: int, operand: int, among: set[int]) -> Cut:
+        """Return the cut that a vertex makes between an operand of it and what comes after.
+
+        Args:
+            number: the vertex.
+            operand: what it takes.
+            among: where the gradients would go to, which `operand` was made of.
+        """
         vertex = self.graph.vertices[number]
         around = set(self._around(vertex.call))
-        before = self._container(operand, around) or self.homes[self._latest_home(operand)]
-        after = self.homes[number] or self._next_home(number)
-        return Cut(vertex.name, before or vertex.name, after, vertex.line)
+        before = self._maker(operand, around, among) or vertex.name
+        after = self.homes[number]
+        if after is None or after == before:  # it may lie at the end of a layer's own forward
+            after = self._next_home(number)
+        return Cut(vertex.name, before, after, vertex.line)
+
+    def _maker(self, number: int, around: set[int], among: set[int]) -> str | None:
+        """Return the outermost layer, or else the source, that a vertex comes from by `among`."""
+        while True:
+            name = self._container(number, around) or self.homes[number]
+            operands = [o for o in self.graph.vertices[number].operands if o in among]
+            if name is not None or not operands:
+                return name
+            number = max(operands, key=lambda o: (self.graph.vertices[o].kind not in SOURCES, o))
 
     def _around(self, call: int) -> Iterator[int]:
         while call >= 0:

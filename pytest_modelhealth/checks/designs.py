@@ -1,0 +1,191 @@
+"""Designs in which a part of a model gets no gradient, and is not meant to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytest_modelhealth.checks.evidence import called, is_inside, learns, parent, trainable
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation
+    from pytest_modelhealth.statistics import TensorStatistics
+
+
+class Design(NamedTuple):
+    """A design that looks the same as a cut.
+
+    Args:
+        settles: what a user would change to say that it is meant.
+        cause: what it may be, and what to change where it is not.
+    """
+
+    settles: str
+    cause: str
+
+
+def is_meant(
+    record: LayerRecord, name: str, is_used: bool, observation: Observation, flow: Flow
+) -> bool:
+    """Whether a design explains that no gradient comes to a layer, or to a parameter of it.
+
+    Args:
+        record: the layer.
+        name: what the flow calls what lacks a gradient.
+        is_used: whether its values get to an end of the run.
+        observation: the run.
+        flow: who feeds whom in it.
+    """
+    if _is_in_an_empty_part(record, observation):
+        return True
+    if is_used or name not in flow:
+        return _is_slow_copy(record, observation, flow)
+    return _was_returned(name, flow) or _ends_a_stack(name, flow)
+
+
+def _was_returned(name: str, flow: Flow) -> bool:
+    """Whether a module around it returned its values beside others that are used."""
+    used = flow.feeding()
+    return any(is_inside(name, layer) and layer in used for layer in flow.reach(name))
+
+
+def _ends_a_stack(layer: str, flow: Flow) -> bool:
+    """Whether it is the last that a line of code calls, of several that lead on but for it.
+
+    The last residual of a stack whose output is the sum of skips (WaveNet) leads nowhere, beside
+    the last skip, which takes the same and comes as often.
+    """
+    called_at: dict[str, dict[str, None]] = defaultdict(dict)
+    for call in flow.graph.calls:
+        called_at[call.line].setdefault(call.layer)
+    alike = list(called_at[flow.line(layer)]) if flow.line(layer) else []
+    used = flow.feeding()
+    if alike[-1:] != [layer] or not alike[:-1] or not used.issuperset(alike[:-1]):
+        return False
+    beside = {taker for maker in flow.producers(layer) for taker in flow.consumers(maker)}
+    return any(
+        list(layers)[-1] in beside & used and len(layers) == len(alike)
+        for line, layers in called_at.items()
+        if line and layer not in layers
+    )
+
+
+def _is_slow_copy(record: LayerRecord, observation: Observation, flow: Flow) -> bool:
+    """Whether a layer with the very same parameters learns beside it: this one makes targets."""
+    return record.grad_off and any(
+        learns(other) and _are_copies(record, other) and not _are_in_a_row(record, other, flow)
+        for other in called(observation)
+    )
+
+
+def _are_in_a_row(record: LayerRecord, other: LayerRecord, flow: Flow) -> bool:
+    """Whether one is fed by the other, as blocks of a stack are that start equal."""
+    return other.name in flow.feeding(record.name) or record.name in flow.feeding(other.name)
+
+
+def _are_copies(record: LayerRecord, other: LayerRecord) -> bool:
+    """Whether another layer of the same kind has the very same trainable parameters."""
+    return (
+        other is not record
+        and other.type_name == record.type_name
+        and other.parameters.keys() == record.parameters.keys()
+        and all(_are_equal(s, other.parameters[name]) for name, s in trainable(record).items())
+    )
+
+
+def _are_equal(a: TensorStatistics, b: TensorStatistics) -> bool:
+    return a.shape == b.shape and (a.min, a.max, a.mean) == (b.min, b.max, b.mean)
+
+
+def _is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
+    """Whether it or a module around it returned nothing that could pass a gradient back.
+
+    What summarises windows of tokens returns an empty tensor where a sequence is shorter than a
+    window. An indexer returns the places of tokens, and learns from a loss of its own.
+    """
+    name = record.name
+    while name:
+        around = observation.layers.get(name)
+        if around is not None and around.entered is not None:
+            out = around.activations
+            if around.status == "unsupported" if out is None else out.count == 0:
+                return True
+        name = parent(name)
+    return False
+
+
+def design(record: LayerRecord, observation: Observation, flow: Flow) -> Design | None:
+    """Return the design that a whole part of the model without gradients may be, if there is one.
+
+    A part that only takes what the model was given, while other parts learn, may learn elsewhere,
+    or was trained before.
+    """
+    learning = [r.name for r in observation.layers.values() if learns(r)]
+    part = _part(record, observation, learning)
+    if part is None or not learning:
+        return None
+    inside = [r for r in called(observation) if r is part or is_inside(r.name, part.name)]
+    if not inside or _take_what_learns(inside, observation, flow):
+        return None
+    if all(r.grad_off for r in inside if trainable(r)):
+        return None if any(_has_a_frozen_copy(r, observation) for r in inside) else _off(part)
+    return _detached(part) if _is_a_network_of_several(part, observation, learning) else None
+
+
+def _part(record: LayerRecord, observation: Observation, learning: list[str]) -> LayerRecord | None:
+    """Return the outermost part of the model around a layer in which nothing learns."""
+    if not record.name or record.parameter_gradients or record.read_in_vain:
+        return None
+    part, name = record, record.name
+    while (name := parent(name)) and not any(is_inside(n, name) or n == name for n in learning):
+        part = observation.layers.get(name, part)
+    return part
+
+
+def _take_what_learns(part: list[LayerRecord], observation: Observation, flow: Flow) -> bool:
+    """Whether values come to it from trainable layers that ran with gradients."""
+    before = flow.feeding(*(record.name for record in part))
+    others = (observation.layers[name] for name in before if name in observation.layers)
+    return any(trainable(record) and not record.grad_off for record in others)
+
+
+def _has_a_frozen_copy(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a frozen layer of the very same parameters runs beside it: that is the slow one."""
+    return bool(trainable(record)) and any(
+        not trainable(other) and _are_copies(record, other) for other in called(observation)
+    )
+
+
+def _is_a_network_of_several(
+    part: LayerRecord, observation: Observation, learning: list[str]
+) -> bool:
+    """Whether a part is one of several networks that a module runs, and all that learns is another.
+
+    A network holds layers. It returned what has a graph, so that whoever called it cut it off. A
+    trunk with a head, and the blocks of a list or of a `Sequential`, are one network.
+    """
+    above = parent(part.name)
+    around = observation.layers.get(above)
+    if around is None or around.entered is None or around.type_name == "Sequential":
+        return False
+    holds_layers = any(is_inside(name, part.name) for name in observation.layers)
+    if not holds_layers or part.status != "unused_in_loss":
+        return False
+    return all(is_inside(name, above) and parent(name) != above for name in learning)
+
+
+def _off(part: LayerRecord) -> Design:
+    return Design(
+        f"freeze {part.label!r} by requires_grad_(False) if it is not to learn",
+        f"{part.label!r} runs under torch.no_grad(), as a teacher, a feature extractor or a slow "
+        "copy does; if it should learn, take no_grad away",
+    )
+
+
+def _detached(part: LayerRecord) -> Design:
+    return Design(
+        f"freeze {part.label!r} by requires_grad_(False), or pass only what learns, if it is not "
+        "to learn here",
+        f"all of {part.label!r} is cut off from the networks beside it, as a discriminator's step "
+        "detaches the generator; if it should learn, take the detach away",
+    )
