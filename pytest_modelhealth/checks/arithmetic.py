@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Vertex
 
-_QUOTIENTS = frozenset({"div", "divide", "itruediv", "true_divide", "truediv"})
-
-SINGULAR = (
-    _QUOTIENTS
-    | {"acos", "asin", "atan2", "atanh", "cdist", "dist", "erfinv", "hypot", "linalg_vector_norm"}
-    | {"log", "log10", "log1p", "log2", "logit", "logsumexp", "norm", "reciprocal", "rsqrt"}
-    | {"rtruediv", "sqrt", "std", "std_mean"},
-    frozenset({"cosh", "cumprod", "exp", "exp2", "expm1", "float_power", "pow", "prod"}),
+EDGED = frozenset(
+    {"acos", "asin", "atan2", "atanh", "cdist", "dist", "erfinv", "hypot", "linalg_vector_norm"}
+    | {"log", "log10", "log1p", "log2", "logit", "logsumexp", "norm", "rsqrt", "sqrt", "std"}
+    | {"std_mean"}
 )
-"""Those that have no value or no derivative somewhere, then those that may have none."""
+"""Roots, logarithms and their kind: no value, or no derivative, at the edge of their domain."""
 
-OVERFLOWING = (frozenset({"addmm", "baddbmm", "bmm", "matmul", "mm", "mul", "sum"}),)
-"""Those that only give out more than a format holds."""
+_DIVIDED = frozenset({"div", "divide", "itruediv", "true_divide", "truediv"})
+QUOTIENTS = _DIVIDED | {"reciprocal", "rtruediv"}
+POWERS = frozenset({"cosh", "cumprod", "exp", "exp2", "expm1", "float_power", "pow", "prod"})
+OVERFLOWING = frozenset({"addmm", "baddbmm", "bmm", "matmul", "mm", "mul", "sum"})
 
 
 def first_of(operations: Sequence[Vertex], *kinds: frozenset[str]) -> list[Vertex]:
@@ -31,7 +29,7 @@ def first_of(operations: Sequence[Vertex], *kinds: frozenset[str]) -> list[Verte
 
 def _kind(operation: Vertex) -> str:
     """Return the function; of a quotient by a number, which is no operand, that of a product."""
-    is_scaled = operation.function in _QUOTIENTS and len(operation.operands) == 1
+    is_scaled = operation.function in _DIVIDED and len(operation.operands) == 1
     return "mul" if is_scaled else operation.function
 
 

@@ -7,7 +7,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.arithmetic import OVERFLOWING, SINGULAR, first_of, named
+from pytest_modelhealth.checks.arithmetic import (
+    EDGED,
+    OVERFLOWING,
+    POWERS,
+    QUOTIENTS,
+    first_of,
+    named,
+)
 from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.evidence import (
     called,
@@ -20,7 +27,7 @@ from pytest_modelhealth.checks.evidence import (
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Vertex, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 Bad = Callable[["TensorStatistics | None"], bool]
@@ -112,53 +119,83 @@ def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict
 
     A layer did that itself, or its forward did between the layers that it holds.
     """
-    flow = flow_of(observation)
-    bad = [record for record in leaves(observation) if is_bad(record.activations)]
-    good = {r.name for r in bad if r.inputs is not None and not is_bad(r.inputs)}
-    own = [r for r in bad if _fed_itself(r) or (r.name in good and not _may_be_given_inf(r))]
-    causes = {record.name: _forward_cause(record, observation) for record in own}
+    flow, inner = flow_of(observation), {record.name for record in leaves(observation)}
+    bad = [record for record in called(observation) if is_bad(record.activations)]
+    good = [r for r in bad if r.inputs is not None and not is_bad(r.inputs)]
+    given_inf = [r for r in good if r.name in inner and _may_be_given_inf(r)]
+    handed = {r.name: _made_for(r.name, observation, is_bad, _BREAKING[:1]) for r in given_inf}
+    own = [r for r in good if handed.get(r.name) is None]
+    makers = innermost(own + [r for r in bad if _fed_itself(r)])
+    if not makers:  # inputs unwatched, or nothing bad leaves the model: the first to return
+        makers = innermost(bad)[:1]
+        handed = {r.name: _made_for(r.name, observation, is_bad, _BREAKING) for r in makers}
+    causes: dict[str, str] = {}
+    for record in makers:
+        within = "" if record.name in inner else _made_within(record, bad, observation)
+        _, before = handed.get(record.name) or ("", "")
+        causes[record.name] = within or before or _forward_cause(record, observation)
     known = {name for name in (*causes, *explained) if name in flow}
     reached = {*known, *flow.reach(*known)}
-    ends = ("output",) if flow.graph.outputs else ()
-    for taker in (*(record.name for record in sorted(bad, key=completed)), *ends):
-        if taker in reached:
-            continue
-        kinds = SINGULAR if taker in good else (*SINGULAR, *OVERFLOWING)
-        found = _made_between(taker, observation, is_bad, kinds)
-        if found is None and taker in good:
-            found = taker, _forward_cause(observation.layers[taker], observation)
+    for taker in bad:  # beside all of these, a layer's forward may make others
+        found = None
+        if taker.name in inner and taker.name not in reached:
+            found = _made_for(taker.name, observation, is_bad, _BREAKING)
         if found is not None:
-            causes.setdefault(*found)
-            reached |= {taker, *(flow.reach(taker) if taker in flow else ())}
-    if causes:
-        return causes
-    ran = [record for record in called(observation) if is_bad(record.activations)]
-    makers = innermost(r for r in ran if r.inputs is not None and not is_bad(r.inputs))
-    makers = makers or innermost(ran)[:1]  # inputs unwatched: the first to return
-    return {record.name: _forward_cause(record, observation) for record in makers}
+            reached |= {taker.name, *flow.reach(taker.name)}
+            shows = found[0] in observation.layers and any(r.name == found[0] for r in bad)
+            causes.setdefault(found[0] if shows else taker.name, found[1])
+    return causes
 
 
-def _made_between(
+def _made_within(record: LayerRecord, bad: list[LayerRecord], observation: Observation) -> str:
+    """Return how the forward of a layer makes bad values, ``""`` if its operations do not tell."""
+    flow = flow_of(observation)
+    takers = [r.name for r in sorted(bad, key=completed) if is_inside(r.name, record.name)]
+    ways = [(s, t) for t in (*takers[:1], *flow.consumers(record.name)) for s in flow.producers(t)]
+    passed = {
+        (source, taker): [
+            made
+            for made in flow.operations(source, taker)
+            if made.call >= 0 and flow.graph.calls[made.call].layer == record.name
+        ]
+        for source, taker in ways
+    }
+    for kind in _BREAKING:
+        for (source, taker), operations in passed.items():
+            if risky := first_of(operations, kind):
+                return _broken_by(risky, source, taker, observation)
+    return ""
+
+
+def _made_for(
     taker: str, observation: Observation, is_bad: Bad, kinds: Sequence[frozenset[str]]
 ) -> tuple[str, str] | None:
-    """Return the layer whose forward makes bad values for `taker` of good ones, and the cause."""
+    """Return the layer whose forward makes bad values for `taker` of good ones, and how."""
     flow = flow_of(observation)
     sources = flow.producers(taker)
     given = [observation.layers[name] for name in sources if name in observation.layers]
     if any(record.activations is None or is_bad(record.activations) for record in given):
         return None
     for source in sources:
-        risky = first_of(flow.operations(source, taker), *kinds)
+        passed = flow.operations(source, taker)
+        risky = first_of(passed, *kinds)
         if risky:
-            call, before = risky[-1].call, observation.layers.get(source)
-            reach = _reach(before.activations, "what it is given lies") if before else ""
-            maker = flow.graph.calls[call].layer if call >= 0 else ""
-            shows = maker in observation.layers and is_bad(observation.layers[maker].activations)
-            return maker if shows or taker not in flow else taker, (
-                f"{named(risky)}, between {source} and {taker}, makes them: clamp its argument "
-                f"or add an epsilon{reach}"
-            )
+            call, cause = risky[-1].call, _broken_by(risky, source, taker, observation)
+            return flow.graph.calls[call].layer if call >= 0 else "", cause
     return None
+
+
+def _broken_by(risky: Sequence[Vertex], source: str, taker: str, observation: Observation) -> str:
+    """Return that operations between two layers make bad values."""
+    given = observation.layers.get(source)
+    reach = _reach(given.activations, "what it is given lies") if given is not None else ""
+    return (
+        f"{named(risky)}, between {source} and {taker}, makes them: clamp its argument or add an "
+        f"epsilon{reach}"
+    )
+
+
+_BREAKING = (EDGED | QUOTIENTS, POWERS, OVERFLOWING)
 
 
 def _may_be_given_inf(record: LayerRecord) -> bool:
@@ -203,14 +240,18 @@ def _reach(statistics: TensorStatistics | None, what: str = "its inputs lie") ->
 
 
 def _loss(observation: Observation) -> Violation:
-    root = observation.layers[""]
+    root, flow = observation.layers[""], flow_of(observation)
+    sources = flow.producers("loss") if flow.graph.loss is not None else ()
+    passed = [made for source in sources for made in flow.operations(source, "loss")]
+    risky = first_of(list(dict.fromkeys(passed)), *_BREAKING[:2])
+    where = f" ({named(risky)})" if risky else ""
     return Finite.violation(
         root,
         f"the loss is {observation.loss} although every activation is finite",
         value=math.nan if observation.loss is None else observation.loss,
         role="loss",
-        cause="the loss function: log(0), a division by an empty mask, or labels out of range"
-        f"{_reach_of_output(root)}",
+        cause=f"the loss function{where}: log(0), a division by an empty mask, or labels out of "
+        f"range{_reach_of_output(root)}",
     )
 
 
@@ -269,7 +310,7 @@ def _maker(
         return (source,), "its own backward makes them: the gradients that reach it are finite"
     takers = flow.consumers(source)
     passed = [o for o in flow.operations(source, *takers) if o.live]
-    risky = first_of(passed, *SINGULAR)
+    risky = first_of(passed, EDGED, QUOTIENTS, POWERS)
     if risky:
         taker = next(name for name in takers if risky[0] in flow.operations(source, name))
         given = record.activations if source == record.name else None

@@ -601,9 +601,8 @@ def _uniform_guess(call: LossCall) -> float | None:
 
 def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
     """Return the layer whose output the loss is given, else the one that calls it."""
-    from pytest_modelhealth.checks.judging.inferred import (
-        same_values,  # with the report, unlike checks
-    )
+    # which loads the report, as no check may when pytest prints its help
+    from pytest_modelhealth.checks.judging.inferred import same_values
 
     flow = flow_of(observation)
     ran = called(observation)

@@ -168,6 +168,29 @@ def test_what_follows_along_the_flow(cause, effect, folds, batch):
     assert told == ([[cause[:2], effect[:2]]] if folds else [[cause[:2]], [effect[:2]]])
 
 
+class Silent(nn.Module):
+    """A layer that dies, and a logarithm of its own between it and layers that meet no number."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.act = nn.Linear(16, 32), nn.ReLU()
+        self.conv, self.norm = nn.Linear(32, 16), nn.BatchNorm1d(16)
+        nn.init.constant_(self.fc.bias, -50.0)
+
+    def forward(self, x):
+        return self.norm(self.conv(torch.log(self.act(self.fc(x)))))
+
+
+def test_what_a_forward_makes_comes_before_what_follows_from_it(batch, inspect):
+    """The model makes -inf between two layers; a statistic behind them is a consequence."""
+    report = inspect(Silent(), batch)
+    assert [(v.check, v.layer) for v in report.violations] == [
+        ("finite", ""),
+        ("dead_units", "act"),
+    ]
+    assert ("finite", "norm") in [(v.check, v.layer) for v in report.violations[0].folded]
+
+
 class Wide(nn.Module):
     """Many towers beside each other."""
 

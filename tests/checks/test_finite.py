@@ -148,6 +148,8 @@ def test_loss_that_is_nan_while_the_output_is_finite(mlp, batch, inspect, only):
     report = inspect(mlp, batch, loss=lambda out: out[nothing].mean())
     violation = only(report, "finite")
     assert (violation.layer, violation.role) == ("", "loss")
+    report = inspect(mlp, batch, loss=lambda out: torch.log(-out.exp()).mean())
+    assert "`log` at " in only(report, "finite").cause
 
 
 def test_gradient_of_sqrt_at_zero_is_found_in_backward(batch, inspect, only):
@@ -381,3 +383,22 @@ def test_own_softmax_over_nothing_but_mask_is_blamed_not_the_scores(batch, inspe
     violation = only(inspect(Attention(), batch, backward=False), "finite")
     assert violation.layer == "weigh"
     assert "mm`" not in violation.cause
+
+
+def test_the_container_whose_output_is_bad_is_blamed_not_an_earlier_one(batch, inspect, only):
+    """Couplings hand a stream on past their layers: the one that overflows is named."""
+
+    class Coupling(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.net, self.scale = nn.Linear(8, 8), scale
+
+        def forward(self, x):
+            a, b = x.chunk(2, dim=1)
+            return torch.cat([b * torch.exp(self.scale * self.net(a)), a], dim=1)
+
+    model = nn.Sequential(*(Coupling(scale) for scale in (1.0, 1e4, 1.0)))
+    violation = only(inspect(model, batch), "finite")
+    assert violation.layer == "1"
+    assert "`exp` at " in violation.cause
+    assert "between 1.net and 2.net" in violation.cause

@@ -74,10 +74,20 @@ def _event(observation: Observation, violation: Violation, gravity: int) -> _Eve
         return _Event(_Stage.BACKWARD, -ended, gravity, violation)
     if role in _STATE_ROLES:
         return _Event(_Stage.FORWARD, begun - 0.25, gravity, violation)
-    if role in ("inputs", "activations"):
-        moment = begun if role == "inputs" else ended
-        return _Event(_Stage.FORWARD, moment, gravity, violation)
+    if role == "inputs":
+        return _Event(_Stage.FORWARD, begun, gravity, violation)
+    if role == "activations":
+        return _Event(_Stage.FORWARD, _made(observation, violation, ended), gravity, violation)
     return _Event(_Stage.LOSS, 0.0, gravity, violation)
+
+
+def _made(observation: Observation, violation: Violation, ended: float) -> float:
+    """Return when activations went wrong; what a layer's own forward makes, before it returns."""
+    if not _is_not_finite(violation):
+        return ended
+    shown = (observation.layers[name] for name in violation.affected)
+    bad = (r for r in shown if r.activations is not None and r.activations.nonfinite_count)
+    return min((ended, *(completed(r) - 0.5 for r in bad)))
 
 
 class _Story:
@@ -138,8 +148,8 @@ class _Story:
         if symptom.role == "inputs" and symptom.layer != fault.layer:
             given = self._flow.producers(symptom.layer) if symptom.layer in self._flow else ()
             return not self.after.isdisjoint(given)
-        if _is_not_finite(symptom) and _is_not_finite(fault):  # made of finite inputs, both
-            return fault.role in _STATE_ROLES and symptom.layer == fault.layer
+        if symptom.role == "activations" and _is_not_finite(symptom) and _is_not_finite(fault):
+            return fault.role in _STATE_ROLES and symptom.layer == fault.layer  # of finite inputs
         return symptom.layer in self.after
 
 
