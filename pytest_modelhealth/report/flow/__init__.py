@@ -12,10 +12,13 @@ from pytest_modelhealth.report.flow.graph import (
     By,
     Call,
     Cut,
+    Edge,
+    Factor,
     Gate,
     Graph,
     Kind,
     Step,
+    Stopped,
     Vertex,
 )
 
@@ -30,10 +33,13 @@ __all__ = [
     "By",
     "Call",
     "Cut",
+    "Edge",
+    "Factor",
     "Flow",
     "Gate",
     "Graph",
     "Kind",
     "Step",
+    "Stopped",
     "Vertex",
 ]

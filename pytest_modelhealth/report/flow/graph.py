@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -163,6 +164,39 @@ class Gate:
     line: str = ""
 
 
+Edge = tuple[int, int]
+"""An operation's vertex, and the position of the operand that it takes there."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A multiplication that keeps gradients from an operand: another operand is zero, or may be.
+
+    Args:
+        edge: the multiplication and the operand.
+        by: the layers and sources that the zeros come of, with their kinds; of what is not known,
+            the last layer or source that it was made of.
+        is_zero: whether it is known to be zero.
+    """
+
+    edge: Edge
+    by: tuple[tuple[Kind, str], ...]
+    is_zero: bool
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What has no way but through one of some edges, with the first of them, in their order.
+
+    Args:
+        names: by the name of a layer or a source.
+        vertices: by vertex.
+    """
+
+    names: Mapping[str, Edge]
+    vertices: Mapping[int, Edge]
+
+
 WHOLE = frozenset(
     {"alias", "bfloat16", "clone", "contiguous", "data", "detach", "double", "flatten", "float"}
     | {"half", "movedim", "mt", "permute", "reshape", "reshape_alias", "squeeze", "swapaxes", "t"}
@@ -178,3 +212,13 @@ AS_IT_IS = WHOLE | frozenset(
 
 SUMS = frozenset({"add", "iadd", "sub", "rsub", "subtract", "radd", "isub", "addcmul"})
 PRODUCTS = frozenset({"mul", "imul", "multiply", "rmul"})
+MATRIX_PRODUCTS = frozenset(
+    {"addbmm", "addcmul", "addmm", "addmv", "baddbmm", "bmm", "dot", "einsum", "inner", "lerp"}
+    | {"linear", "matmul", "mm", "mv", "outer", "tensordot"}
+)
+"""Products of which several values are summed; of those that add to something, it comes first."""
+SCALED = frozenset(
+    {"batch_norm", "convolution", "cudnn_batch_norm", "fused_rms_norm", "group_norm", "layer_norm"}
+    | {"native_batch_norm", "native_group_norm", "native_layer_norm"}
+)
+"""Operations whose first two operands are multiplied with each other; the others are added."""
