@@ -45,13 +45,11 @@ def learns(record: LayerRecord) -> bool:
 
 
 def is_closed(record: LayerRecord) -> bool:
-    """Whether a layer multiplies by parameters that are all zero; a bias is only added.
+    """Whether a layer multiplies by parameters of zero, and learns; a bias is only added.
 
-    One that gets no gradient itself never opens: queries and keys that are both zero.
+    What is frozen or gets no gradient never opens: queries and keys that are both zero.
     """
-    if record.parameter_gradients and not learns(record):
-        return False
-    return any(
+    return learns(record) and any(
         s.abs_max == 0.0 and not name.rpartition(".")[2].startswith(("bias", "beta", "shift"))
         for name, s in record.parameters.items()
     )

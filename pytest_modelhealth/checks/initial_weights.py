@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, learns, parent, same_values, trainable
+from pytest_modelhealth.checks.evidence import called, flow_of, learns, trainable
 from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
@@ -108,7 +108,9 @@ def _zero(
             record, message, value=0.0, limit=limit, tensor=found.tensor, cause=_NO_SIGNAL
         )
         return
-    if not path or _is_a_gate(observation, record):
+    if not path or not _takes_nothing_else(observation, path):
+        return
+    if _is_multiplied(observation, record):
         return
     cause = (
         f"it is initialised to zero, yet {path[-1].label!r} takes its output: that is the same for "
@@ -120,24 +122,27 @@ def _zero(
     )
 
 
-def _is_a_gate(observation: Observation, record: LayerRecord) -> bool:
-    """Whether a layer beside it, of the same inputs and shape, is held at zero by it so far.
+def _is_multiplied(observation: Observation, record: LayerRecord) -> bool:
+    """Whether its output is multiplied too: a gate, or a branch that one weighs.
 
-    Their product is all zeros like its own output, and opens with its first step.
+    Where the flow was inferred no product is seen. There a layer beside it whose gradient is zero
+    is one that it holds at zero so far.
     """
-    out = record.activations
-    if out is None or not learns(record):
-        return False
-    return any(
-        other is not record
-        and parent(other.name) == parent(record.name)
-        and other.gradients is not None
-        and other.gradients.abs_max == 0.0
-        and other.activations is not None
-        and other.activations.count == out.count
-        and same_values(other.inputs, record.inputs)
-        for other in called(observation)
-    )
+    flow, out = flow_of(observation), record.activations
+    if flow.is_exact or out is None:
+        return bool(flow.gate(record.name))
+    beside = (observation.layers[name] for name in flow.siblings(record.name))
+    silent = [r.activations for r in beside if r.gradients is not None and not r.gradients.abs_max]
+    return learns(record) and any(s is not None and s.count == out.count for s in silent)
+
+
+def _takes_nothing_else(observation: Observation, way: list[LayerRecord]) -> bool:
+    """Whether the layer at the end of a way is called with nothing but what comes along it.
+
+    Offsets of a deformable convolution and first states of a recurrence may well start at zero.
+    """
+    flow, end = flow_of(observation), way[-1].name
+    return all(len(set(call.inputs)) == 1 for call in flow.calls(end))
 
 
 _NO_SIGNAL = (

@@ -84,6 +84,69 @@ def test_zero_first_layer_of_a_residual_branch_is_a_fault(batch, inspect):
     assert found(inspect(model, batch)) == ["inner"]
 
 
+class Beside(nn.Module):
+    """A head outside the loss and a state of the same numbers, which a layer takes."""
+
+    def __init__(self, fill):
+        super().__init__()
+        self.stem, self.aside = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.recurrent, self.head, self.fill = nn.Linear(16, 16), nn.Linear(16, 4), fill
+        nn.init.zeros_(self.aside.weight)
+        nn.init.zeros_(self.aside.bias)
+
+    def forward(self, x):
+        h = self.stem(x)
+        self.aside(h)
+        return self.head(h + self.recurrent(torch.full_like(h, self.fill)))
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.0])
+def test_zero_head_beside_a_state_of_zeros_is_no_fault(fill, batch, inspect):
+    """Equal numbers are no way from one to the other."""
+    assert found(inspect(Beside(fill), batch)) == []
+
+
+class Weighed(nn.Module):
+    """A branch of zeros that weighs itself, as squeeze-and-excitation does, or does not."""
+
+    def __init__(self, is_weighed):
+        super().__init__()
+        self.stem, self.last, self.head = (nn.Linear(16, 16) for _ in range(3))
+        self.squeeze, self.is_weighed = nn.Linear(16, 16), is_weighed
+        nn.init.zeros_(self.last.weight)
+
+    def forward(self, x):
+        x = self.stem(x)
+        branch = self.last(x)
+        weights = torch.sigmoid(self.squeeze(branch))
+        return self.head(x + (weights * branch if self.is_weighed else weights))
+
+
+@pytest.mark.parametrize(("is_weighed", "names"), [(True, []), (False, ["last"])])
+def test_zero_branch_that_is_multiplied_is_no_fault(is_weighed, names, batch, inspect):
+    """Its gradient comes through the product; through the next weights alone none does."""
+    assert found(inspect(Weighed(is_weighed), batch)) == names
+
+
+class FirstState(nn.Module):
+    """The first state of a recurrence, made of a condition, or its input."""
+
+    def __init__(self, is_state):
+        super().__init__()
+        self.make, self.cell, self.head = nn.Linear(16, 16), nn.GRUCell(16, 16), nn.Linear(16, 4)
+        self.is_state = is_state
+        nn.init.zeros_(self.make.weight)
+
+    def forward(self, x):
+        return self.head(self.cell(x, self.make(x)) if self.is_state else self.cell(self.make(x)))
+
+
+@pytest.mark.parametrize(("is_state", "names"), [(True, []), (False, ["make"])])
+def test_zero_first_state_is_no_fault(is_state, names, batch, inspect):
+    """The recurrence has its input beside it."""
+    assert found(inspect(FirstState(is_state), batch)) == names
+
+
 def test_constant_weights_are_named(plain, batch, inspect):
     """They make all units of the layer one."""
     nn.init.constant_(plain[0].weight, 0.1)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_modelhealth import ModelHealthWarning
-from pytest_modelhealth.checks.data_flow import DataFlow
 
 
 class Chain(nn.Module):
@@ -223,30 +222,6 @@ def test_model_that_answers_in_evaluation_mode(batch, inspect, only):
     assert only(graded, "missing_gradients").layer == "propose"
 
 
-class Router(nn.Module):
-    """Sends each token to one of four experts; a margin leaves the best, or those close to it."""
-
-    def __init__(self, margin):
-        super().__init__()
-        self.router, self.experts = nn.Linear(16, 4, bias=False), nn.Linear(16, 4)
-        self.margin = margin
-
-    def forward(self, x):
-        scores = self.router(x)
-        masked = scores.masked_fill(scores < scores.amax(1, keepdim=True) - self.margin, -torch.inf)
-        return masked.softmax(1) * self.experts(x)
-
-
-@pytest.mark.parametrize(("margin", "lines"), [(0.0, 1), (1.0, 0)])
-def test_softmax_that_a_mask_leaves_one_choice(margin, lines, batch, inspect):
-    """Its weight is 1 whatever the score; where two are close a router learns."""
-    report = inspect(nn.Sequential(Router(margin), nn.Linear(4, 2)), batch)
-    assert report.violations == ()
-    found = [f.reason for f in report.judgement.inconclusive if f.check == "missing_gradients"]
-    assert len(found) == lines
-    assert all("a single choice" in reason for reason in found)
-
-
 def test_detached_branch_beside_a_healthy_one(batch, inspect, only):
     """A branch that is cut is found although the rest of the model learns."""
 
@@ -306,62 +281,6 @@ def test_unused_embedding_rows_and_tied_weights_are_no_fault(inspect):
     report = inspect(Tied(), torch.randint(0, 5, (8, 16)))
     assert report.healthy
     assert "weight" not in report["head"].parameters
-
-
-def test_idle_expert_is_no_fault(batch, inspect):
-    """An expert that got no sample has a zero gradient; the others learn."""
-
-    class Experts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.experts = nn.ModuleList(nn.Linear(16, 8) for _ in range(4))
-
-        def forward(self, x):
-            out = torch.zeros(len(x), 8)
-            for index, expert in enumerate(self.experts):
-                rows = torch.arange(len(x)) % 2 == index
-                out = out.index_add(0, rows.nonzero()[:, 0], expert(x[rows]))
-            return out
-
-    assert inspect(Experts(), batch).healthy
-
-
-def test_zero_initialised_gate_is_no_fault(batch, inspect):
-    """A branch behind a gate of zero has no gradient at first (ReZero, LoRA)."""
-
-    class Gated(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.down, self.up, self.head = nn.Linear(16, 4), nn.Linear(4, 16), nn.Linear(16, 2)
-            nn.init.zeros_(self.up.weight)
-            nn.init.zeros_(self.up.bias)
-
-        def forward(self, x):
-            return self.head(x + self.up(self.down(x)))
-
-    report = inspect(Gated(), batch)
-    assert report["down"].parameter_gradients["weight"].abs_max == 0.0
-    assert report.healthy
-
-
-def test_flat_loss_is_found(mlp, batch, inspect, only):
-    """Gradients that a clamp in the loss makes exactly zero follow from the loss."""
-    report = inspect(mlp, batch, loss=lambda out: out.square().mean().clamp(min=1e3))
-    violation = only(report, "loss")
-    assert "clamp" in violation.cause
-    assert [(v.check, v.layer) for v in violation.folded] == [("missing_gradients", "head")]
-
-
-def test_layer_that_passes_nothing_on_is_named(batch, inspect):
-    """Where the gradient becomes exactly zero, the layer that took the output is in the cause."""
-    model = nn.Sequential(nn.Linear(16, 8), nn.Hardtanh(), nn.Linear(8, 2))
-    with torch.no_grad():
-        model[0].bias.fill_(1e3)
-    (root,) = inspect(model, batch).violations
-    assert (root.check, root.layer) == ("saturation", "1")
-    violation = next(v for v in root.folded if v.check == "missing_gradients")
-    assert (violation.check, violation.layer) == ("missing_gradients", "0")
-    assert "'1'" in violation.cause
 
 
 def test_layer_whose_output_is_dropped_is_named(batch, inspect, only):
@@ -482,81 +401,6 @@ def test_parameter_of_a_container_for_other_occasions_is_no_fault(batch, inspect
     assert inspect(Masked(), batch).healthy
 
 
-def test_backward_that_returns_zeros_is_found_behind_zero_biases(batch, inspect):
-    """A bias of zero after it closes nothing; the last layer that gets nothing is named."""
-
-    class Scale(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return 1.5 * x
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return torch.zeros_like(gradient)
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.act, self.b = nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8)
-            self.head = nn.Linear(8, 2)
-            nn.init.zeros_(self.b.bias)
-
-        def forward(self, x):
-            return self.head(self.b(Scale.apply(self.act(self.a(x)))))
-
-    (violation,) = inspect(Model(), batch).violations
-    assert (violation.check, violation.layer) == ("missing_gradients", "act")
-    assert "'b'" in violation.cause
-
-
-@pytest.mark.parametrize("trunk", [False, True])
-def test_head_that_is_sliced_away_is_no_fault(trunk, batch, inspect):
-    """Of heads that are stacked, those that the model leaves out get a gradient of zero."""
-
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.trunk = nn.Linear(16, 16) if trunk else nn.Identity()
-            self.heads = nn.ModuleList(
-                nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(3)
-            )
-
-        def forward(self, x):
-            h = self.trunk(x)
-            outputs = [head(h * (1 + i * trunk)) for i, head in enumerate(self.heads)]
-            return torch.stack(outputs, 1)[:, 1:]
-
-    report = inspect(Heads(), batch)
-    assert report["heads.0.2"].parameter_gradients["weight"].abs_max == 0.0
-    assert report.healthy
-
-
-def test_block_of_a_stack_that_passes_nothing_on_is_a_fault(batch, inspect):
-    """Blocks one after the other are no choice, though others like it learn."""
-
-    class Block(nn.Module):
-        def __init__(self, cut):
-            super().__init__()
-            self.fc, self.cut = nn.Linear(16, 16), cut
-
-        def forward(self, x):
-            h = self.fc(x)
-            return x + (torch.round(h) if self.cut else h)
-
-    model = nn.Sequential(Block(False), Block(True), Block(False), nn.Linear(16, 2))
-    found = {v.layer for v in inspect(model, batch).violations if v.check == "missing_gradients"}
-    assert found == {"1.fc"}
-
-
-def test_loss_that_every_sample_satisfies_is_inconclusive(mlp, batch, inspect):
-    """A hinge of exactly zero leaves every gradient at zero, with nothing wrong."""
-    report = inspect(mlp, batch, loss=lambda out: (out - 100.0).relu().mean())
-    assert report.loss == 0.0
-    assert report.violations == ()
-    (finding,) = [f for f in report.judgement.inconclusive if f.check == "missing_gradients"]
-    assert "exactly 0" in finding.reason
-
-
 class Slope(nn.Module):
     """Returns how its output changes with its input, as an equation to be solved needs it."""
 
@@ -578,103 +422,6 @@ def test_bias_of_an_output_of_which_only_the_slope_is_fitted(reads_bias, inspect
     report = inspect(Slope(reads_bias), torch.linspace(-1, 1, 32)[:, None])
     assert report.violations == ()
     assert ("bias" in report["last"].parameter_gradients) is reads_bias
-
-
-class Detector(nn.Module):
-    """Classes and boxes of what a trunk sees."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.classes, self.boxes = nn.Linear(16, 16), nn.Linear(16, 3), nn.Linear(16, 4)
-
-    def forward(self, x):
-        h = self.trunk(x)
-        return self.classes(h), self.boxes(h)
-
-
-@pytest.mark.parametrize(("mask", "doubts"), [(0.0, ["boxes"]), (1.0, [])])
-def test_head_that_the_loss_asks_for_nothing_in_this_batch(mask, doubts, batch, inspect):
-    """The boxes of a batch without objects learn nothing, by a loss that masks them."""
-    report = inspect(
-        Detector(), batch, loss=lambda out: (out[0] + mask * out[1][:, :3]).pow(2).mean()
-    )
-    assert report.violations == ()
-    found = [f.layer for f in report.judgement.inconclusive if f.check == "missing_gradients"]
-    assert found == doubts
-
-
-class Dropped(nn.Module):
-    """A residual branch that is left out for every sample of this batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.branch, self.head = (nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, x):
-        x = self.stem(x)
-        return self.head(x + 0.0 * self.branch(x))
-
-
-@pytest.mark.parametrize(("samples", "is_sure"), [(1, False), (3, False), (4, True), (16, True)])
-def test_few_samples_may_all_have_been_left_out(samples, is_sure, inspect):
-    """Stochastic depth drops a block for two samples often, for many never."""
-    report = inspect(Dropped(), torch.randn(samples, 16))
-    sure = [v.layer for v in report.violations if v.check == "missing_gradients"]
-    doubted = [f for f in report.judgement.inconclusive if f.check == "missing_gradients"]
-    assert (sure, [f.layer for f in doubted]) == (["branch"], []) if is_sure else ([], ["branch"])
-    assert all("give 4 or more" in f.reason for f in doubted)
-
-
-def test_queries_and_keys_that_are_both_zero(batch, inspect, only):
-    """Each would have to be there for the other to get a gradient."""
-    model = Scored()
-    assert inspect(model, batch).healthy
-    nn.init.zeros_(model.q.weight)
-    assert inspect(model, batch).healthy  # one alone opens at the first step
-    nn.init.zeros_(model.k.weight)
-    violation = only(inspect(model, batch), "missing_gradients")
-    assert violation.layer == "k"
-    assert "so are those of 'q'" in violation.cause
-
-
-class LowRank(nn.Module):
-    """A layer with a low-rank change beside it, as two parameters of its own."""
-
-    def __init__(self, width, std):
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-        self.a = nn.Parameter(std * torch.randn(4, width))
-        self.b = nn.Parameter(torch.zeros(width, 4))
-
-    def forward(self, x):
-        return self.layer(x) + x @ self.a.T @ self.b.T
-
-
-def test_two_factors_of_zero_are_named(batch, inspect, only):
-    """One of them may start at zero, as LoRA's does; both never leave it."""
-    width = batch.shape[1]
-    report = inspect(nn.Sequential(LowRank(width, 0.0), nn.Linear(width, 4)), batch)
-    violation = only(report, "missing_gradients")
-    assert (violation.layer, violation.message) == (
-        "0",
-        "the gradients of 'a' and 'b' are exactly zero",
-    )
-    healthy = inspect(nn.Sequential(LowRank(width, 1.0), nn.Linear(width, 4)), batch)
-    assert healthy.violations == ()
-
-
-class Scored(nn.Module):
-    """Every sample looks at four parts of itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(4, 4, bias=False) for _ in range(3))
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x):
-        x = x.view(-1, 4, 4)
-        scores = self.q(x) @ self.k(x).transpose(1, 2)
-        return self.head((scores.softmax(-1) @ self.v(x)).flatten(1))
 
 
 def test_no_backward_no_violation(mlp, batch, inspect):
@@ -716,22 +463,6 @@ def test_slow_copy_that_is_not_frozen(batch, inspect):
     report = inspect(model, batch)
     assert report.healthy
     assert [v.layer for v in report.warnings] == ["slow"]
-
-
-def test_deep_model_is_judged_in_linear_time(monkeypatch, inspect):
-    """Where gradients underflow in many layers, the flow from each of them is not followed."""
-    sweeps = []
-    swept = DataFlow._swept
-    monkeypatch.setattr(DataFlow, "_swept", lambda *args: sweeps.append(0) or swept(*args))
-    model = nn.Sequential(*[m for _ in range(100) for m in (nn.Linear(16, 16), nn.ReLU())])
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.3)
-    report = inspect(model, torch.randn(16, 16))
-    zero = [r.name for r in report if r.gradients is not None and r.gradients.abs_max == 0.0]
-    assert len(zero) > 50
-    assert not report.healthy
-    assert len(sweeps) <= 4
 
 
 class Offset(nn.Module):
@@ -785,50 +516,6 @@ def test_output_without_a_graph_under_a_loss(grades, batch, inspect, only):
     assert (violation.layer, "`argmax` at" in violation.message) == ("1", True)
 
 
-class Rounded(nn.Linear):
-    """A linear layer whose weight `bits` makes coarse."""
-
-    def __init__(self, bits):
-        super().__init__(16, 16)
-        self.bits = bits
-
-    def forward(self, x):
-        return F.linear(x, self.bits(self.weight), self.bias)
-
-
-class CalledByHand(nn.Module):
-    """Uses the weights of a layer that it never calls."""
-
-    def __init__(self, bits):
-        super().__init__()
-        self.inner, self.bits = nn.Linear(16, 16), bits
-
-    def forward(self, x):
-        return F.linear(x, self.bits(self.inner.weight), self.inner.bias)
-
-
-@pytest.mark.parametrize("kind", [Rounded, CalledByHand])
-@pytest.mark.parametrize(
-    ("bits", "is_fault"),
-    [
-        (lambda w: torch.round(7 * w) / 7, True),
-        (torch.sign, True),
-        (lambda w: w + (w.sign() - w).detach(), False),
-        (lambda w: w * (w.abs() > 0.1), False),
-    ],
-    ids=["round", "sign", "straight through", "pruned"],
-)
-def test_weight_that_is_rounded(kind, bits, is_fault, batch, inspect, only):
-    """The layer's bias learns and its weight never does."""
-    report = inspect(nn.Sequential(kind(bits), nn.ReLU(), nn.Linear(16, 4)), batch)
-    if not is_fault:
-        assert report.healthy
-        return
-    violation = only(report, "missing_gradients")
-    assert violation.layer == ("0" if kind is Rounded else "0.inner")
-    assert (violation.tensor, "rounded" in violation.cause) == ("weight", True)
-
-
 class Skips(nn.Module):
     """Blocks whose skips are added up; what the last residual gives leads nowhere."""
 
@@ -851,23 +538,3 @@ class Skips(nn.Module):
 def test_end_of_a_stack_leads_nowhere(first, layers, batch, inspect):
     """The last residual is left out by design, skips in the middle are not."""
     assert [v.layer for v in inspect(Skips(first), batch).violations] == layers
-
-
-def test_blocks_that_hardly_move_the_stream_are_one_after_another(batch, inspect):
-    """A scale of 1e-6 leaves the numbers as they are; a block closed for good is still named."""
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc, self.scale = nn.Linear(16, 16), nn.Parameter(torch.full((16,), 1e-7))
-            nn.init.normal_(self.fc.weight, std=0.01)
-            nn.init.zeros_(self.fc.bias)
-
-        def forward(self, x):
-            return x + self.scale * self.fc(x)
-
-    model = nn.Sequential(Block(), Block(), Block(), nn.Linear(16, 4))
-    for parameter in model[1].parameters():
-        nn.init.zeros_(parameter)
-    found = [v.layer for v in inspect(model, batch).violations if v.check == "missing_gradients"]
-    assert found == ["1.fc"]

@@ -6,7 +6,7 @@ buffer, a constant. Every question is a sweep over the vertices, so its cost is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 from pytest_modelhealth.errors import InspectionError
@@ -18,16 +18,20 @@ from pytest_modelhealth.report.flow.graph import (
     By,
     Call,
     Cut,
+    Edge,
     Ending,
+    Factor,
     Gate,
     Graph,
     Kind,
     Operation,
     Step,
+    Stopped,
     Vertex,
 )
 from pytest_modelhealth.report.flow.index import Index
 from pytest_modelhealth.report.flow.recurrence import Recurrence, cut_recurrences
+from pytest_modelhealth.report.flow.stops import factors, stopped
 
 T = TypeVar("T")
 
@@ -353,6 +357,48 @@ class Flow:
                 todo.extend((taker, vertex) for taker in index.takers[vertex])
         return tuple(gates)
 
+    def factors(self, zeros: Collection[str], parts: Collection[str] = ()) -> tuple[Factor, ...]:
+        """Return where a factor of zero keeps gradients back, or one whose value is not known.
+
+        Views of zeros are zeros, and so is what they are multiplied with.
+
+        Args:
+            zeros: the layers and sources whose values are all zero; of those that did not run
+                nothing is said.
+            parts: those of whose values some are zero: a part of them may be zero throughout.
+        """
+        return factors(self._indexed, zeros, parts)
+
+    def stopped(self, stops: Iterable[Edge], alive: Iterable[str] = ()) -> Stopped:
+        """Return what has a way for gradients, and none but through one of `stops`.
+
+        Args:
+            stops: operands of operations to which no gradient goes back; where a layer has ways
+                through several, the first of them is given.
+            alive: layers at which gradients are known to arrive, as at the loss.
+        """
+        return stopped(self._indexed, stops, alive)
+
+    def at(self, edge: Edge) -> Cut:
+        """Return what takes an operand, where, and between which layers."""
+        vertex, position = edge
+        operand = self.graph.vertices[vertex].operands[position]
+        return self._indexed.cut(vertex, operand, self._indexed.backward({operand}))
+
+    def last(self, *layers: str, by: By = "value") -> tuple[str, ...]:
+        """Return those of `layers` that feed no other of them; of a loop, the last to run.
+
+        Args:
+            layers: names of layers or sources.
+            by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
+
+        Raises:
+            LayerNotFoundError: nothing of this name ran; the message names the nearest.
+            InspectionError: `by` is neither of the two.
+        """
+        _require_way(by)
+        return tuple(self._indexed.last(layers, by))
+
     def siblings(self, layer: str) -> tuple[str, ...]:
         """Return the other layers of the same class that the same layer calls.
 
@@ -362,8 +408,8 @@ class Flow:
         index = self._indexed
         calls = index.graph.calls
         kinds = {(calls[n].type_name, calls[n].parent) for n in index.calls_of(layer)}
-        same = (call.layer for call in calls if (call.type_name, call.parent) in kinds)
-        return tuple(name for name in dict.fromkeys(same) if name != layer)
+        same = dict.fromkeys(name for kind in sorted(kinds) for name in index.of_one_kind[kind])
+        return tuple(name for name in same if name != layer)
 
     def __str__(self) -> str:
         index = self._indexed

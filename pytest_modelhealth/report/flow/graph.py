@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -203,12 +206,37 @@ class Gate:
     line: str = ""
 
 
-def near(line: str) -> str:
-    """Return ``path:line`` as seen from the current folder, where it lies below it."""
-    path = Path(line)
-    if not line:
-        return ""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+Edge = tuple[int, int]
+"""An operation's vertex, and the position of the operand that it takes there."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A multiplication that keeps gradients from an operand: another operand is zero, or may be.
+
+    Args:
+        edge: the multiplication and the operand.
+        by: the layers and sources that the zeros come of, with their kinds; of what is not known,
+            the last layer or source that it was made of.
+        is_zero: whether it is known to be zero.
+    """
+
+    edge: Edge
+    by: tuple[tuple[Kind, str], ...]
+    is_zero: bool
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What has no way but through one of some edges, with the first of them, in their order.
+
+    Args:
+        names: by the name of a layer or a source.
+        vertices: by vertex.
+    """
+
+    names: Mapping[str, Edge]
+    vertices: Mapping[int, Edge]
 
 
 WHOLE = frozenset(
@@ -226,3 +254,18 @@ AS_IT_IS = WHOLE | frozenset(
 
 SUMS = frozenset({"add", "iadd", "sub", "rsub", "subtract", "radd", "isub", "addcmul"})
 PRODUCTS = frozenset({"mul", "imul", "multiply", "rmul"})
+MATRIX_PRODUCTS = frozenset(
+    {"addbmm", "addcmul", "addmm", "addmv", "baddbmm", "bmm", "dot", "einsum", "inner", "lerp"}
+    | {"linear", "matmul", "mm", "mv", "outer", "tensordot"}
+)
+"""Products of which several values are summed; of those that add to something, it comes first."""
+SCALED = frozenset(
+    {"batch_norm", "convolution", "cudnn_batch_norm", "fused_rms_norm", "group_norm", "layer_norm"}
+    | {"native_batch_norm", "native_group_norm", "native_layer_norm"}
+)
+"""Operations whose first two operands are multiplied with each other; the others are added."""
+
+
+def near(text: str) -> str:
+    """Return `text` with each path in it as seen from the current folder, where it lies below."""
+    return re.sub(rf"(?<![\w./-]){re.escape(str(Path.cwd()))}{re.escape(os.sep)}", "", text)

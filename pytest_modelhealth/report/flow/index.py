@@ -109,6 +109,47 @@ class Index:
         calls = self._by_layer.get(name, ())
         return inside.union(*(self.graph.calls[number].outputs for number in calls))
 
+    def values_of(self, name: str) -> tuple[int, ...]:
+        """Return the vertices that a layer returned, or that a source is; none of what is not."""
+        calls = self._by_layer.get(name)
+        if calls is None:
+            return tuple(self._by_source.get(name, ()))
+        return tuple(v for number in calls for v in self.graph.calls[number].outputs)
+
+    def origin(self, name: str) -> tuple[Kind, str]:
+        """Return a layer or a source with its kind."""
+        sources = () if name in self._by_layer else self._by_source.get(name, ())
+        return next((self.graph.vertices[v].kind for v in sources), Kind.CALL), name
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The layers that ran and the sources that were read."""
+        yield from self._by_layer
+        yield from (name for name in self._by_source if name not in self._by_layer)
+
+    def last(self, names: tuple[str, ...], by: By) -> Iterator[str]:
+        """Yield those of some layers and sources that feed no other of them."""
+        vertices = self.graph.vertices
+        goal = {v for name in names for v in self.inside(name)}
+        given = {
+            operand
+            for v in goal
+            for position, operand in enumerate(vertices[v].operands)
+            if by == "value" or vertices[v].passes_gradient(position)
+        }
+        before = self.backward(given, by)
+        for name in names:
+            if max(self.values_of(name), default=-1) not in before:
+                yield name
+
+    @cached_property
+    def of_one_kind(self) -> dict[tuple[str, int], list[str]]:
+        """The layers by their class and the call that calls them, in order."""
+        found: dict[tuple[str, int], list[str]] = {}
+        for call in self.graph.calls:
+            found.setdefault((call.type_name, call.parent), []).append(call.layer)
+        return found
+
     @cached_property
     def layers(self) -> tuple[str, ...]:
         """The layers that hold no other that ran, in order of their first call."""
@@ -412,10 +453,11 @@ class Index:
         calls = [call for call in self._returned_by.get(number, ()) if call not in around]
         return self.graph.calls[min(calls)].layer if calls else None
 
-    def _latest_home(self, number: int) -> int:
+    def latest_home(self, number: int) -> int:
         """Return the last vertex of a layer or source among those that `number` was made of."""
         while self.homes[number] is None and self.graph.vertices[number].operands:
-            number = max(self.graph.vertices[number].operands)
+            operands = self.graph.vertices[number].operands
+            number = max(operands, key=lambda o: (self.graph.vertices[o].live, o))
         return number
 
     def _next_home(self, number: int) -> str:
@@ -546,7 +588,7 @@ class Index:
         """Return that the values of a layer are multiplied by those of a vertex."""
         origins = [self.graph.vertices[v] for v in sorted(self.as_it_is(number))]
         origin = next((m for m in origins if m.kind is not Kind.OPERATION), origins[0])
-        return Gate(layer, origin.kind, self.homes[self._latest_home(number)] or origin.name, line)
+        return Gate(layer, origin.kind, self.homes[self.latest_home(number)] or origin.name, line)
 
     def expression_into(self, layer: str) -> str:
         """Return what a layer is called with, as an expression: ``blocks.0 + blocks.1.out``."""

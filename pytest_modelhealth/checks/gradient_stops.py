@@ -1,0 +1,334 @@
+"""Where gradients end in one run although the graph goes on, and for what reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.evidence import called, flow_of, learns, parent
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation
+    from pytest_modelhealth.report.flow import Edge, Factor, Stopped, Vertex
+    from pytest_modelhealth.statistics import TensorStatistics
+
+FLAT = frozenset(
+    {"bernoulli", "ceil", "fill", "fix", "floor", "heaviside", "normal", "poisson", "round"}
+    | {"sgn", "sign", "trunc", "zero"}
+)
+"""Operations of autograd whose gradient is zero everywhere."""
+
+_LINEAR = frozenset(
+    {"add", "addmm", "alias", "as_strided", "baddbmm", "bmm", "cat", "clone", "contiguous", "div"}
+    | {"expand", "flatten", "mean", "mm", "mul", "neg", "permute", "repeat", "reshape", "select"}
+    | {"slice", "split", "split_with_sizes", "squeeze", "stack", "sub", "sum", "t", "to", "to_copy"}
+    | {"transpose", "unbind", "unflatten", "unsafe_view", "unsqueeze", "view"}
+)
+"""Operations that pass a gradient on wherever one arrives."""
+
+_PICK = frozenset(
+    {"as_strided", "gather", "getitem", "index", "index_select", "narrow", "select", "slice"}
+    | {"split", "split_with_sizes", "take_along_dim", "unbind", "unsafe_split"}
+)
+_JOIN = frozenset(
+    {"cat", "constant_pad_nd", "copy_slices", "index_add", "index_copy", "index_put", "pad"}
+    | {"scatter", "scatter_add", "select_scatter", "slice_scatter", "stack"}
+)
+_MASK = frozenset({"masked_fill", "masked_scatter", "where"})
+
+_BATCH = frozenset({"input", "target"})
+_REDUCTIONS = frozenset({"mean", "sum"})
+_OFFSETS = ("bias", "beta", "shift")
+_PARTLY = 0.5
+
+
+class GradientStops:
+    """The operands of operations to which no gradient goes back, by the reason for it.
+
+    Args:
+        observation: of one run.
+    """
+
+    def __init__(self, observation: Observation) -> None:
+        self._observation = observation
+        self._flow = flow_of(observation)
+        self.for_good: dict[Edge, str] = {}
+        """What never opens: a flat operation, or a factor of zero that nothing learns."""
+        self.stuck: dict[Edge, tuple[str, ...]] = {}
+        """Zeros that could learn but for what they are multiplied with, by name."""
+        self.designs: dict[Edge, str] = {}
+        """A closed gate that learns, a silent activation, a softmax without a choice."""
+        self.dead: set[str] = set()
+        """The silent activations among them."""
+        self.without_choice: set[str] = set()
+        """The softmaxes among them."""
+        self.doubts: dict[Edge, str] = {}
+        """What may be otherwise in another batch, or later."""
+        self.perhaps: dict[Edge, str] = {}
+        """A factor that may be zero: nothing shows its value."""
+        self._made: list[Edge] = []  # a factor that is made of constants, such as a mask
+        factors = self._flow.factors(self._zeros, self._partly_zeros)
+        for factor in factors:
+            if factor.is_zero:
+                self._see_zero(factor)
+        self._see_unknown([factor for factor in factors if not factor.is_zero])
+        for number, vertex in enumerate(self._flow.graph.vertices):
+            record = observation.layers.get(vertex.name) if vertex.kind == "call" else None
+            if record is not None:
+                self._see_call(number, record)
+            elif vertex.kind == "operation" and vertex.function in FLAT:
+                self._put(self.for_good, number, f"`{vertex.name}` has a gradient of zero")
+
+    def stopped(self, *kinds: Iterable[Edge]) -> Stopped:
+        """Return what has no way past edges of some kinds to where a gradient is known to be."""
+        return self._flow.stopped([edge for kind in kinds for edge in kind], self._alive)
+
+    @cached_property
+    def suspects(self) -> list[Edge]:
+        """Operations that may be flat where they were evaluated."""
+        return self._into(lambda v: v.function not in _LINEAR | _PICK | _JOIN)
+
+    @cached_property
+    def differences(self) -> Mapping[str, Edge]:
+        """What goes into both sides of differences alone, as into ``x - x.mean()``."""
+        edges = self._into(lambda v: v.function == "sub" and len(v.operands) > 1)
+        one_side = [self.stopped(e for e in edges if e[1] == side).names for side in (0, 1)]
+        both = self.stopped(edges).names
+        return {n: e for n, e in both.items() if n not in {*one_side[0], *one_side[1]}}
+
+    @cached_property
+    def masks(self) -> list[Edge]:
+        """Operations that choose between values by a mask."""
+        return [*self._made, *self._into(lambda v: v.function in _MASK)]
+
+    @cached_property
+    def unread(self) -> list[Edge]:
+        """Operations that put together what later ones take but a part of."""
+        picked = self.stopped(self._into(lambda v: v.function in _PICK), self.designs).vertices
+        joins = self._into(lambda v: v.function in _JOIN)
+        return [(number, position) for number, position in joins if number in picked]
+
+    def _into(self, choose: Callable[[Vertex], bool]) -> list[Edge]:
+        """Return the operands of some operations, in order."""
+        vertices = enumerate(self._flow.graph.vertices)
+        chosen = ((n, v) for n, v in vertices if v.kind == "operation" and choose(v))
+        return [edge for number, _ in chosen for edge in self._edges(number)]
+
+    @cached_property
+    def _alive(self) -> list[str]:
+        """The layers of one call at whose output a gradient arrives, in most places."""
+        return [
+            r.name
+            for r in called(self._observation)
+            if r.gradients is not None
+            and r.gradients.abs_max > 0.0
+            and r.gradients.zero_fraction < _PARTLY
+            and r.name in self._leaves
+            and [len(call.outputs) for call in self._flow.calls(r.name)] == [1]
+        ]
+
+    @cached_property
+    def _leaves(self) -> frozenset[str]:
+        return frozenset(self._flow.layers)
+
+    # What is zero, and whether it will stay so.
+
+    @cached_property
+    def _zeros(self) -> list[str]:
+        """The layers, parameters and buffers that are all zero."""
+        names = [r.name for r in called(self._observation) if gives_zeros(r)]
+        for record in self._observation.layers.values():
+            for tensors in (record.parameters, record.buffers):
+                full = (_full(record, name) for name, s in tensors.items() if _is_zero(s))
+                names += [name for name in full if name in self._flow]
+        return names
+
+    @cached_property
+    def _partly_zeros(self) -> list[str]:
+        """The layers that learn and give out some zeros though they are no activation."""
+        return [
+            r.name
+            for r in called(self._observation)
+            if r.activations is not None and 0.0 < r.activations.zero_fraction < 1.0 and learns(r)
+        ]
+
+    def _see_unknown(self, factors: list[Factor]) -> None:
+        """Tell factors that must be zero, as what they are made of learns by no other way."""
+        vertices = self._flow.graph.vertices
+        partners = [
+            (factor.edge[0], position)
+            for factor in factors
+            for position in range(len(vertices[factor.edge[0]].operands))
+            if position != factor.edge[1]
+        ]
+        ways = self._flow.stopped(partners).names
+        alive = {ways[name][0] for name in ways if self._learns(name)}
+        for factor in factors:
+            ((kind, name),) = factor.by
+            if kind in _BATCH:
+                self.perhaps[factor.edge] = f"values of the batch ({name!r})"
+            elif kind == "constant":
+                self._made.append(factor.edge)
+            else:
+                is_sure = factor.edge[0] in alive
+                self.perhaps[factor.edge] = "" if is_sure else f"what is made of {name!r}"
+
+    def _learns(self, name: str) -> bool:
+        is_layer = name in self._leaves
+        return self._opens("call" if is_layer else "parameter", name)
+
+    def _see_zero(self, factor: Factor) -> None:
+        number, position = factor.edge
+        vertex = self._flow.graph.vertices[number]
+        operand = self._flow.graph.vertices[vertex.operands[position]]
+        names = tuple(name for _, name in factor.by)
+        kinds = {kind for kind, _ in factor.by}
+        if any(self._opens(kind, name) for kind, name in factor.by):
+            self.designs[factor.edge] = ""
+        elif any(self._could_learn(kind, name) for kind, name in factor.by):
+            self.stuck[factor.edge] = names
+        elif kinds != {"constant"}:
+            self.for_good[factor.edge] = f"it is multiplied by {self._what(factor)}"
+        elif vertex.call < 0:
+            self.doubts[factor.edge] = "the loss takes it times 0, as a term that is not on yet is"
+        elif operand.function in _REDUCTIONS:
+            self.doubts[factor.edge] = (
+                f"only its `{operand.name}` times 0 is used, as where a parameter is touched for "
+                "distributed training"
+            )
+        elif names == ("0",):
+            self.for_good[factor.edge] = "it is multiplied by the number 0"
+        else:
+            self.doubts[factor.edge] = (
+                f"it is multiplied by `{names[0]}`, as the first state of a recurrence is: give a "
+                "batch of more steps"
+            )
+
+    def _what(self, factor: Factor) -> str:
+        kind, name = next(origin for origin in factor.by if origin[0] != "constant")
+        if kind == "call":
+            frozen = " and frozen" if self._observation.layers[name].frozen else ""
+            return f"what {name!r} gives, which is all zero{frozen}"
+        return f"the {kind} {name!r}, which is all zero{' and frozen' * (kind == 'parameter')}"
+
+    def _owner(self, kind: str, name: str) -> tuple[LayerRecord | None, str]:
+        """Return the layer that something is of, and the own name of a parameter or a buffer."""
+        if kind == "call":
+            return self._observation.layers[name], ""
+        if kind in ("parameter", "buffer"):
+            return self._observation.layers.get(parent(name)), name.rpartition(".")[2]
+        return None, ""
+
+    def _opens(self, kind: str, name: str) -> bool:
+        """Whether zeros change at the first step, or another check tells of them."""
+        record, tensor = self._owner(kind, name)
+        if record is None:
+            return False
+        if tensor:
+            gradient = record.parameter_gradients.get(tensor)
+            return gradient is not None and gradient.abs_max > 0.0
+        return learns(record) or (record.activation is not None and not _is_zero(record.inputs))
+
+    def _could_learn(self, kind: str, name: str) -> bool:
+        record, tensor = self._owner(kind, name)
+        if record is None:
+            return False
+        names = (tensor,) if tensor else tuple(record.parameter_gradients)
+        return any(n in record.parameter_gradients and n not in record.frozen for n in names)
+
+    # What a layer that is one vertex lets through.
+
+    def _see_call(self, number: int, record: LayerRecord) -> None:
+        out = record.activations
+        if _has_no_choice(record):
+            self.without_choice.add(record.name)
+        if gives_nothing(record) or record.name in self.without_choice:
+            scores = 2 if "keys" in record.options else None  # the values pass
+            self.designs.update(dict.fromkeys(self._edges(number)[:scores], ""))
+        elif _leaves_one_choice(record):
+            text = (
+                "a mask leaves each row of a softmax after it a single choice on this batch, whose "
+                "weight is 1: give a batch of which it leaves more"
+            )
+            self._put(self.doubts, number, text)
+        self._see_weights(number, record)
+        if out is not None and out.dead_fraction == 1.0 and not _has_zero_weights(record):
+            self._put(self.designs, number, "")
+            self.dead.add(record.name)
+
+    def _see_weights(self, number: int, record: LayerRecord) -> None:
+        for owner in (record, *self._inside.get(record.name, ())):
+            for name, values in owner.parameters.items():
+                gradient = owner.parameter_gradients.get(name)
+                if not _is_zero(values) or name.startswith(_OFFSETS):
+                    continue
+                if gradient is not None and gradient.abs_max > 0.0:
+                    self._put(self.designs, number, "")
+                elif gradient is None:
+                    text = f"the {name} of {owner.label!r} is all zero and frozen"
+                    self._put(self.for_good, number, text)
+                else:
+                    for edge in self._edges(number):
+                        self.stuck[edge] = (record.name,)
+
+    @cached_property
+    def _inside(self) -> dict[str, list[LayerRecord]]:
+        """The layers that were never called though the one around them was: its parameters."""
+        inside: dict[str, list[LayerRecord]] = {}
+        for record in self._observation.layers.values():
+            if record.entered is None:
+                inside.setdefault(parent(record.name), []).append(record)
+        return inside
+
+    def _edges(self, number: int) -> list[Edge]:
+        return [(number, place) for place in range(len(self._flow.graph.vertices[number].operands))]
+
+    def _put(self, kind: dict[Edge, str], number: int, text: str) -> None:
+        kind.update(dict.fromkeys(self._edges(number), text))
+
+
+def gives_nothing(record: LayerRecord) -> bool:
+    """Whether what a layer returned is empty, or holds no tensor that could pass a gradient."""
+    out = record.activations
+    return record.status == "unsupported" if out is None else out.count == 0
+
+
+def gives_zeros(record: LayerRecord) -> bool:
+    """Whether all that a layer returned is zero."""
+    return _is_zero(record.activations)
+
+
+def _full(record: LayerRecord, tensor: str) -> str:
+    return f"{record.name}.{tensor}".removeprefix(".")
+
+
+def _is_zero(seen: TensorStatistics | None) -> bool:
+    return seen is not None and seen.finite_count == seen.count > 0 and seen.abs_max == 0.0
+
+
+def _has_zero_weights(record: LayerRecord) -> bool:
+    weights = [s for n, s in record.parameters.items() if not n.startswith(_OFFSETS)]
+    return bool(weights) and all(map(_is_zero, weights))
+
+
+def _has_no_choice(record: LayerRecord) -> bool:
+    """Whether it weighs a single key, whose weight is 1 whatever its score.
+
+    A softmax over one score of each of several is no such attention, but a wrong dimension.
+    """
+    out = record.activations
+    if record.options.get("keys") == 1:
+        return True
+    if record.activation != "softmax" or out is None:
+        return False
+    return out.shape[-2:] == (1, 1) and out.min == 1.0
+
+
+def _leaves_one_choice(record: LayerRecord) -> bool:
+    """Whether a softmax was given nothing but -inf beside one score a row."""
+    given, out = record.inputs, record.activations
+    if record.activation != "softmax" or given is None or out is None or not out.count:
+        return False
+    left = given.count - given.negative_inf_count
+    return given.negative_inf_count > 0 and left == round(out.mean * out.count)
