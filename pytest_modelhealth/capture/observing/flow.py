@@ -19,15 +19,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pytest_modelhealth.capture.observing.exports import Exports, Reading
 from pytest_modelhealth.capture.observing.loss_graph import operation, snake_case
 from pytest_modelhealth.capture.observing.places import Place, Places, line_of
 from pytest_modelhealth.capture.observing.tensors import version
 from pytest_modelhealth.capture.observing.treatments import (
+    DIFFERENTIATE,
     FIRST,
     FORM,
+    MAKE,
     OVERWRITE,
     PRODUCT,
+    READ,
     SKIP,
+    TAKE,
     WRITE,
     function_name,
     treatment,
@@ -43,7 +48,8 @@ _counter: Callable[[], int] = torch._C._autograd._get_sequence_nr
 MOST_VERTICES = 200_000
 """A run of more operations has a partial flow: each takes some 300 bytes."""
 
-_MOST_ERRORS = 8
+_LETS_GO = frozenset({"detach", "data"})
+"""Functions whose result often lends its memory to what has no tie to it."""
 _ACCUMULATES = (1 << 64) - 1
 """The number of every node that stands for a leaf."""
 
@@ -59,7 +65,6 @@ class OpenCall:
         "end",
         "index",
         "inputs",
-        "is_blind",
         "live",
         "name",
         "number",
@@ -77,7 +82,6 @@ class OpenCall:
         self.begin = self.end = -1  # numbers of its nodes
         self.index = -1  # its vertex, where it is one
         self.live = False
-        self.is_blind = False  # whether functions called inside are not seen
         self.inputs: tuple[int, ...] = ()
         self.outputs: tuple[int, ...] = ()
         self.place: Place | None = None
@@ -122,7 +126,7 @@ class _Row:
 class FlowRecorder:
     """The vertices and calls of one run, as plain numbers and names.
 
-    An error of ours here costs a part of the flow and is noted; it never reaches the user.
+    An error of ours here costs the flow and is noted; it never reaches the user.
     """
 
     def __init__(self) -> None:
@@ -142,12 +146,14 @@ class FlowRecorder:
         self._function_ends: list[int] = []
         self._known_functions: dict[Any, int] = {}
         self._places = Places()
+        self._exports = Exports()
+        self._marks: object | None = None  # the key of marks in the metadata of nodes
+        self._unseen: dict[int, tuple[tuple[int, ...], int]] = {}  # by call; calls until then
         self._first = _counter()
         self._thread = get_ident()
         self._outputs: tuple[int, ...] = ()
         self._loss: int | None = None
         self._notes: dict[str, None] = {}
-        self._errors = 0
         self.is_on = True
         """Whether more is to be recorded."""
 
@@ -206,11 +212,12 @@ class FlowRecorder:
         if call is None or not self.is_on:
             return
         begin, end = call.begin, _counter()
-        if end == begin or self._begins[-1] > begin or not tensor.requires_grad:
+        is_usual = self._running[-1] is call and self._begins[-1] <= begin < end
+        if not is_usual or not tensor.requires_grad:
             self._complete(call, [tensor], True, end)
             return
+        self._running.pop()
         call.end = end
-        self._end(call)
         rows = self._rows
         call.index = len(rows)
         if call.index < MOST_VERTICES:
@@ -238,8 +245,7 @@ class FlowRecorder:
     def abandon(self, call: OpenCall | None) -> None:
         """End a call that raised, where the model caught the exception."""
         if call is not None and self.is_on and self._is_here():
-            call.end = _counter()
-            self._end(call)
+            self._complete(call, [], False, _counter())
 
     def finish(self, outputs: list[Tensor], loss: Tensor | None, is_given: bool) -> None:
         """Take what the model returned and the loss; to be called before the backward pass.
@@ -268,6 +274,7 @@ class FlowRecorder:
         for passing in (self._plain, self._sources, self._by_number, self._functions):
             passing.clear()
         self._places.forget()
+        self._exports.forget()
 
     def run_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call of a function of torch, and return what it returns."""
@@ -314,12 +321,64 @@ class FlowRecorder:
         begin: int,
         written: tuple[int, ...],
     ) -> None:
+        if does == READ:
+            self._see_reading(function, args, kwargs, result)
+            return
+        if does == DIFFERENTIATE:
+            self._mark((args, *kwargs.values()), result)
         made = [args[0]] if result is None and does == WRITE else [*_tensors((result,))]
-        plain = [t for t in made if t.grad_fn is None and not t.requires_grad]
+        given = {id(value) for value in args}
+        plain = [t for t in made if t.grad_fn is None and not (t.requires_grad and id(t) in given)]
         if len(plain) < len(made):
             self._see_live(does, args, kwargs, begin, written)
         if plain:
             self._see_plain(function, does, args, kwargs, plain, written)
+
+    def _see_reading(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Note what leaves for Python or NumPy: it may come back."""
+        tensors = [*_tensors((args, *kwargs.values()))]
+        name, place = function_name(function), self._caller(sys._getframe(4))
+        operands = tuple([self._source(tensor) for tensor in tensors])
+        vertex = self._add(Kind.OPERATION, name, operands, at=_counter(), place=place)
+        self._exports.add_reading(Reading(vertex, name, self._running[-1].number, place), result)
+        if name == "numpy":
+            self._exports.add_memory(tensors[0], vertex)
+
+    def _mark(self, given: tuple[Any, ...], gradients: Any) -> None:
+        """Mark gradients that a thread with a counter of its own made, off the CPU (pytorch#52180).
+
+        A mark lives with the node, and holds nothing.
+        """
+        strange = [t for t in _tensors((gradients,)) if t.grad_fn is not None and _is_elsewhere(t)]
+        if strange:
+            operands = tuple([self._source(tensor) for tensor in _tensors(given)])
+            vertex = self._add(Kind.OPERATION, "grad", operands, first_cut=len(operands), live=True)
+            self._marks = self._marks or object()
+            for tensor in strange:
+                node: Any = tensor.grad_fn
+                node.metadata[self._marks] = vertex
+
+    def _read_out(
+        self, does: int, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place | None
+    ) -> tuple[int, ...]:
+        """Return the vertices of values that were read out and come back as numbers or an array."""
+        if not self._exports:
+            return ()
+        exports, given = self._exports, [*args, *kwargs.values()]
+        known = exports.given(given)
+        if known or place is None:
+            return known
+        holds = exports.may_be_made_of if does == TAKE else exports.may_be_in
+        return self._guessed(place) if holds(given, place) else ()
+
+    def _guessed(self, place: Place | None) -> tuple[int, ...]:
+        """Return what may have been made a tensor of: what was read out within the same call."""
+        guessed = self._exports.read_in(self._running[-1].number)
+        if guessed:
+            self._note(self._exports.note(place))
+        return guessed
 
     def _see_live(
         self,
@@ -339,7 +398,10 @@ class FlowRecorder:
             zeros = [a for a in args if type(a) in (int, float) and a == 0]
             unknown += [self._add(Kind.CONSTANT, "0") for _ in zeros]
         place = self._caller(sys._getframe(4))
+        unknown += self._read_out(does, args, kwargs, place)
         end = _counter()
+        if len(self._functions) >= MOST_VERTICES:
+            raise _TooManyError
         self._functions.append((begin, end, self._running[-1].number, place, tuple(unknown)))
         self._function_ends.append(end)
 
@@ -362,13 +424,18 @@ class FlowRecorder:
             elif does == FIRST:
                 given = args[:1]
             operands = tuple([self._source(t) for t in _tensors(given)])
-        name = function_name(function)
+        name, place = function_name(function), self._caller(sys._getframe(4))
+        if not operands and does == TAKE:
+            shared = (self._exports.of_memory(tensor) for tensor in made)
+            operands = tuple([vertex for vertex in shared if vertex is not None])
+        if not operands or does in (MAKE, PRODUCT, WRITE, OVERWRITE):
+            operands += self._read_out(does, args, kwargs, place)
         kind = Kind.OPERATION if operands or does == OVERWRITE else Kind.CONSTANT
-        vertex = self._add(
-            kind, name, operands, at=_counter(), place=self._caller(sys._getframe(4))
-        )
+        vertex = self._add(kind, name, operands, at=_counter(), place=place)
         for tensor in made:
             self._remember(tensor, vertex)
+            if name in _LETS_GO:
+                self._exports.add_memory(tensor, vertex)
             base = tensor._base
             if does in (WRITE, OVERWRITE) and base is not None:
                 self._remember(base, vertex)
@@ -385,7 +452,7 @@ class FlowRecorder:
 
     def _of_node(self, node: Any, output: int, tensor: Tensor | None = None) -> int:
         number = node._sequence_nr()
-        known = self._known(number, output)
+        known = self._known(node, number, output)
         if known is not None:
             return known
         if tensor is not None and "CheckpointFunction" in node.name():
@@ -396,7 +463,9 @@ class FlowRecorder:
                 return seen[2]
         return self._walk(node, output)
 
-    def _known(self, number: int, output: int) -> int | None:
+    def _known(self, node: Any, number: int, output: int) -> int | None:
+        if self._marks is not None and self._marks in node.metadata:
+            return node.metadata[self._marks]  # type: ignore[no-any-return]
         vertex = self._by_number.get((number, output) if output else number)
         if vertex is not None:
             return vertex
@@ -409,7 +478,7 @@ class FlowRecorder:
         while stack:
             node, place = stack[-1]
             number = node._sequence_nr()
-            if self._known(number, place) is not None:
+            if self._known(node, number, place) is not None:
                 stack.pop()
                 continue
             todo = [
@@ -422,7 +491,7 @@ class FlowRecorder:
                 continue
             stack.pop()
             self._add_node(node, number, place)
-        vertex = self._known(root._sequence_nr(), output)
+        vertex = self._known(root, root._sequence_nr(), output)
         assert vertex is not None
         return vertex
 
@@ -430,9 +499,9 @@ class FlowRecorder:
         number = node._sequence_nr()
         if number == _ACCUMULATES:
             return self._of_leaf(node.variable)
-        if number < self._first and number not in self._by_number:
+        if number < self._first and number not in self._by_number and self._marks is None:
             self._by_number[number] = self._add(Kind.UNKNOWN, "made before the run", live=True)
-        return self._known(number, output)
+        return self._known(node, number, output)
 
     def _add_node(self, node: Any, number: int, output: int) -> None:
         following = node.next_functions
@@ -467,7 +536,7 @@ class FlowRecorder:
         place = bisect_right(self._calls, number, key=lambda call: call.begin) - 1
         while place >= 0:
             call = self._calls[place]
-            if not call.end or number < call.end:
+            if call.end < 0 or number < call.end:
                 return place
             place = call.parent
         return -1
@@ -477,55 +546,69 @@ class FlowRecorder:
         vertex = self._source_vertices.get(key)
         if vertex is not None:
             return vertex
-        source = self._sources.get(key) or self._named(key)
-        if source is None:
-            return self._add(Kind.UNKNOWN, "tensor", self._unseen(), live=tensor.requires_grad)
+        if not self._is_named(key):
+            return self._of_stranger(tensor)
+        source = self._sources[key]
         name = ".".join(part for part in source[1] if part)
         vertex = self._add(source[0], name, live=tensor.requires_grad)
         self._source_vertices[key] = vertex
         return vertex
 
-    def _named(self, key: int) -> Source | None:
+    def _of_stranger(self, tensor: Tensor) -> int:
+        """Return the vertex of a tensor that nothing showed being made."""
+        seen = self._plain.get(id(tensor))
+        if seen is not None and seen[0]() is tensor:
+            return seen[2]
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return self._source(torch._C._functorch.get_unwrapped(tensor))
+        shared, live = self._exports.of_memory(tensor), tensor.requires_grad
+        if shared is not None:  # such as a parameter made of what was detached
+            vertex = self._add(Kind.OPERATION, "alias", (shared,), live=live)
+        elif guessed := self._guessed(None):
+            vertex = self._add(Kind.OPERATION, "tensor", guessed, live=live)
+        else:
+            vertex = self._of_unseen(live)
+        self._remember(tensor, vertex)
+        return vertex
+
+    def _of_unseen(self, live: bool) -> int:
+        """Return the vertex of a tensor that may come of all that its call has been given and made.
+
+        Outside of the model, and where it has a gradient of its own, it is the user's own.
+        """
+        around = self._running[-1]
+        if live or around.number < 0:
+            return self._add(Kind.UNKNOWN, "tensor", live=live)
+        before, since = self._unseen.get(around.number, (around.inputs, around.number + 1))
+        inside = (output for call in self._calls[since:] for output in call.outputs)
+        vertex = self._add(Kind.UNKNOWN, "tensor", tuple(dict.fromkeys((*before, *inside))))
+        self._unseen[around.number] = (vertex,), len(self._calls)
+        self._note(
+            f"a tensor inside {around.name or around.type_name!r} was made where nothing shows it "
+            "(by a script, vmap, compiled code or in another module): it may come of all before it"
+        )
+        return vertex
+
+    def _is_named(self, key: int) -> bool:
         """Go on through what has names until the one that is asked for."""
+        if key in self._sources:
+            return True
         for source in self._unnamed:
-            known = self._sources.setdefault(id(source[2]), source)
+            self._sources.setdefault(id(source[2]), source)
             if id(source[2]) == key:
-                return known
-        return None
+                return True
+        return False
 
     def _of_plain(self, tensor: Tensor) -> int:
         seen = self._plain.get(id(tensor))
         if seen is not None and seen[0]() is tensor and seen[1] == version(tensor):
             return seen[2]
         base = None if tensor.is_inference() else tensor._base
-        if base is not None:
+        if base is not None and not self._is_named(id(tensor)):
             return self._source(base)
         if seen is not None and seen[0]() is tensor:
             return seen[2]  # written to where nothing was seen
         return self._of_leaf(tensor)
-
-    def _unseen(self) -> tuple[int, ...]:
-        """Return what a tensor may come of that nothing showed, where functions are not seen."""
-        around = self._running[-1]
-        if not around.is_blind:
-            return ()
-        inside = (call for call in self._calls[around.number + 1 :] if call.end)
-        return tuple(dict.fromkeys((*around.inputs, *(o for c in inside for o in c.outputs))))
-
-    def _returned(self, call: OpenCall, tensor: Tensor) -> int:
-        """Return where an output of a call whose inside was seen comes from."""
-        vertex = self._source(tensor)
-        row = self._rows[vertex]
-        if type(row) is not _Row or row.kind is not Kind.UNKNOWN or tensor.requires_grad:
-            return vertex
-        if not row.operands:
-            row.operands = call.inputs
-        self._remember(tensor, vertex)
-        self._note(
-            f"what {call.name or call.type_name!r} computes from its inputs was not seen: it runs "
-            "no function of torch's that shows it (a script, vmap or compiled code)"
-        )
-        return vertex
 
     # Rows.
 
@@ -533,23 +616,23 @@ class FlowRecorder:
         self, call: OpenCall, tensors: list[Tensor], is_one_vertex: bool, end: int
     ) -> None:
         call.end = end
-        self._end(call)
+        self._end_inside(call)
         try:
             if is_one_vertex:
                 self._add_call(call, tensors)
             else:
-                call.outputs = tuple([self._returned(call, tensor) for tensor in tensors])
+                call.outputs = tuple([self._source(tensor) for tensor in tensors])
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
+        if self._running[-1] is call:
+            self._running.pop()
 
-    def _end(self, call: OpenCall) -> None:
-        """End a call, and those inside that an exception ended without a word to us."""
+    def _end_inside(self, call: OpenCall) -> None:
+        """End the calls inside one that an exception ended without a word to us."""
         running = self._running
-        if running[-1] is call:
-            running.pop()
-        elif call in running:
-            while (ended := running.pop()) is not call:
-                ended.end = call.end
+        if call in running:
+            while running[-1] is not call:
+                running.pop().end = call.end
 
     def _add_call(self, call: OpenCall, tensors: list[Tensor]) -> None:
         call.index = self._next_vertex()
@@ -614,23 +697,24 @@ class FlowRecorder:
     def _is_here(self) -> bool:
         if get_ident() == self._thread:
             return True
-        self._note("layers ran in several threads: the flow of the others was not followed")
+        self._give_up("layers ran in several threads")
         return False
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
     def _fail(self, error: Exception) -> None:
-        self._errors += 1
         if isinstance(error, _TooManyError):
-            self._note(
-                f"the run has more than {MOST_VERTICES:,} operations; the rest was not followed"
-            )
-            self.is_on = False
-            return
-        self._note(f"an error in pytest-modelhealth: {type(error).__name__}: {error}")
-        if self._errors >= _MOST_ERRORS:
-            self.is_on = False
+            self._give_up(f"the run has more than {MOST_VERTICES:,} operations")
+        else:
+            self._give_up(f"an error in pytest-modelhealth: {type(error).__name__}: {error}")
+
+    def _give_up(self, why: str) -> None:
+        """Record no flow: one with a gap would deny ways that there are."""
+        self.is_on = False
+        self._note(f"not recorded: {why}")
+        self._calls.clear()
+        self._rows.clear()
 
     def _caller(self, frame: FrameType | None) -> Place | None:
         """Return the line of the user's code that made a call; a container's for torch's own."""
@@ -655,6 +739,11 @@ class FlowRecorder:
             for call in self._calls
         ]
         return Graph(vertices, tuple(calls), self._outputs, self._loss, tuple(self._notes))
+
+
+def _is_elsewhere(tensor: Tensor) -> bool:
+    """Whether the backward pass of a tensor runs in a thread of its device."""
+    return not tensor.is_cpu
 
 
 class _TooManyError(Exception):

@@ -256,8 +256,6 @@ class Hooks:
             frame.resume = self.functional.suspend()
             if frame.resume is not None:
                 self.recorder.note_blind_spot(layer)
-                if frame.call is not None:
-                    frame.call.is_blind = True
 
     def _is_recomputation(self) -> bool:
         """Whether activation checkpointing is running a forward again, inside our backward."""

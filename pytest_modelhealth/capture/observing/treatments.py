@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-SKIP, MAKE, FORM, FIRST, WRITE, OVERWRITE, PRODUCT = range(7)
+SKIP, MAKE, FORM, FIRST, WRITE, OVERWRITE, PRODUCT, READ, TAKE, DIFFERENTIATE = range(10)
 """A function gives no values on, makes new ones, takes a form or the first tensor alone, writes,
-writes over all, or multiplies."""
+writes over all, multiplies, reads values out for Python, takes them from there, or
+differentiates."""
 
 _ASKS = frozenset(
     {"__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "size"}
@@ -26,6 +27,11 @@ _OVERWRITES = frozenset(
     | {"trunc_normal_", "set_"}
 )
 """Functions that write and leave nothing of the old value."""
+_READS = frozenset(
+    {"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__"}
+    | {"__bool__", "is_nonzero", "equal", "allclose", "__dlpack__"}
+)
+_TAKES = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer", "scalar_tensor"})
 _OPERATORS = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
 _PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply", "multiply_"})
@@ -36,6 +42,12 @@ def treatment(function: Any) -> int:
     name = getattr(function, "__name__", "")
     if name in _ASKS or name == "__set__":
         return SKIP
+    if name in _READS:
+        return READ
+    if name == "grad":
+        return DIFFERENTIATE
+    if name in _TAKES:
+        return TAKE
     if name in _FORMS:
         return FORM
     if name in _FORM_OF_OTHERS:
@@ -54,4 +66,5 @@ def function_name(function: Any) -> str:
     name = getattr(function, "__name__", "") or "function"
     if name == "__get__":  # an attribute, such as ``x.data``
         name = getattr(getattr(function, "__self__", None), "__name__", "attribute")
-    return name.strip("_").lower()
+    name = name.strip("_").lower()
+    return "numpy" if name == "array" else name
