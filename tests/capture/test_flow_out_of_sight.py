@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.observing import flow as recording
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Flow, Kind
 
 
@@ -187,6 +188,12 @@ def test_a_flow_with_a_gap_is_no_flow(kind: type[Layers], monkeypatch: pytest.Mo
     flow = flow_of(kind())
     assert not flow.graph.vertices
     assert "not recorded" in flow.notes[0]
+
+
+def test_what_cannot_be_drawn_says_why() -> None:
+    """Not that the code is compiled, where it is not."""
+    with pytest.raises(InspectionError, match="several threads"):
+        report_of(Threaded()).plot_flow()
 
 
 def test_an_error_of_ours_costs_the_flow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
