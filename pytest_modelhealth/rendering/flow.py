@@ -42,9 +42,9 @@ def plot_flow(report: HealthReport, most_boxes: int = MOST_BOXES) -> Figure:
     """
     drawn = drawn_of(report, most_boxes)
     if drawn is None:
-        raise InspectionError(
-            f'{NO_FLOW}: code observed as compiled has none; inspect it with compiled="eager"'
-        )
+        compiled = 'code observed as compiled has none; inspect it with compiled="eager"'
+        why = "; ".join(report.flow.notes if report.flow is not None else ())
+        raise InspectionError(f"{NO_FLOW}: {why or compiled}")
     places = _layout(drawn)
     width = max((x for x, _ in places.values()), default=0.0) + 1.0
     height = max((y for _, y in places.values()), default=0.0) + 1.0

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from torch import nn
+import gc
+import weakref
 
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import Inspector
 from pytest_modelhealth.report import Call, Flow, Kind
 from tests.capture.architectures import ARCHITECTURES
 from tests.capture.models import ZOO, make, seeded
@@ -95,3 +100,50 @@ def test_nearly_every_model_has_an_exact_flow() -> None:
         if not flow.is_exact:
             partial.add(name)
     assert partial == {"encoder layer, evaluated"}
+
+
+class InVain(nn.Module):
+    """Computes many branches beside the one that it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.layers = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            _ = (layer(x) * 2).tanh()
+            del _
+            ALIVE.append(sum(tensor() is not None for tensor in SAVED))
+        return self.used(x).tanh()
+
+
+SAVED: list[weakref.ref[Tensor]] = []
+ALIVE: list[int] = []
+
+
+def test_branches_computed_in_vain_are_freed_at_once() -> None:
+    """Neither a tensor nor a node is held, which would hold what it saved."""
+    SAVED.clear()
+    ALIVE.clear()
+
+    def pack(tensor: Tensor) -> Tensor:
+        copy = tensor.clone()
+        SAVED.append(weakref.ref(copy))
+        return copy
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        Inspector(InVain()).run_inspection(torch.randn(4, 8))
+    assert len(SAVED) >= 48
+    assert ALIVE == [0] * 24
+
+
+def test_a_report_holds_no_model() -> None:
+    """Not before the flow is asked for either."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    weight = weakref.ref(model[0].weight)
+    report = Inspector(model).run_inspection(torch.randn(4, 8))
+    del model
+    gc.collect()
+    assert weight() is None
+    assert report.flow is not None
+    assert report.flow.producers("1") == ("0",)

@@ -12,17 +12,31 @@ import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
-from pathlib import Path
 from threading import get_ident
-from types import CodeType, FrameType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from pytest_modelhealth.capture.observing.exports import Exports, Reading
 from pytest_modelhealth.capture.observing.loss_graph import operation, snake_case
+from pytest_modelhealth.capture.observing.places import Place, Places, line_of
 from pytest_modelhealth.capture.observing.tensors import version
+from pytest_modelhealth.capture.observing.treatments import (
+    DIFFERENTIATE,
+    FIRST,
+    FORM,
+    MAKE,
+    OVERWRITE,
+    PRODUCT,
+    READ,
+    SKIP,
+    TAKE,
+    WRITE,
+    function_name,
+    treatment,
+)
 from pytest_modelhealth.report.flow import Call, Flow, Graph, Kind, Vertex
 
 if TYPE_CHECKING:
@@ -34,50 +48,13 @@ _counter: Callable[[], int] = torch._C._autograd._get_sequence_nr
 MOST_VERTICES = 200_000
 """A run of more operations has a partial flow: each takes some 300 bytes."""
 
-_MOST_ERRORS = 8
+_LETS_GO = frozenset({"detach", "data"})
+"""Functions whose result often lends its memory to what has no tie to it."""
 _ACCUMULATES = (1 << 64) - 1
 """The number of every node that stands for a leaf."""
 
 Source = tuple[Kind, tuple[str, ...], Tensor]
 """A tensor that a run starts from: what it is, and the parts of its name."""
-
-Place = tuple[CodeType, int]
-"""Where a frame stood: its code and `f_lasti`; the line is worked out when somebody asks."""
-
-_TORCH = str(Path(torch.__file__).parent)
-_OBSERVING = str(Path(__file__).parent)
-_OURS = str(Path(__file__).parents[2])
-_MODULE_CALL = str(Path(_TORCH, "nn", "modules", "module.py"))
-_OVERRIDES = str(Path(_TORCH, "overrides.py"))
-
-_ASKS = frozenset(
-    {"__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "size"}
-    | {"is_floating_point", "ndimension", "nelement", "numel", "stride", "storage_offset"}
-    | {"requires_grad_", "register_hook", "retain_grad", "backward", "__repr__", "__format__"}
-)
-"""Functions that give no values on."""
-_FORMS = frozenset(
-    {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"}
-    | {"randint_like", "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
-)
-"""Functions that take of a tensor its form alone."""
-_FORM_OF_OTHERS = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})
-"""Functions that take the values of the first tensor alone."""
-_OVERWRITES = frozenset(
-    {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
-    | {"trunc_normal_", "set_"}
-)
-"""Functions that write and leave nothing of the old value."""
-_READS = frozenset(
-    {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__"}
-    | {"__int__", "__float__", "__index__", "__complex__", "__contains__", "__dlpack__"}
-)
-"""Functions by which values leave for Python."""
-_OPERATORS = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-_WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
-_PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply", "multiply_"})
-
-_SKIP, _MAKE, _FORM, _FIRST, _WRITE, _OVERWRITE, _PRODUCT, _READ = range(8)
 
 
 class OpenCall:
@@ -86,34 +63,34 @@ class OpenCall:
     __slots__ = (
         "begin",
         "end",
+        "index",
         "inputs",
-        "is_blind",
-        "last",
-        "layer",
         "live",
+        "name",
         "number",
         "outputs",
         "parent",
         "place",
+        "type_name",
     )
 
-    def __init__(self, layer: Layer, number: int, parent: int) -> None:
-        self.layer = layer
+    def __init__(self, name: str, type_name: str, number: int, parent: int) -> None:
+        self.name = name
+        self.type_name = type_name
         self.number = number
         self.parent = parent
-        self.last = number
+        self.begin = self.end = -1  # numbers of its nodes
+        self.index = -1  # its vertex, where it is one
         self.live = False
-        self.is_blind = False  # whether functions called inside are not seen
-        self.begin = self.end = 0
         self.inputs: tuple[int, ...] = ()
         self.outputs: tuple[int, ...] = ()
         self.place: Place | None = None
 
     def vertex(self) -> Vertex:
         """Return the vertex that this call is, where it is one."""
-        cuts = () if self.live else range(len(self.inputs))
-        name, line = self.layer.name, _line(self.place)
-        return Vertex(Kind.CALL, name, self.inputs, frozenset(cuts), self.number, self.live, line)
+        cuts = frozenset(() if self.live else range(len(self.inputs)))
+        line = line_of(self.place)
+        return Vertex(Kind.CALL, self.name, self.inputs, cuts, self.number, self.live, line)
 
 
 class _Row:
@@ -142,23 +119,24 @@ class _Row:
     def vertex(self) -> Vertex:
         """Return the vertex that this is."""
         cuts = frozenset(range(self.first_cut, len(self.operands)))
-        line = _line(self.place)
+        line = line_of(self.place)
         return Vertex(self.kind, self.name, self.operands, cuts, self.call, self.live, line)
 
 
 class FlowRecorder:
     """The vertices and calls of one run, as plain numbers and names.
 
-    An error of ours here costs a part of the flow and is noted; it never reaches the user.
+    An error of ours here costs the flow and is noted; it never reaches the user.
     """
 
     def __init__(self) -> None:
         self._rows: list[_Row | OpenCall] = []  # by vertex
         self._calls: list[OpenCall] = []
-        self._running: list[OpenCall] = []
-        self._begins: list[int] = []  # of calls that are one vertex: first number, end, vertex
-        self._ends: list[int] = []
-        self._vertices: list[int] = []
+        outside = OpenCall("", "", -1, -1)
+        self._running = [outside]
+        self._spans = [outside]  # calls that are one vertex and made nodes, in order
+        self._begins = [-1]  # their first numbers
+        self._latest = outside  # one of them that returned one tensor
         self._by_number: dict[int | tuple[int, int], int] = {}
         self._plain: dict[int, tuple[weakref.ref[Tensor], int | None, int]] = {}
         self._sources: dict[int, Source] = {}
@@ -167,13 +145,15 @@ class FlowRecorder:
         self._functions: list[tuple[int, int, int, Place | None, tuple[int, ...]]] = []
         self._function_ends: list[int] = []
         self._known_functions: dict[Any, int] = {}
-        self._codes: dict[CodeType, int] = {}
+        self._places = Places()
+        self._exports = Exports()
+        self._marks: object | None = None  # the key of marks in the metadata of nodes
+        self._unseen: dict[int, tuple[tuple[int, ...], int]] = {}  # by call; calls until then
         self._first = _counter()
         self._thread = get_ident()
         self._outputs: tuple[int, ...] = ()
         self._loss: int | None = None
         self._notes: dict[str, None] = {}
-        self._errors = 0
         self.is_on = True
         """Whether more is to be recorded."""
 
@@ -189,21 +169,66 @@ class FlowRecorder:
         """Begin a call of a layer; our own caller has turned functions of torch off."""
         if not self.is_on or not self._is_here():
             return None
-        running = self._running
-        call = OpenCall(layer, len(self._calls), running[-1].number if running else -1)
+        running, calls = self._running, self._calls
+        around = running[-1]
+        call = OpenCall(layer.name, layer.type_name, len(calls), around.number)
         try:
             # Before the counter is read: the node of a view may be made only now.
-            if len(tensors) == 1:
-                call.inputs = (self._source(tensors[0]),)
-            else:
-                call.inputs = tuple([self._source(tensor) for tensor in tensors])
-            call.place = self._caller(sys._getframe(2))
+            call.inputs = tuple([self._source(tensor) for tensor in tensors])
+            call.place = self._places.of(sys._getframe(2), around.place)
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
-        self._calls.append(call)
+        calls.append(call)
         running.append(call)
         call.begin = _counter()
         return call
+
+    def enter_simply(self, layer: Layer, tensor: Tensor) -> OpenCall | None:
+        """Do what `enter` does for a layer with one tensor, at a third of the cost.
+
+        To be called where a forward hook is two frames above, for `Places.of_module`.
+        """
+        if not self.is_on or (get_ident() != self._thread and not self._is_here()):
+            return None
+        running, calls, latest = self._running, self._calls, self._latest
+        around = running[-1]
+        call = OpenCall(layer.name, layer.type_name, len(calls), around.number)
+        try:
+            node = tensor.grad_fn
+            if node is not None and latest.begin <= node._sequence_nr() < latest.end:
+                call.inputs = latest.outputs
+            else:
+                call.inputs = (self._source(tensor),)
+            call.place = self._places.of_module(around.place)
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
+        calls.append(call)
+        running.append(call)
+        call.begin = _counter()
+        return call
+
+    def complete_simply(self, call: OpenCall | None, tensor: Tensor) -> None:
+        """End such a call, which returned one tensor."""
+        if call is None or not self.is_on:
+            return
+        begin, end = call.begin, _counter()
+        is_usual = self._running[-1] is call and self._begins[-1] <= begin < end
+        if not is_usual or not tensor.requires_grad:
+            self._complete(call, [tensor], True, end)
+            return
+        self._running.pop()
+        call.end = end
+        rows = self._rows
+        call.index = len(rows)
+        if call.index < MOST_VERTICES:
+            rows.append(call)
+            call.live = True
+            call.outputs = (call.index,)
+            self._begins.append(begin)
+            self._spans.append(call)
+            self._latest = call
+        else:
+            self._fail(_TooManyError())
 
     def complete(self, call: OpenCall | None, tensors: list[Tensor], is_one_vertex: bool) -> None:
         """End a call, which returned `tensors`.
@@ -214,17 +239,13 @@ class FlowRecorder:
             is_one_vertex: whether nothing inside was seen: it is one of torch's own layers, or a
                 function.
         """
-        if call is None or not self.is_on or not self._is_here():
-            return
-        call.end = _counter()
-        self._end(call)
-        try:
-            if is_one_vertex:
-                self._add_call(call, tensors)
-            else:
-                call.outputs = tuple([self._returned(call, tensor) for tensor in tensors])
-        except Exception as error:  # noqa: BLE001 - ours
-            self._fail(error)
+        if call is not None and self.is_on and self._is_here():
+            self._complete(call, tensors, is_one_vertex, _counter())
+
+    def abandon(self, call: OpenCall | None) -> None:
+        """End a call that raised, where the model caught the exception."""
+        if call is not None and self.is_on and self._is_here():
+            self._complete(call, [], False, _counter())
 
     def finish(self, outputs: list[Tensor], loss: Tensor | None, is_given: bool) -> None:
         """Take what the model returned and the loss; to be called before the backward pass.
@@ -250,25 +271,27 @@ class FlowRecorder:
             self._fail(error)
         self.is_on = False
         self._unnamed = iter(())
-        for passing in (self._plain, self._sources, self._by_number, self._codes, self._functions):
+        for passing in (self._plain, self._sources, self._by_number, self._functions):
             passing.clear()
+        self._places.forget()
+        self._exports.forget()
 
     def run_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call of a function of torch, and return what it returns."""
-        treatment = self._known_functions.get(function)
-        if treatment is None:
-            treatment = self._known_functions[function] = _treatment(function)
-        if treatment == _SKIP or not self.is_on:
+        does = self._known_functions.get(function)
+        if does is None:
+            does = self._known_functions[function] = treatment(function)
+        if does == SKIP or not self.is_on:
             return function(*args, **kwargs)
         written: tuple[int, ...] = ()
-        if treatment == _WRITE:
+        if does == WRITE:
             written = self._guarded_sources(args)
         begin = _counter()
         result = function(*args, **kwargs)
         if self._is_here():
             try:
                 with torch._C.DisableTorchFunction():
-                    self._see(function, treatment, args, kwargs, result, begin, written)
+                    self._see(function, does, args, kwargs, result, begin, written)
             except Exception as error:  # noqa: BLE001 - ours
                 self._fail(error)
         return result
@@ -291,28 +314,75 @@ class FlowRecorder:
     def _see(
         self,
         function: Any,
-        treatment: int,
+        does: int,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
         begin: int,
         written: tuple[int, ...],
     ) -> None:
-        if treatment == _READ:
-            read = tuple([self._source(t) for t in _tensors(args) if t.grad_fn is None])
-            if read:
-                self._add(Kind.OPERATION, "item", read)
+        if does == READ:
+            self._see_reading(function, args, kwargs, result)
             return
-        made = [args[0]] if result is None and treatment == _WRITE else [*_tensors((result,))]
-        plain = [t for t in made if t.grad_fn is None and not t.requires_grad]
+        if does == DIFFERENTIATE:
+            self._mark((args, *kwargs.values()), result)
+        made = [args[0]] if result is None and does == WRITE else [*_tensors((result,))]
+        given = {id(value) for value in args}
+        plain = [t for t in made if t.grad_fn is None and not (t.requires_grad and id(t) in given)]
         if len(plain) < len(made):
-            self._see_live(treatment, args, kwargs, begin, written)
+            self._see_live(does, args, kwargs, begin, written)
         if plain:
-            self._see_plain(function, treatment, args, kwargs, plain, written)
+            self._see_plain(function, does, args, kwargs, plain, written)
+
+    def _see_reading(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Note what leaves for Python or NumPy: it may come back."""
+        tensors = [*_tensors((args, *kwargs.values()))]
+        name, place = function_name(function), self._caller(sys._getframe(4))
+        operands = tuple([self._source(tensor) for tensor in tensors])
+        vertex = self._add(Kind.OPERATION, name, operands, at=_counter(), place=place)
+        self._exports.add_reading(Reading(vertex, name, self._running[-1].number, place), result)
+        if name == "numpy":
+            self._exports.add_memory(tensors[0], vertex)
+
+    def _mark(self, given: tuple[Any, ...], gradients: Any) -> None:
+        """Mark gradients that a thread with a counter of its own made, off the CPU (pytorch#52180).
+
+        A mark lives with the node, and holds nothing.
+        """
+        strange = [t for t in _tensors((gradients,)) if t.grad_fn is not None and _is_elsewhere(t)]
+        if strange:
+            operands = tuple([self._source(tensor) for tensor in _tensors(given)])
+            vertex = self._add(Kind.OPERATION, "grad", operands, first_cut=len(operands), live=True)
+            self._marks = self._marks or object()
+            for tensor in strange:
+                node: Any = tensor.grad_fn
+                node.metadata[self._marks] = vertex
+
+    def _read_out(
+        self, does: int, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place | None
+    ) -> tuple[int, ...]:
+        """Return the vertices of values that were read out and come back as numbers or an array."""
+        if not self._exports:
+            return ()
+        exports, given = self._exports, [*args, *kwargs.values()]
+        known = exports.given(given)
+        if known or place is None:
+            return known
+        holds = exports.may_be_made_of if does == TAKE else exports.may_be_in
+        return self._guessed(place) if holds(given, place) else ()
+
+    def _guessed(self, place: Place | None) -> tuple[int, ...]:
+        """Return what may have been made a tensor of: what was read out within the same call."""
+        guessed = self._exports.read_in(self._running[-1].number)
+        if guessed:
+            self._note(self._exports.note(place))
+        return guessed
 
     def _see_live(
         self,
-        treatment: int,
+        does: int,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         begin: int,
@@ -321,48 +391,55 @@ class FlowRecorder:
         """Note the line of what has nodes, and the operands that the nodes do not know."""
         unknown = list(written)
         given: Any = (args, *kwargs.values()) if kwargs else args
-        if treatment not in (_WRITE, _FIRST):
+        if does not in (WRITE, FIRST):
             plain = (t for t in _tensors(given) if t.grad_fn is None and not t.requires_grad)
             unknown.extend(self._of_plain(tensor) for tensor in plain)
-        if treatment == _PRODUCT:
+        if does == PRODUCT:
             zeros = [a for a in args if type(a) in (int, float) and a == 0]
             unknown += [self._add(Kind.CONSTANT, "0") for _ in zeros]
         place = self._caller(sys._getframe(4))
-        running = self._running[-1].number if self._running else -1
+        unknown += self._read_out(does, args, kwargs, place)
         end = _counter()
-        self._functions.append((begin, end, running, place, tuple(unknown)))
+        if len(self._functions) >= MOST_VERTICES:
+            raise _TooManyError
+        self._functions.append((begin, end, self._running[-1].number, place, tuple(unknown)))
         self._function_ends.append(end)
 
     def _see_plain(
         self,
         function: Any,
-        treatment: int,
+        does: int,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         made: list[Tensor],
         written: tuple[int, ...],
     ) -> None:
         operands: tuple[int, ...] = ()
-        if treatment == _WRITE:
+        if does == WRITE:
             operands = written
-        elif treatment != _FORM:
+        elif does != FORM:
             given: Any = (args, *kwargs.values()) if kwargs else args
-            if treatment == _OVERWRITE:
+            if does == OVERWRITE:
                 given = given[1:]
-            elif treatment == _FIRST:
+            elif does == FIRST:
                 given = args[:1]
             operands = tuple([self._source(t) for t in _tensors(given)])
-        name = _function_name(function)
+        name, place = function_name(function), self._caller(sys._getframe(4))
         if name == "getitem" and _keeps_all(args[0], made[0]):
             name = "view"
-        kind = Kind.OPERATION if operands or treatment == _OVERWRITE else Kind.CONSTANT
-        vertex = self._add(
-            kind, name, operands, at=_counter(), place=self._caller(sys._getframe(4))
-        )
+        if not operands and does == TAKE:
+            shared = (self._exports.of_memory(tensor) for tensor in made)
+            operands = tuple([vertex for vertex in shared if vertex is not None])
+        if not operands or does in (MAKE, PRODUCT, WRITE, OVERWRITE):
+            operands += self._read_out(does, args, kwargs, place)
+        kind = Kind.OPERATION if operands or does == OVERWRITE else Kind.CONSTANT
+        vertex = self._add(kind, name, operands, at=_counter(), place=place)
         for tensor in made:
             self._remember(tensor, vertex)
+            if name in _LETS_GO:
+                self._exports.add_memory(tensor, vertex)
             base = tensor._base
-            if treatment in (_WRITE, _OVERWRITE) and base is not None:
+            if does in (WRITE, OVERWRITE) and base is not None:
                 self._remember(base, vertex)
 
     # Where a tensor came from.
@@ -377,7 +454,7 @@ class FlowRecorder:
 
     def _of_node(self, node: Any, output: int, tensor: Tensor | None = None) -> int:
         number = node._sequence_nr()
-        known = self._known(number, output)
+        known = self._known(node, number, output)
         if known is not None:
             return known
         if tensor is not None and "CheckpointFunction" in node.name():
@@ -388,14 +465,14 @@ class FlowRecorder:
                 return seen[2]
         return self._walk(node, output)
 
-    def _known(self, number: int, output: int) -> int | None:
+    def _known(self, node: Any, number: int, output: int) -> int | None:
+        if self._marks is not None and self._marks in node.metadata:
+            return node.metadata[self._marks]  # type: ignore[no-any-return]
         vertex = self._by_number.get((number, output) if output else number)
         if vertex is not None:
             return vertex
-        place = bisect_right(self._begins, number) - 1
-        if place >= 0 and number < self._ends[place]:
-            return self._vertices[place]
-        return None
+        span = self._spans[bisect_right(self._begins, number) - 1]
+        return span.index if number < span.end else None
 
     def _walk(self, root: Any, output: int) -> int:
         """Make the vertices of a node and of those before it that have none yet."""
@@ -403,7 +480,7 @@ class FlowRecorder:
         while stack:
             node, place = stack[-1]
             number = node._sequence_nr()
-            if self._known(number, place) is not None:
+            if self._known(node, number, place) is not None:
                 stack.pop()
                 continue
             todo = [
@@ -416,7 +493,7 @@ class FlowRecorder:
                 continue
             stack.pop()
             self._add_node(node, number, place)
-        vertex = self._known(root._sequence_nr(), output)
+        vertex = self._known(root, root._sequence_nr(), output)
         assert vertex is not None
         return vertex
 
@@ -424,9 +501,9 @@ class FlowRecorder:
         number = node._sequence_nr()
         if number == _ACCUMULATES:
             return self._of_leaf(node.variable)
-        if number < self._first and number not in self._by_number:
+        if number < self._first and number not in self._by_number and self._marks is None:
             self._by_number[number] = self._add(Kind.UNKNOWN, "made before the run", live=True)
-        return self._known(number, output)
+        return self._known(node, number, output)
 
     def _add_node(self, node: Any, number: int, output: int) -> None:
         following = node.next_functions
@@ -461,7 +538,7 @@ class FlowRecorder:
         place = bisect_right(self._calls, number, key=lambda call: call.begin) - 1
         while place >= 0:
             call = self._calls[place]
-            if not call.end or number < call.end:
+            if call.end < 0 or number < call.end:
                 return place
             place = call.parent
         return -1
@@ -471,100 +548,129 @@ class FlowRecorder:
         vertex = self._source_vertices.get(key)
         if vertex is not None:
             return vertex
-        source = self._sources.get(key) or self._named(key)
-        if source is None and tensor.requires_grad and self._is_made_leaf(tensor):
-            return self._made_leaf(tensor)
-        if source is None:
-            return self._add(Kind.UNKNOWN, "tensor", self._unseen(), live=tensor.requires_grad)
+        if not self._is_named(key):
+            return self._of_stranger(tensor)
+        source = self._sources[key]
         name = ".".join(part for part in source[1] if part)
         vertex = self._add(source[0], name, live=tensor.requires_grad)
         self._source_vertices[key] = vertex
         return vertex
 
-    def _is_made_leaf(self, tensor: Tensor) -> bool:
-        """Whether a leaf was seen before, when it did not require gradients."""
+    def _of_stranger(self, tensor: Tensor) -> int:
+        """Return the vertex of a tensor that nothing showed being made."""
         seen = self._plain.get(id(tensor))
-        return seen is not None and seen[0]() is tensor
+        if seen is not None and seen[0]() is tensor:
+            return self._made_leaf(tensor, seen[2]) if tensor.requires_grad else seen[2]
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return self._source(torch._C._functorch.get_unwrapped(tensor))
+        shared, live = self._exports.of_memory(tensor), tensor.requires_grad
+        if shared is not None:  # such as a parameter made of what was detached
+            vertex = self._add(Kind.OPERATION, "alias", (shared,), live=live)
+        elif guessed := self._guessed(None):
+            vertex = self._add(Kind.OPERATION, "tensor", guessed, live=live)
+        else:
+            vertex = self._of_unseen(live)
+        self._remember(tensor, vertex)
+        return vertex
 
-    def _made_leaf(self, tensor: Tensor) -> int:
+    def _made_leaf(self, tensor: Tensor, vertex: int) -> int:
         """Return the vertex of what was computed and then told to require gradients."""
-        vertex = self._plain[id(tensor)][2]
         if self._rows[vertex].live:
             return vertex
         vertex = self._add(Kind.OPERATION, "requires_grad", (vertex,), live=True)
         self._remember(tensor, vertex)
         return vertex
 
-    def _named(self, key: int) -> Source | None:
+    def _of_unseen(self, live: bool) -> int:
+        """Return the vertex of a tensor that may come of all that its call has been given and made.
+
+        Outside of the model, and where it has a gradient of its own, it is the user's own.
+        """
+        around = self._running[-1]
+        if live or around.number < 0:
+            return self._add(Kind.UNKNOWN, "tensor", live=live)
+        before, since = self._unseen.get(around.number, (around.inputs, around.number + 1))
+        inside = (output for call in self._calls[since:] for output in call.outputs)
+        vertex = self._add(Kind.UNKNOWN, "tensor", tuple(dict.fromkeys((*before, *inside))))
+        self._unseen[around.number] = (vertex,), len(self._calls)
+        self._note(
+            f"a tensor inside {around.name or around.type_name!r} was made where nothing shows it "
+            "(by a script, vmap, compiled code or in another module): it may come of all before it"
+        )
+        return vertex
+
+    def _is_named(self, key: int) -> bool:
         """Go on through what has names until the one that is asked for."""
+        if key in self._sources:
+            return True
         for source in self._unnamed:
-            known = self._sources.setdefault(id(source[2]), source)
+            self._sources.setdefault(id(source[2]), source)
             if id(source[2]) == key:
-                return known
-        return None
+                return True
+        return False
 
     def _of_plain(self, tensor: Tensor) -> int:
         seen = self._plain.get(id(tensor))
         if seen is not None and seen[0]() is tensor and seen[1] == version(tensor):
             return seen[2]
         base = None if tensor.is_inference() else tensor._base
-        key = id(tensor)
-        if base is not None and not (key in self._sources or self._named(key)):
+        if base is not None and not self._is_named(id(tensor)):
             return self._source(base)
         if seen is not None and seen[0]() is tensor:
             return seen[2]  # written to where nothing was seen
         return self._of_leaf(tensor)
 
-    def _unseen(self) -> tuple[int, ...]:
-        """Return what a tensor may come of that nothing showed, where functions are not seen."""
-        if not self._running or not self._running[-1].is_blind:
-            return ()
-        around = self._running[-1]
-        inside = (call for call in self._calls[around.number + 1 :] if call.end)
-        return tuple(dict.fromkeys((*around.inputs, *(o for c in inside for o in c.outputs))))
-
-    def _returned(self, call: OpenCall, tensor: Tensor) -> int:
-        """Return where an output of a call whose inside was seen comes from."""
-        vertex = self._source(tensor)
-        row = self._rows[vertex]
-        if type(row) is not _Row or row.kind is not Kind.UNKNOWN or tensor.requires_grad:
-            return vertex
-        if not row.operands:
-            row.operands = call.inputs
-        self._remember(tensor, vertex)
-        self._note(
-            f"what {call.layer.label!r} computes from its inputs was not seen: it runs no "
-            "function of torch's that shows it (a script, vmap or compiled code)"
-        )
-        return vertex
-
     # Rows.
 
+    def _complete(
+        self, call: OpenCall, tensors: list[Tensor], is_one_vertex: bool, end: int
+    ) -> None:
+        call.end = end
+        self._end_inside(call)
+        try:
+            if is_one_vertex:
+                self._add_call(call, tensors)
+            else:
+                call.outputs = tuple([self._source(tensor) for tensor in tensors])
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
+        if self._running[-1] is call:
+            self._running.pop()
+
+    def _end_inside(self, call: OpenCall) -> None:
+        """End the calls inside one that an exception ended without a word to us."""
+        running = self._running
+        if call in running:
+            while running[-1] is not call:
+                running.pop().end = call.end
+
     def _add_call(self, call: OpenCall, tensors: list[Tensor]) -> None:
-        vertex = self._next_vertex()
+        call.index = self._next_vertex()
         self._rows.append(call)
-        made_nodes = call.end > call.begin
-        if made_nodes:
+        makes_nodes = call.end > call.begin
+        if makes_nodes:
+            while self._begins[-1] > call.begin:  # those of a call inside
+                self._begins.pop()
+                self._spans.pop()
             self._begins.append(call.begin)
-            self._ends.append(call.end)
-            self._vertices.append(vertex)
+            self._spans.append(call)
         outputs = []
         for tensor in tensors:
             if tensor.requires_grad:
                 call.live = True
-                outputs.append(vertex if made_nodes else self._source(tensor))
+                outputs.append(call.index if makes_nodes else self._source(tensor))
                 continue
             seen = self._plain.get(id(tensor))
             is_own = seen is None or seen[0]() is not tensor or seen[1] != version(tensor)
             if is_own and id(tensor) not in self._source_vertices:
-                self._remember(tensor, vertex)
+                self._remember(tensor, call.index)
             outputs.append(self._of_plain(tensor))
         call.outputs = tuple(outputs)
 
     def _next_vertex(self) -> int:
         vertex = len(self._rows)
         if vertex >= MOST_VERTICES:
-            raise _TooManyError(f"the run has more than {MOST_VERTICES:,} operations")
+            raise _TooManyError
         return vertex
 
     def _add(
@@ -581,7 +687,7 @@ class FlowRecorder:
     ) -> int:
         vertex = self._next_vertex()
         if call is None:
-            call = self._running[-1].number if self._running else -1
+            call = self._running[-1].number
         row = _Row(kind, name, operands, first_cut, live, call)
         row.made_at, row.place = at, place
         self._rows.append(row)
@@ -598,67 +704,56 @@ class FlowRecorder:
             elif type(row) is OpenCall and row.begin == number == row.end:
                 row.live = True
 
-    def _end(self, call: OpenCall) -> None:
-        """End a call, and those inside that an exception ended without a word to us."""
-        running, last = self._running, len(self._calls) - 1
-        if running and running[-1] is call:
-            running.pop()
-            call.last = last
-        elif call in running:
-            while (ended := running.pop()) is not call:
-                ended.end, ended.last = call.end, last
-            call.last = last
-
     def _is_here(self) -> bool:
         if get_ident() == self._thread:
             return True
-        self._note("layers ran in several threads: the flow of the others was not followed")
+        self._give_up("layers ran in several threads")
         return False
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
     def _fail(self, error: Exception) -> None:
-        self._errors += 1
         if isinstance(error, _TooManyError):
-            self._note(f"{error}; the rest was not followed")
-            self.is_on = False
-            return
-        self._note(f"an error in pytest-modelhealth: {type(error).__name__}: {error}")
-        if self._errors >= _MOST_ERRORS:
-            self.is_on = False
+            self._give_up(f"the run has more than {MOST_VERTICES:,} operations")
+        else:
+            self._give_up(f"an error in pytest-modelhealth: {type(error).__name__}: {error}")
+
+    def _give_up(self, why: str) -> None:
+        """Record no flow: one with a gap would deny ways that there are."""
+        self.is_on = False
+        self._note(f"not recorded: {why}")
+        self._calls.clear()
+        self._rows.clear()
 
     def _caller(self, frame: FrameType | None) -> Place | None:
         """Return the line of the user's code that made a call; a container's for torch's own."""
-        while frame is not None:
-            code = frame.f_code
-            where = self._codes.get(code)
-            if where is None:
-                where = self._codes[code] = _whose(code)
-            if where == _USERS:
-                return code, frame.f_lasti
-            if where == _TORCHS:
-                return self._running[-1].place if self._running else None
-            if where == _ENGINES:
-                return None
-            frame = frame.f_back
-        return None
+        return self._places.of(frame, self._running[-1].place)
 
     def _graph(self) -> Graph:
         vertices = tuple(row.vertex() for row in self._rows)
+        last = list(range(len(self._calls)))
+        for call in reversed(self._calls):
+            if call.parent >= 0:
+                last[call.parent] = max(last[call.parent], last[call.number])
         calls = [
             Call(
-                layer=call.layer.name,
-                type_name=call.layer.type_name,
+                layer=call.name,
+                type_name=call.type_name,
                 parent=call.parent,
-                last=call.last,
+                last=last[call.number],
                 inputs=call.inputs,
                 outputs=call.outputs,
-                line=_line(call.place),
+                line=line_of(call.place),
             )
             for call in self._calls
         ]
         return Graph(vertices, tuple(calls), self._outputs, self._loss, tuple(self._notes))
+
+
+def _is_elsewhere(tensor: Tensor) -> bool:
+    """Whether the backward pass of a tensor runs in a thread of its device."""
+    return not tensor.is_cpu
 
 
 class _TooManyError(Exception):
@@ -680,63 +775,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(list.__iter__(value))
 
 
-def _treatment(function: Any) -> int:
-    name = getattr(function, "__name__", "")
-    if name in _ASKS or name == "__set__":
-        return _SKIP
-    if name in _READS:
-        return _READ
-    if name in _FORMS:
-        return _FORM
-    if name in _FORM_OF_OTHERS:
-        return _FIRST
-    if name in _OVERWRITES:
-        return _OVERWRITE
-    if name in _PRODUCTS:
-        return _WRITE if name in ("mul_", "__imul__", "multiply_") else _PRODUCT
-    if (name.endswith("_") and not name.endswith("__")) or name in _WRITES:
-        return _WRITE
-    return _MAKE
-
-
-def _function_name(function: Any) -> str:
-    name = getattr(function, "__name__", "") or "function"
-    if name == "__get__":  # an attribute, such as ``x.data``
-        name = getattr(getattr(function, "__self__", None), "__name__", "attribute")
-    return name.strip("_").lower()
-
-
 def _keeps_all(whole: Tensor, taken: Tensor) -> bool:
     """Whether indexing took all values, once each: ``x[:, None]``."""
     return taken.numel() == whole.numel() and not taken.is_inference() and taken._base is not None
-
-
-_THROUGH, _TORCHS, _USERS, _ENGINES = range(4)
-
-
-def _whose(code: CodeType) -> int:
-    """Tell the user's code from torch's, and both from what every call passes through."""
-    path = code.co_filename
-    if path in (_MODULE_CALL, _OVERRIDES) or path.startswith(_OBSERVING):
-        return _THROUGH
-    if path.startswith(_OURS):
-        return _ENGINES
-    if path.startswith(_TORCH):
-        return _TORCHS if f"{_TORCH}/nn/modules" in path else _THROUGH
-    return _USERS
-
-
-@cache
-def _lines(code: CodeType) -> tuple[int | None, ...]:
-    return tuple(line for line, _, _, _ in code.co_positions())
-
-
-def _line(place: Place | None) -> str:
-    """Return ``path:line``, and nothing where the place is not known."""
-    if place is None:
-        return ""
-    code, instruction = place
-    lines = _lines(code)
-    at = instruction // 2
-    line = lines[at] if 0 <= at < len(lines) else code.co_firstlineno
-    return f"{code.co_filename}:{line or code.co_firstlineno}"

@@ -220,7 +220,7 @@ class Hooks:
         try:
             self.recorder.enter(layer)
             frame.inputs.append(self.recorder.add_input(layer, tensor))
-            frame.call = self.flow.enter(layer, [tensor])
+            frame.call = self.flow.enter_simply(layer, tensor)
             frame.is_simple = True
         except Exception as error:  # noqa: BLE001 - as in _guarded
             self.recorder.fail(layer, error)
@@ -235,7 +235,7 @@ class Hooks:
             return False
         self._stack.pop()
         try:
-            self.flow.complete(frame.call, [output], is_one_vertex=True)
+            self.flow.complete_simply(frame.call, output)
             self._see_tensors(frame, [output] if holds_numbers(output) else [])
         except Exception as error:  # noqa: BLE001 - as in _guarded
             self.recorder.fail(layer, error)
@@ -256,8 +256,6 @@ class Hooks:
             frame.resume = self.functional.suspend()
             if frame.resume is not None:
                 self.recorder.note_blind_spot(layer)
-                if frame.call is not None:
-                    frame.call.is_blind = True
 
     def _is_recomputation(self) -> bool:
         """Whether activation checkpointing is running a forward again, inside our backward."""
@@ -281,6 +279,7 @@ class Hooks:
         self._drop(frame)
         if output is None and sys.exception() is not frame.handling:
             layer.raised = type(sys.exception()).__name__
+            self.flow.abandon(frame.call)
         else:
             self._see_output(frame, output)
 

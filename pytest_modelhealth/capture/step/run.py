@@ -84,7 +84,7 @@ def run_step(
     state = State(model) if state is None else state
     writes = _Writes(recorder, batch)
     registered = Registered(model, writes.parameters, batch)
-    recorder.flow.name_sources(_sources(recorder, arguments, request.target))
+    recorder.flow.name_sources(_sources(recorder, state, arguments, request.target))
     notes = [*notes, *_unregistered(recorder, registered, state)]
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
@@ -151,8 +151,8 @@ def run_step(
     )
 
 
-def _sources(recorder: Recorder, arguments: Inputs, target: Any) -> Iterator[Source]:
-    """Yield the batch, the parameters and the buffers with their names in the flow."""
+def _sources(recorder: Recorder, state: State, arguments: Inputs, target: Any) -> Iterator[Source]:
+    """Yield the batch and what the model holds with their names in the flow."""
     for key, value in (*enumerate(arguments.args), *arguments.kwargs.items()):
         yield from ((Kind.INPUT, *named) for named in _numbered(f"input {key}", value))
     yield from ((Kind.TARGET, *named) for named in _numbered("target", target))
@@ -160,6 +160,8 @@ def _sources(recorder: Recorder, arguments: Inputs, target: Any) -> Iterator[Sou
         yield Kind.PARAMETER, (layer.name, name), tensor
     for layer, name, tensor in recorder.held("_buffers"):
         yield Kind.BUFFER, (layer.name, name), tensor
+    for tensor in (*state.leaves, *state.tensors):
+        yield Kind.UNKNOWN, ("attribute",), tensor
 
 
 def _numbered(name: str, value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:

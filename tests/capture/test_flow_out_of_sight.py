@@ -1,0 +1,238 @@
+"""What the flow cannot follow: it says so, and the verdict is what it would be without a flow."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.capture.observing import flow as recording
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.report import Flow, Kind
+
+
+@torch.jit.script
+def scripted(x: Tensor, y: Tensor) -> Tensor:
+    """Multiply where no function shows it."""
+    return x * y + 1
+
+
+class Layers(nn.Module):
+    """Three linear layers, for forwards of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(8, 8) for _ in range(3))
+
+
+class Vmapped(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.vmap(lambda row: self.b(self.a(row)).tanh())(x))
+
+
+class VmappedWithoutGradients(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            half = torch.vmap(lambda row: row / 2)(self.a(x))
+        return self.c(self.b(half))
+
+
+class Scripted(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(scripted(self.a(x), self.b(x)))
+
+
+class ScriptedWithoutGradients(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            product = scripted(self.a(x), self.b(x))
+        return self.c(product)
+
+
+class Threaded(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        found: dict[str, Tensor] = {}
+        thread = threading.Thread(target=lambda: found.update(a=self.a(x)))
+        thread.start()
+        thread.join()
+        return self.c(self.b(found["a"]))
+
+
+class Raising(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner(x)
+        raise ValueError
+
+
+class Catching(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.raising = Raising()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        try:
+            self.raising(h)
+        except ValueError:
+            h = self.b(h + 1)
+        return self.c(h)
+
+
+class Same(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Returning(Layers):
+    """Layers that return their own input are not where it comes from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same, self.identity = Same(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.identity(self.same(self.a(x)))) + self.c(x)
+
+
+class Long(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x))
+        for _ in range(300):
+            h = h + 0.001
+        return self.c(h)
+
+
+class LongAfterwards(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.c(self.b(self.a(x)))
+        for _ in range(300):
+            h = h + 0.001
+        return h
+
+
+class Forces(Layers):
+    """Differentiates within its forward, as a model of forces does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_(True)
+        energy = self.b(self.a(x).tanh()).sum()
+        return self.c(*torch.autograd.grad(energy, x, create_graph=True))
+
+
+def report_of(model: nn.Module) -> HealthReport:
+    """Return the report on a batch of its own."""
+    torch.manual_seed(1)
+    return Inspector(model).run_inspection(torch.randn(16, 8))
+
+
+def flow_of(model: nn.Module) -> Flow:
+    """Return the flow of a run."""
+    flow = report_of(model).flow
+    assert flow is not None
+    return flow
+
+
+@pytest.mark.parametrize(
+    ("kind", "fed", "notes"),
+    [
+        (Vmapped, ("a",), 0),
+        (VmappedWithoutGradients, ("tensor",), 1),
+        (Scripted, ("input 0",), 0),
+        (ScriptedWithoutGradients, ("input 0",), 1),
+        (Catching, ("a",), 0),
+        (Returning, ("a",), 0),
+    ],
+)
+def test_what_is_out_of_sight_is_followed_or_noted(
+    kind: type[Layers], fed: tuple[str, ...], notes: int
+) -> None:
+    """No way is denied: what nothing shows may come of all before it."""
+    flow = flow_of(kind())
+    assert flow.producers("b") == fed
+    assert len(flow.notes) == notes
+    assert "output" in flow.reach("a")
+
+
+def test_what_is_called_after_an_exception_is_not_inside_it() -> None:
+    """The call that raised ended there."""
+    flow = flow_of(Catching())
+    assert [call.layer for call in flow.graph.calls if call.parent == 0] == [
+        "a",
+        "raising",
+        "b",
+        "c",
+    ]
+    add = next(v for v in flow.graph.vertices if v.name == "add")
+    assert add.call == 0
+
+
+def test_operations_that_no_function_shows_have_their_call() -> None:
+    """A script's nodes tell by their numbers inside which call they were made."""
+    flow = flow_of(Scripted())
+    (given,) = flow.calls("c")[0].inputs
+    assert flow.graph.vertices[given].kind is Kind.OPERATION
+    assert flow.graph.vertices[given].call == 0
+
+
+@pytest.mark.parametrize("kind", [Long, LongAfterwards, Threaded])
+def test_a_flow_with_a_gap_is_no_flow(kind: type[Layers], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it would deny ways that there are it holds a note alone."""
+    monkeypatch.setattr(recording, "MOST_VERTICES", 100)
+    flow = flow_of(kind())
+    assert not flow.graph.vertices
+    assert "not recorded" in flow.notes[0]
+
+
+def test_what_cannot_be_drawn_says_why() -> None:
+    """Not that the code is compiled, where it is not."""
+    with pytest.raises(InspectionError, match="several threads"):
+        report_of(Threaded()).plot_flow()
+
+
+def test_an_error_of_ours_costs_the_flow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a note, and never the user's."""
+
+    def fail(*arguments: object) -> int:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(recording.FlowRecorder, "_source", fail)
+    report = report_of(Long())
+    assert report.flow is not None
+    assert report.flow.notes == (
+        "not recorded: an error in pytest-modelhealth: RuntimeError: ours",
+    )
+    assert report.healthy
+
+
+BAD = (Vmapped, VmappedWithoutGradients, Scripted, ScriptedWithoutGradients, Threaded, Catching)
+
+
+@pytest.mark.parametrize("kind", [*BAD, Returning, Long, LongAfterwards, Forces])
+def test_the_verdict_is_no_worse_than_without_a_flow(
+    kind: type[Layers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flow that is partial or left out adds no violation."""
+    torch.manual_seed(0)
+    model = kind()
+    monkeypatch.setattr(recording, "MOST_VERTICES", 100)
+    found = {(v.check, v.layer) for v in report_of(model).violations}
+    monkeypatch.setattr(recording.FlowRecorder, "flow", lambda self: None)
+    assert found <= {(v.check, v.layer) for v in report_of(model).violations}
+
+
+def test_gradients_made_in_another_thread_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off the CPU a second derivative's numbers are another counter's: its call is one vertex."""
+    assert "grad" not in str(flow_of(Forces())).replace("tanh_backward", "")
+    monkeypatch.setattr(recording, "_is_elsewhere", lambda tensor: True)
+    flow = flow_of(Forces())
+    (step, other) = flow.steps_into("c")
+    assert (step.source, other.source) == ("b", "input 0")
+    assert step.operations == ("sum", "grad")
+    assert step.differentiable
