@@ -286,7 +286,8 @@ def _is_noise(record: LayerRecord, observation: Observation) -> bool:
     """Whether a dropout alone tells the samples apart in what a layer gives out."""
     sources = flow_of(observation).producers(record.name)
     records = [observation.layers[name] for name in sources if name in observation.layers]
-    return "Dropout" in record.type_name and any(r.equal_samples for r in records)
+    is_equal = not records or any(r.equal_samples for r in records)
+    return "Dropout" in record.type_name and is_equal
 
 
 def _is_asked_for(record: LayerRecord, observation: Observation) -> bool:

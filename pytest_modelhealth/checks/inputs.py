@@ -189,6 +189,11 @@ def _is_normalised_twice(given: TensorStatistics) -> bool:
     return _ONCE < spread < 8.0 and -spread < centre < -0.2 and given.max > spread
 
 
+def _counts_up(given: TensorStatistics | None) -> bool:
+    """Whether ids cover as many numbers as there are in a row: positions."""
+    return given is not None and bool(given.shape) and given.max - given.min == given.shape[-1] - 1
+
+
 def _ids(observation: Observation) -> Iterator[Violation]:
     """Yield tables that the batch asks for one row only.
 
@@ -200,6 +205,7 @@ def _ids(observation: Observation) -> Iterator[Violation]:
         name: size
         for name, size in sizes.items()
         if isinstance(size, int)
+        and not _counts_up(observation.layers[name].inputs)
         and not (flow.is_exact and set(flow.inputs).isdisjoint(flow.producers(name)))
     }
     takers = {name: set(flow.consumers(name)) for name in rows}
