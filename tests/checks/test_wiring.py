@@ -306,6 +306,9 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "an expert for all samples, one by one": lambda: (
         Model(routed_by_sample, experts=linears(SAMPLES)), (features(),)
     ),
+    "an expert for all embedded samples": lambda: (
+        Model(routed_by_sample, experts=linears(SAMPLES)), (ids(),)
+    ),
     "LayerDrop": lambda: (Model(dropped_layer, blocks=blocks(*[""] * 5)), (ids(),)),
     "early exit": lambda: (Model(early_exit, blocks=blocks(*[""] * 5)), (ids(),)),
     "adapters by language": lambda: (
@@ -321,7 +324,7 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
         (ids(),),
     ),
     "an ensemble through one template": lambda: (
-        Model(ensemble, members=linears(3)), (features(),)
+        Model(ensemble, members=linears(3)), (ids(),)
     ),
     "a slow copy for later": lambda: (online_and_target(), (features(), features())),
     "two towers": lambda: (
@@ -441,3 +444,9 @@ def test_a_design_is_left_alone(name: str, training: bool) -> None:
         return model.train(training), batch
 
     assert tell(make) == []
+
+
+def test_weights_that_a_function_uses_are_used_without_gradients_too() -> None:
+    """The flow has them by name where no gradient tells."""
+    model, batch = DESIGNS["weights used by a function"]()
+    assert findings(Inspector(model).run_inspection(batch, backward=False)) == []
