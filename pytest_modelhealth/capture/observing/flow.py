@@ -414,16 +414,7 @@ class FlowRecorder:
         made: list[Tensor],
         written: tuple[int, ...],
     ) -> None:
-        operands: tuple[int, ...] = ()
-        if does == WRITE:
-            operands = written
-        elif does != FORM:
-            given: Any = (args, *kwargs.values()) if kwargs else args
-            if does == OVERWRITE:
-                given = given[1:]
-            elif does == FIRST:
-                given = args[:1]
-            operands = tuple([self._source(t) for t in _tensors(given)])
+        operands = self._operands(does, args, kwargs, written)
         name, place = function_name(function), self._caller(sys._getframe(4))
         if name == "getitem" and _keeps_all(args[0], made[0]):
             name = "view"
@@ -441,6 +432,23 @@ class FlowRecorder:
             base = tensor._base
             if does in (WRITE, OVERWRITE) and base is not None:
                 self._remember(base, vertex)
+
+    def _operands(
+        self,
+        does: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: tuple[int, ...],
+    ) -> tuple[int, ...]:
+        """Return where the values come from that a function takes."""
+        if does in (WRITE, FORM):
+            return written if does == WRITE else ()
+        given: Any = (args, *kwargs.values()) if kwargs else args
+        if does == OVERWRITE:
+            given = given[1:]
+        elif does == FIRST:
+            given = args[:1]
+        return tuple([self._source(t) for t in _tensors(given)])
 
     # Where a tensor came from.
 
