@@ -45,7 +45,7 @@ def is_meant(
 
 def _was_returned(name: str, flow: Flow) -> bool:
     """Whether a module around it returned its values beside others that are used."""
-    used = flow.feeding()
+    used = flow.used
     return any(is_inside(name, layer) and layer in used for layer in flow.reach(name))
 
 
@@ -59,7 +59,7 @@ def _ends_a_stack(layer: str, flow: Flow) -> bool:
     for call in flow.graph.calls:
         called_at[call.line].setdefault(call.layer)
     alike = list(called_at[flow.line(layer)]) if flow.line(layer) else []
-    used = flow.feeding()
+    used = flow.used
     if alike[-1:] != [layer] or not alike[:-1] or not used.issuperset(alike[:-1]):
         return False
     beside = {taker for maker in flow.producers(layer) for taker in flow.consumers(maker)}

@@ -113,7 +113,7 @@ def _lost(observation: Observation) -> Iterator[_Lost]:
     if not lacking:
         return
     flow = flow_of(observation)
-    used, graph = flow.feeding(), flow.graph
+    used, graph = flow.used, flow.graph
     is_sure = flow.is_exact and graph.loss is not None and graph.vertices[graph.loss].live
     to_loss = flow.feeding("loss") if is_sure else frozenset()
     for layer, missing in lacking.items():

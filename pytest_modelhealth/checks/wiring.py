@@ -61,7 +61,8 @@ class Wiring(Check):
         yield from _constant_look_ups(observation, flow)
         yield from _lost_states(observation, flow)
         if flow.is_exact:
-            yield from _unread(observation, flow, groups)
+            if flow.graph.outputs:
+                yield from _unread(observation, flow, groups)
             doubled = list(_doubled(observation, flow))
             yield from doubled
             told = [name for violation in doubled for name in violation.layers]

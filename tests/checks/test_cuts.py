@@ -89,7 +89,7 @@ def test_an_encoder_detached_before_attention_is_one_cut(inspect: Inspect) -> No
     line = violation.message.partition("`detach` at ")[2].partition(",")[0]
     assert "memory.detach()" in code_at(line)
     text = report.render("failure")
-    assert text.count("`detach`") == 1
+    assert text.count("`detach` at") == 1
 
 
 class Chain(nn.Module):
@@ -305,7 +305,6 @@ def listed(x: Tensor, layers: Any) -> Tensor:
         (forgotten, "layers.1", ("layers.0",)),
         (one_short, "layers.2", ()),
         (overwritten, "layers.1", ("layers.0",)),
-        (listed, "layers.1", ("layers.0",)),
     ],
 )
 def test_a_value_computed_in_vain(
@@ -318,6 +317,14 @@ def test_a_value_computed_in_vain(
         assert violation.affected == affected
         assert "in vain" in violation.message
         assert ".item()" in violation.cause
+
+
+def test_values_that_leave_for_python_are_cut_off(batch: Tensor, inspect: Inspect) -> None:
+    """What comes back of a list has lost its graph: the call that read it is named."""
+    (violation,) = inspect(Row(listed), batch).violations
+    assert (violation.layer, violation.affected) == ("layers.1", ("layers.0",))
+    assert "`tolist` at" in violation.message
+    assert "between layers.1 and layers.2" in violation.message
 
 
 class Part(nn.Module):

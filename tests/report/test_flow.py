@@ -128,9 +128,9 @@ def test_what_one_cut_costs_ends_in_one_place(cut: Flow) -> None:
 
 def test_what_feeds_the_ends_of_a_run(right: Flow) -> None:
     """Without a name, the output and the loss: the last layer is among what feeds them."""
-    assert {"head", "stem", "blocks.2", "input 0"} <= right.feeding()
-    assert "unused" not in right.feeding()
-    assert right.feeding() == right.feeding("output", "loss")
+    assert {"head", "stem", "blocks.2", "input 0"} <= right.used
+    assert "unused" not in right.used
+    assert right.used == right.feeding("output", "loss")
 
 
 class Recurrent(nn.Module):

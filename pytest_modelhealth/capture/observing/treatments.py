@@ -31,6 +31,8 @@ _READS = frozenset(
     {"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__"}
     | {"__bool__", "is_nonzero", "equal", "allclose", "__dlpack__"}
 )
+_NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__", "__bool__", "is_nonzero"})
+"""Functions that are `Tensor.item` by another name; `float` is a conversion, too."""
 _TAKES = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer", "scalar_tensor"})
 _OPERATORS = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
@@ -66,5 +68,7 @@ def function_name(function: Any) -> str:
     name = getattr(function, "__name__", "") or "function"
     if name == "__get__":  # an attribute, such as ``x.data``
         name = getattr(getattr(function, "__self__", None), "__name__", "attribute")
+    if name in _NUMBERS:
+        return "item"
     name = name.strip("_").lower()
     return "numpy" if name == "array" else name

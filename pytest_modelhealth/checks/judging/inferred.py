@@ -3,8 +3,7 @@
 Code observed as compiled, and layers that ran in threads of their own, show no graph. What a layer
 was given is then matched by its numbers with what another returned, or its container was given.
 Where nothing matches, it may depend on all that its container was given and on every layer inside
-that returned before: such a flow says too much rather than too little, and its notes say so. Of a
-flow that was recorded only what went through Python is matched.
+that returned before: such a flow says too much rather than too little, and its notes say so.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.evidence import is_inside
-from pytest_modelhealth.report.flow import WHOLE, Call, Flow, Graph, Kind, Vertex
+from pytest_modelhealth.report.flow import Call, Flow, Graph, Kind, Vertex
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation
@@ -23,19 +22,13 @@ if TYPE_CHECKING:
 
 NOTE = "inferred from equal statistics, as no flow was recorded: it may say too much"
 
-THROUGH_PYTHON = "numbers went through Python: they were matched by equal statistics"
-
 
 def with_flow(observation: Observation) -> Observation:
     """Return the observation with a flow of every layer that ran, inferred where none was seen."""
     ran = [r for r in observation.layers.values() if r.entered is not None]
     flow = observation.flow
     if flow is not None and all(record.name in flow for record in ran):
-        regained = _regained(observation, flow.graph)
-        if not regained:
-            return observation
-        graph = _joined(flow.graph, regained)
-        return replace(observation, flow=Flow(lambda: graph))
+        return observation
     return replace(observation, flow=Flow(_Inferred(observation, ran).graph))
 
 
@@ -55,44 +48,6 @@ def same_values(a: TensorStatistics | None, b: TensorStatistics | None) -> bool:
 def _close(a: TensorStatistics, b: TensorStatistics) -> bool:
     """Allow for the order of summation, which a reshape changes."""
     return abs(a.mean - b.mean) <= 1e-9 * a.rms and abs(a.rms - b.rms) <= 1e-9 * a.rms
-
-
-def _regained(observation: Observation, graph: Graph) -> dict[int, int]:
-    """Return vertices that came out of Python, each with the one of an earlier layer it equals."""
-    lost = {number for number, vertex in enumerate(graph.vertices) if _is_lost(vertex)}
-    regained: dict[int, int] = {}
-    for call in graph.calls if lost else ():
-        seen = observation.layers[call.layer].inputs if call.layer in observation.layers else None
-        for number in lost.intersection(_held(given, graph) for given in call.inputs):
-            for earlier in graph.calls:
-                record = observation.layers.get(earlier.layer)
-                given_out = None if record is None else record.activations
-                if given_out is None or seen is None or given_out.dtype != seen.dtype:
-                    continue
-                if earlier.outputs and earlier.outputs[0] < number and same_values(given_out, seen):
-                    regained[number] = earlier.outputs[0]
-    return regained
-
-
-def _is_lost(vertex: Vertex) -> bool:
-    is_made = vertex.kind is Kind.CONSTANT and vertex.name in ("as_tensor", "from_numpy", "tensor")
-    return is_made or (vertex.kind is Kind.UNKNOWN and not vertex.operands)
-
-
-def _held(number: int, graph: Graph) -> int:
-    """Return the vertex whose values another holds in another layout."""
-    while graph.vertices[number].function in WHOLE and graph.vertices[number].operands:
-        number = graph.vertices[number].operands[0]
-    return number
-
-
-def _joined(graph: Graph, regained: dict[int, int]) -> Graph:
-    """Return the graph with what is regained as operands, through which no gradient goes back."""
-    vertices = list(graph.vertices)
-    for number, source in regained.items():
-        made = replace(vertices[number], kind=Kind.OPERATION, operands=(source,))
-        vertices[number] = replace(made, cuts=frozenset({0}))
-    return replace(graph, vertices=tuple(vertices), notes=(*graph.notes, THROUGH_PYTHON))
 
 
 class _Inferred:

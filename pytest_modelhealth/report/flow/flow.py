@@ -188,11 +188,16 @@ class Flow:
         _require_way(by)
         return self._indexed.names_after(layers, by)
 
+    @property
+    def used(self) -> frozenset[str]:
+        """The layers and sources whose values get to the output or the loss."""
+        return self._indexed.used
+
     def feeding(self, *layers: str, by: By = "value") -> frozenset[str]:
         """Return the layers and sources whose values get to one of `layers` or ends.
 
         Args:
-            layers: names of layers, or of the ends of the run; without any, those ends.
+            layers: names of layers, or of the ends of the run.
             by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
 
         Raises:

@@ -233,13 +233,20 @@ class Index:
 
     def names_before(self, layers: tuple[str, ...], by: By) -> frozenset[str]:
         """Return the layers and sources whose values get to one of `layers`."""
-        goal = set[int]().union(*map(self.inside, layers)) if layers else self.all_ends
+        goal = set[int]().union(*map(self.inside, layers))
         own = set[int]().union(*(self.inside(name) for name in layers if not self._is_end(name)))
-        reached = self.backward(goal, by)
-        names = {home for v in reached - own if (home := self.homes[v]) is not None}
-        returned = (n for v in reached - own for n in self._returned_by.get(v, ()))
-        names.update(self.graph.calls[number].layer for number in returned)
-        return frozenset(names - set(layers))
+        return self._names(self.backward(goal, by) - own) - set(layers)
+
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """The layers and sources whose values get to an end of the run."""
+        return self._names(self.backward(self.all_ends))
+
+    def _names(self, vertices: set[int]) -> frozenset[str]:
+        """Return what vertices are of, and the layers that return one of them."""
+        names = {home for vertex in vertices if (home := self.homes[vertex]) is not None}
+        returned = (call for vertex in vertices for call in self._returned_by.get(vertex, ()))
+        return frozenset(names.union(self.graph.calls[number].layer for number in returned))
 
     def _is_end(self, name: str) -> bool:
         return name in (LOSS, OUTPUT) and not self.knows(name)
