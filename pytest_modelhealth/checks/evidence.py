@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -77,50 +76,6 @@ def leaves(observation: Observation) -> list[LayerRecord]:
 def completed(record: LayerRecord) -> int:
     """Return when a layer last returned; a layer that raised never did."""
     return -1 if record.completed is None else record.completed
-
-
-def producer(observation: Observation, record: LayerRecord) -> LayerRecord | None:
-    """Return the innermost layer whose activations are the inputs of `record`, if there is one.
-
-    Layers are matched by their numbers, which survive ``detach``, copies and reshapes.
-    """
-    if record.inputs is None or record.entered is None:
-        return None
-    entered = record.entered
-    earlier = [
-        other
-        for other in called(observation)
-        if completed(other) < entered and same_values(other.activations, record.inputs)
-    ]
-    return innermost(earlier)[-1] if earlier else None
-
-
-def consumers(observation: Observation, record: LayerRecord) -> list[LayerRecord]:
-    """Return the layers that take the activations of `record` as they are."""
-    return [
-        other
-        for other in called(observation)
-        if (other.entered or 0) > completed(record)
-        and same_values(record.activations, other.inputs)
-    ]
-
-
-def same_values(a: TensorStatistics | None, b: TensorStatistics | None) -> bool:
-    """Whether two tensors hold the same numbers, as far as their statistics tell."""
-    if a is None or b is None or a.count != b.count:
-        return False
-    if a.min != b.min and not math.isnan(a.min):  # which tells most apart, and is at hand
-        return False
-    if a.finite_count != b.finite_count:
-        return False
-    if a.finite_count == 0:
-        return a.shape == b.shape
-    return (a.min, a.max, a.zero_count) == (b.min, b.max, b.zero_count) and _close(a, b)
-
-
-def _close(a: TensorStatistics, b: TensorStatistics) -> bool:
-    """Allow for the order of summation, which a reshape changes."""
-    return abs(a.mean - b.mean) <= 1e-9 * a.rms and abs(a.rms - b.rms) <= 1e-9 * a.rms
 
 
 def trainable(record: LayerRecord) -> dict[str, TensorStatistics]:
