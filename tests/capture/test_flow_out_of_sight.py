@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -237,3 +239,33 @@ def test_gradients_made_in_another_thread_are_marked(monkeypatch: pytest.MonkeyP
     assert (step.source, other.source) == ("b", "input 0")
     assert step.operations == ("sum", "grad")
     assert step.differentiable
+
+
+DEEP = """
+import torch
+from torch import nn
+from pytest_modelhealth import Inspector
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.fc(x)
+        for _ in range(210_000):
+            x = x * 1.000001
+        return x
+
+report = Inspector(Deep()).run_inspection(torch.randn(8, 4))
+assert report.healthy, report
+print(report.flow.notes)
+"""
+
+
+def test_a_loop_of_too_many_operations_is_said_and_freed() -> None:
+    """Such a graph overflows the stack of the thread that frees it: a process of its own shows."""
+    command = [sys.executable, "-c", DEEP]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "more than 200,000 operations" in done.stdout

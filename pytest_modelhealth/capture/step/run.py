@@ -23,6 +23,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.observing.visiting import VisitedRecorder
 from pytest_modelhealth.capture.step.apart import Running
 from pytest_modelhealth.capture.step.collection import collected_rarely
+from pytest_modelhealth.capture.step.deep_graphs import deep_graphs_freed
 from pytest_modelhealth.capture.step.inputs import Inputs
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.loss import compute_loss
@@ -75,6 +76,18 @@ def run_step(
         InspectionError: the request cannot be carried out on this model.
         Exception: whatever the user's model or loss raises, untouched.
     """
+    with deep_graphs_freed() as graph:
+        return _run_step(request, model, notes, watch, state, graph)
+
+
+def _run_step(
+    request: Request,
+    model: nn.Module,
+    notes: list[str],
+    watch: Callable[[Recorder], AbstractContextManager[Hooks]],
+    state: State | None,
+    graph: list[Any],
+) -> Observation:
     scale = LossScale.of(request.scaler)
     arguments = Inputs.of(request.inputs)
     batch = (arguments.args, arguments.kwargs, request.target)
@@ -114,6 +127,7 @@ def run_step(
         if loss is not None and not loss.is_meta:
             recorder.add_loss(loss)
         ends = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
+        graph += [*ends, None if loss is None else loss.grad_fn]
         del output
         no_gradients = ""
         if request.backward is not False:
