@@ -253,19 +253,17 @@ class Deep(nn.Module):
 
     def forward(self, x):
         x = self.fc(x)
-        for _ in range(210_000):
+        for _ in range(70_000):
             x = x * 1.000001
         return x
 
 report = Inspector(Deep()).run_inspection(torch.randn(8, 4))
-assert report.healthy, report
-print(report.flow.notes)
+assert report.healthy and report.flow.is_exact, report
 """
 
 
-def test_a_loop_of_too_many_operations_is_said_and_freed() -> None:
+def test_the_graph_of_a_long_loop_is_freed() -> None:
     """Such a graph overflows the stack of the thread that frees it: a process of its own shows."""
     command = [sys.executable, "-c", DEEP]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "more than 200,000 operations" in done.stdout
