@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.arithmetic import QUOTIENTS
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.evidence import (
@@ -21,7 +22,7 @@ from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FEWEST_UNITS = 6
@@ -90,6 +91,8 @@ class Collapse(Check):
 def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]:
     root = observation.layers.get("")
     if root is None or not root.equal_samples or root.equal_input_samples is not False:
+        return
+    if _is_compared_with_itself(flow_of(observation)):
         return
     culprit, before = _where_samples_became_equal(observation)
     if _starts_at_zero(culprit) or _is_another_checks(culprit):
@@ -174,6 +177,26 @@ def _where_samples_became_equal(
     culprit = next((record for record in equal if not is_passed_by(record)), root)
     before = nearest(observation, differing).get(culprit.name)
     return culprit, None if before is None else observation.layers[before[1]]
+
+
+def _is_compared_with_itself(flow: Flow) -> bool:
+    """Whether all that is returned is a difference or ratio of a value and itself without gradient.
+
+    As of a policy and the old one, in the first epoch on a batch: its gradient is what is wanted.
+    """
+    graph = flow.graph
+    compared = {
+        number
+        for number, vertex in enumerate(graph.vertices)
+        if vertex.function in _COMPARISONS and len(vertex.operands) == 2
+        if vertex.passes_gradient(0) != vertex.passes_gradient(1)
+        if flow.is_alike(*vertex.operands)
+    }
+    returned = set(graph.outputs) - {graph.loss}
+    return bool(returned) and compared.issuperset(flow.origins(*returned, others=compared))
+
+
+_COMPARISONS = frozenset({"sub", "subtract", "rsub", "isub"}) | QUOTIENTS
 
 
 def _starts_at_zero(record: LayerRecord) -> bool:

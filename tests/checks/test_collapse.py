@@ -350,3 +350,57 @@ def test_scale_that_starts_at_zero_excuses_its_branch_alone(start, names, batch,
             return self.head(features * self.condition(x))
 
     assert found(inspect(Modulated(), batch, settings=ALONE)) == names
+
+
+class Ratio(nn.Module):
+    """The ratio of a policy and the old one, which `old` makes of what it is given."""
+
+    def __init__(self, old):
+        super().__init__()
+        self.policy = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+        self.second, self.old = nn.Linear(1, 1), old
+
+    def forward(self, x):
+        new = torch.relu(self.policy(x)).squeeze(-1)
+        with torch.no_grad():
+            old = self.old(self, x, new)
+        ratio = (new - old).exp()
+        return {"loss": (ratio * x[:, 0]).mean(), "ratio": ratio}
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        lambda model, x, new: new.detach(),
+        lambda model, x, new: torch.relu(model.policy(x)).squeeze(-1),
+    ],
+    ids=["itself", "a second forward"],
+)
+def test_a_value_beside_itself_is_equal_on_purpose(old, batch, inspect):
+    """The ratio is one for each sample, and its gradient is what is wanted."""
+    report = inspect(Ratio(old), batch, target=None, loss=None)
+    assert report.observation.layers[""].equal_samples
+    assert found(report) == []
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda new: new - new,
+        lambda new: (new - new.detach()) + 0.0 * new,
+        lambda new: torch.full_like(new, new.mean().item()),
+    ],
+    ids=["from itself, with its gradient", "with another way", "the mean"],
+)
+def test_another_value_that_is_equal_is_named(function, batch, inspect):
+    """Only what passes no other way than the one without gradient is meant so."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.policy = nn.Linear(16, 1)
+
+        def forward(self, x):
+            return function(self.policy(x))
+
+    assert found(inspect(Model(), batch)) == [""]
