@@ -48,7 +48,8 @@ class Collapse(Check):
         "takes the spread of its units over the samples, relative to its largest value, from over "
         "0.01 to under min_sample_spread for good; none with weights drops inputs that differ. The "
         "units of a layer with weights do not all have the same range, and no attention weighs all "
-        "tokens alike after another told them apart."
+        "tokens alike after another told them apart. Warned of: predictions of several targets "
+        "that all have the same range."
     )
     source = (
         "the constant-output and symmetry faults of the practitioners' lists (TheDeepChecker); "
@@ -84,7 +85,10 @@ class Collapse(Check):
         if not outputs:
             yield from _dropped_inputs(observation, settings["min_collapse_samples"])
         yield from _lost_spread(observation, settings)
-        yield from _equal_units(observation)
+        symmetric = list(_equal_units(observation))
+        yield from symmetric
+        if not (outputs or symmetric):
+            yield from _equal_predictions(observation)
         yield from _equal_tokens(observation)
 
 
@@ -367,6 +371,36 @@ def _equal_units(observation: Observation) -> Iterator[Violation]:
                 "and stays the same; initialise at random"
             )
             yield Collapse.violation(record, message, value=1.0, limit=ALWAYS, cause=cause)
+
+
+def _equal_predictions(observation: Observation) -> Iterator[Violation]:
+    """Yield the model if it predicts one value a sample, again and again, for several targets.
+
+    Predictions that all end at the same whole numbers are bounded, or rounded.
+    """
+    for call in observation.loss_calls:
+        made, asked = call.input, call.target
+        if made is None or made.units is None or call.classes or not _observes(made):
+            continue
+        count = len(made.units.alive)
+        ends = {*made.units.minimum.tolist(), *made.units.maximum.tolist()}
+        is_one = len(ends) == 2 and not all(map(float.is_integer, ends))
+        if asked is None or asked.shape != made.shape or count < _FEWEST_PREDICTIONS or not is_one:
+            continue
+        yield Collapse.violation(
+            observation.layers[""],
+            f"its {count} predictions a sample have the same range over the samples: they are the "
+            "same one",
+            value=1.0,
+            limit=ALWAYS,
+            cause="each step begins at the same state again, or the last one is repeated for all; "
+            "one level for all targets may be meant, too",
+            severity="warn",
+        )
+        return
+
+
+_FEWEST_PREDICTIONS = 3
 
 
 def _equal_tokens(observation: Observation) -> Iterator[Violation]:
