@@ -143,8 +143,8 @@ def _made_within(record: LayerRecord, bad: list[LayerRecord], observation: Obser
     flow = flow_of(observation)
     takers = [r.name for r in sorted(bad, key=completed) if is_inside(r.name, record.name)]
     ways = [(s, t) for t in (*takers[:1], *flow.consumers(record.name)) for s in flow.producers(t)]
-    found = _made_between(ways, observation, within=record.name)
-    return "" if found is None else found[1]
+    made = _made_between(ways, observation, BREAKING)
+    return next((cause for layer, cause in made if layer == record.name), "")
 
 
 def _made_for(
@@ -155,36 +155,23 @@ def _made_for(
     given = [observation.layers[name] for name in sources if name in observation.layers]
     if any(record.activations is None or is_bad(record.activations) for record in given):
         return None
-    return _made_between([(source, taker) for source in sources], observation, kinds)
+    return next(_made_between([(source, taker) for source in sources], observation, kinds), None)
 
 
 def _made_between(
-    ways: list[tuple[str, str]],
-    observation: Observation,
-    kinds: Kinds = BREAKING,
-    within: str | None = None,
-) -> tuple[str, str] | None:
-    """Return whose forward, `within` one if given, makes bad values between layers, and how."""
+    ways: list[tuple[str, str]], observation: Observation, kinds: Kinds
+) -> Iterator[tuple[str, str]]:
+    """Yield the layers whose forward may make bad values between two others, and how."""
     flow = flow_of(observation)
-    calls = flow.graph.calls
-    passed = {
-        way: [
-            o
-            for o in flow.operations(*way)
-            if within is None or (o.call >= 0 and calls[o.call].layer == within)
-        ]
-        for way in ways
-    }
+    passed = {way: flow.operations(*way) for way in ways}
     for kind in kinds:
         for (source, taker), operations in passed.items():
             if risky := first_of(operations, kind):
                 given, call = observation.layers.get(source), risky[-1].call
                 reach = "" if given is None else _reach(given.activations, _GIVEN)
-                return calls[call].layer if call >= 0 else "", (
-                    f"{named(risky)}, between {source} and {taker}, makes them: clamp its argument "
-                    f"or add an epsilon{reach}"
-                )
-    return None
+                layer = flow.graph.calls[call].layer if call >= 0 else "loss"
+                how = f"{named(risky)}, between {source} and {taker}, makes them"
+                yield layer, f"{how}: clamp its argument or add an epsilon{reach}"
 
 
 _GIVEN = "what it is given lies"
