@@ -20,6 +20,17 @@ QUOTIENTS = _DIVIDED | {"reciprocal", "rtruediv"}
 POWERS = frozenset({"cosh", "cumprod", "exp", "exp2", "expm1", "float_power", "pow", "prod"})
 OVERFLOWING = frozenset({"addmm", "baddbmm", "bmm", "matmul", "mm", "mul", "sum"})
 
+BREAKING = (EDGED | QUOTIENTS, POWERS, OVERFLOWING)
+"""What makes of numbers what is no number, the likeliest first."""
+UNDERIVABLE = (EDGED, QUOTIENTS, POWERS)
+"""What makes of a gradient what is no number, the likeliest first."""
+SCALING = (
+    frozenset({"cumsum", "exp", "imul", "mul", "multiply", "pow", "prod", "rmul", "square"})
+    | _DIVIDED
+    | OVERFLOWING
+)
+"""Those that may change how large values are."""
+
 
 def first_of(operations: Sequence[Vertex], *kinds: frozenset[str]) -> list[Vertex]:
     """Return the operations of the first of `kinds` of which there are any."""
@@ -33,7 +44,7 @@ def _kind(operation: Vertex) -> str:
     return "mul" if is_scaled else operation.function
 
 
-def named(operations: Sequence[Vertex]) -> str:
-    """Return what operations are called, the first two, each with its line."""
+def named(operations: Sequence[Vertex], joint: str = " or ", most: int = 2) -> str:
+    """Return what operations are called, the first few, each with its line."""
     lines = (f"`{o.function}`{f' at {o.line}' if o.line else ''}" for o in operations)
-    return " or ".join(list(dict.fromkeys(lines))[:2])
+    return joint.join(list(dict.fromkeys(lines))[:most])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.arithmetic import QUOTIENTS
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.evidence import (
@@ -21,7 +22,7 @@ from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FEWEST_UNITS = 6
@@ -47,7 +48,8 @@ class Collapse(Check):
         "takes the spread of its units over the samples, relative to its largest value, from over "
         "0.01 to under min_sample_spread for good; none with weights drops inputs that differ. The "
         "units of a layer with weights do not all have the same range, and no attention weighs all "
-        "tokens alike after another told them apart."
+        "tokens alike after another told them apart. Warned of: predictions of several targets "
+        "that all have the same range."
     )
     source = (
         "the constant-output and symmetry faults of the practitioners' lists (TheDeepChecker); "
@@ -83,13 +85,18 @@ class Collapse(Check):
         if not outputs:
             yield from _dropped_inputs(observation, settings["min_collapse_samples"])
         yield from _lost_spread(observation, settings)
-        yield from _equal_units(observation)
+        symmetric = list(_equal_units(observation))
+        yield from symmetric
+        if not (outputs or symmetric):
+            yield from _equal_predictions(observation)
         yield from _equal_tokens(observation)
 
 
 def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]:
     root = observation.layers.get("")
     if root is None or not root.equal_samples or root.equal_input_samples is not False:
+        return
+    if _is_compared_with_itself(flow_of(observation)):
         return
     culprit, before = _where_samples_became_equal(observation)
     if _starts_at_zero(culprit) or _is_another_checks(culprit):
@@ -174,6 +181,26 @@ def _where_samples_became_equal(
     culprit = next((record for record in equal if not is_passed_by(record)), root)
     before = nearest(observation, differing).get(culprit.name)
     return culprit, None if before is None else observation.layers[before[1]]
+
+
+def _is_compared_with_itself(flow: Flow) -> bool:
+    """Whether all that is returned is a difference or ratio of a value and itself without gradient.
+
+    As of a policy and the old one, in the first epoch on a batch: its gradient is what is wanted.
+    """
+    graph = flow.graph
+    compared = {
+        number
+        for number, vertex in enumerate(graph.vertices)
+        if vertex.function in _COMPARISONS and len(vertex.operands) == 2
+        if vertex.passes_gradient(0) != vertex.passes_gradient(1)
+        if flow.is_alike(*vertex.operands)
+    }
+    returned = set(graph.outputs) - {graph.loss}
+    return bool(returned) and compared.issuperset(flow.origins(*returned, others=compared))
+
+
+_COMPARISONS = frozenset({"sub", "subtract", "rsub", "isub"}) | QUOTIENTS
 
 
 def _starts_at_zero(record: LayerRecord) -> bool:
@@ -344,6 +371,36 @@ def _equal_units(observation: Observation) -> Iterator[Violation]:
                 "and stays the same; initialise at random"
             )
             yield Collapse.violation(record, message, value=1.0, limit=ALWAYS, cause=cause)
+
+
+def _equal_predictions(observation: Observation) -> Iterator[Violation]:
+    """Yield the model if it predicts one value a sample, again and again, for several targets.
+
+    Predictions that all end at the same whole numbers are bounded, or rounded.
+    """
+    for call in observation.loss_calls:
+        made, asked = call.input, call.target
+        if made is None or made.units is None or call.classes or not _observes(made):
+            continue
+        count = len(made.units.alive)
+        ends = {*made.units.minimum.tolist(), *made.units.maximum.tolist()}
+        is_one = len(ends) == 2 and not all(map(float.is_integer, ends))
+        if asked is None or asked.shape != made.shape or count < _FEWEST_PREDICTIONS or not is_one:
+            continue
+        yield Collapse.violation(
+            observation.layers[""],
+            f"its {count} predictions a sample have the same range over the samples: they are the "
+            "same one",
+            value=1.0,
+            limit=ALWAYS,
+            cause="each step begins at the same state again, or the last one is repeated for all; "
+            "one level for all targets may be meant, too",
+            severity="warn",
+        )
+        return
+
+
+_FEWEST_PREDICTIONS = 3
 
 
 def _equal_tokens(observation: Observation) -> Iterator[Violation]:

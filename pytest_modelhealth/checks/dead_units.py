@@ -17,6 +17,7 @@ from pytest_modelhealth.checks.evidence import (
     leaves,
 )
 from pytest_modelhealth.checks.paths import maker
+from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
@@ -104,7 +105,11 @@ class DeadUnits(Check):
         """Yield activations with too many dead units."""
         for record in called(observation):
             found = _dead(record) if _can_die(record, observation) else None
-            if found is None or _is_behind_a_gate(record, observation):
+            if (
+                found is None
+                or _is_behind_a_gate(record, observation)
+                or _is_hinge(record, observation)
+            ):
                 continue
             fraction, held = found
             limit = settings.limit("max_dead_fraction", record.name)
@@ -211,6 +216,18 @@ def _is_behind_a_gate(record: LayerRecord, observation: Observation) -> bool:
     sources = flow.producers(record.name)
     gates = {gate.by for source in sources for gate in flow.gate(source)}
     return any(_is_opening(gate, observation) for gate in gates.intersection(sources))
+
+
+def _is_hinge(record: LayerRecord, observation: Observation) -> bool:
+    """Whether its only unit is a number computed from outputs, which may be satisfied, as a margin.
+
+    The only unit of a layer with weights is one of the model's.
+    """
+    out = record.activations
+    if out is None or out.units is None or len(out.units.alive) > 1:
+        return False
+    before = maker(observation, record)
+    return before is None or not linear_maps(before)
 
 
 def _is_opening(parameter: str, observation: Observation) -> bool:

@@ -7,14 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.arithmetic import (
-    EDGED,
-    OVERFLOWING,
-    POWERS,
-    QUOTIENTS,
-    first_of,
-    named,
-)
+from pytest_modelhealth.checks.arithmetic import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.evidence import (
     called,
@@ -27,10 +20,12 @@ from pytest_modelhealth.checks.evidence import (
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Vertex, Violation
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 Bad = Callable[["TensorStatistics | None"], bool]
+Kinds = Sequence[frozenset[str]]
+_LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Bilinear")
 
 
 class Finite(Check):
@@ -83,20 +78,22 @@ def _state(observation: Observation) -> Iterator[Violation]:
     An infinite buffer is usually a mask.
     """
     for record in observation.layers.values():
-        for name, statistics in record.parameters.items():
-            if statistics.nonfinite_count:
-                cause = "an initialiser, a step or a checkpoint wrote it: look before this batch"
-                yield _violation(observation, record, "parameters", statistics, cause, tensor=name)
-        for name, statistics in record.buffers.items():
-            if statistics.nan_count:
-                cause = "a running statistic met NaN in training, or the buffer was never filled"
-                yield _violation(observation, record, "buffers", statistics, cause, tensor=name)
+        for role, cause in _STATE.items():
+            for name, statistics in record.tensors(role).items():
+                if statistics.nonfinite_count if role == "parameters" else statistics.nan_count:
+                    yield _violation(observation, record, role, statistics, cause, name)
+
+
+_STATE = {
+    "parameters": "an initialiser, a step or a checkpoint wrote it: look before this batch",
+    "buffers": "a running statistic met NaN in training, or the buffer was never filled",
+}
 
 
 def _forward(observation: Observation, explained: set[str]) -> Iterator[Violation]:
     is_bad: Bad = _is_nan_or_positive_inf
-    if not _any(observation, is_bad) and not _is_finite_loss(observation):
-        is_bad = _is_not_finite
+    if not any(is_bad(record.activations) for record in called(observation)):
+        is_bad = is_bad if _is_finite_loss(observation) else _is_not_finite
     root = observation.layers.get("")
     if root is not None and is_bad(root.inputs) and root.inputs is not None:
         cause = "the batch itself holds them: look at the data, not at the model"
@@ -104,14 +101,9 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Violatio
         return
     causes = _origins(observation, is_bad, explained)
     for record in sorted(called(observation), key=completed):
-        is_origin = record.name in causes and record.name not in explained
-        if is_origin and record.activations is not None and is_bad(record.activations):
-            cause = causes[record.name]
-            yield _violation(observation, record, "activations", record.activations, cause)
-
-
-def _any(observation: Observation, is_bad: Bad) -> bool:
-    return any(is_bad(record.activations) for record in called(observation))
+        out = record.activations
+        if record.name in causes.keys() - explained and out is not None and is_bad(out):
+            yield _violation(observation, record, "activations", out, causes[record.name])
 
 
 def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict[str, str]:
@@ -123,12 +115,12 @@ def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict
     bad = [record for record in called(observation) if is_bad(record.activations)]
     good = [r for r in bad if r.inputs is not None and not is_bad(r.inputs)]
     given_inf = [r for r in good if r.name in inner and _may_be_given_inf(r)]
-    handed = {r.name: _made_for(r.name, observation, is_bad, _BREAKING[:1]) for r in given_inf}
+    handed = {r.name: _made_for(r.name, observation, is_bad, BREAKING[:1]) for r in given_inf}
     own = [r for r in good if handed.get(r.name) is None]
     makers = innermost(own + [r for r in bad if _fed_itself(r)])
     if not makers:  # inputs unwatched, or nothing bad leaves the model: the first to return
         makers = innermost(bad)[:1]
-        handed = {r.name: _made_for(r.name, observation, is_bad, _BREAKING) for r in makers}
+        handed = {r.name: _made_for(r.name, observation, is_bad) for r in makers}
     causes: dict[str, str] = {}
     for record in makers:
         within = "" if record.name in inner else _made_within(record, bad, observation)
@@ -137,12 +129,11 @@ def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict
     known = {name for name in (*causes, *explained) if name in flow}
     reached = {*known, *flow.reach(*known)}
     for taker in bad:  # beside all of these, a layer's forward may make others
-        found = None
-        if taker.name in inner and taker.name not in reached:
-            found = _made_for(taker.name, observation, is_bad, _BREAKING)
-        if found is not None:
+        if taker.name not in inner or taker.name in reached:
+            continue
+        if found := _made_for(taker.name, observation, is_bad):
             reached |= {taker.name, *flow.reach(taker.name)}
-            shows = found[0] in observation.layers and any(r.name == found[0] for r in bad)
+            shows = any(record.name == found[0] for record in bad)
             causes.setdefault(found[0] if shows else taker.name, found[1])
     return causes
 
@@ -152,50 +143,38 @@ def _made_within(record: LayerRecord, bad: list[LayerRecord], observation: Obser
     flow = flow_of(observation)
     takers = [r.name for r in sorted(bad, key=completed) if is_inside(r.name, record.name)]
     ways = [(s, t) for t in (*takers[:1], *flow.consumers(record.name)) for s in flow.producers(t)]
-    passed = {
-        (source, taker): [
-            made
-            for made in flow.operations(source, taker)
-            if made.call >= 0 and flow.graph.calls[made.call].layer == record.name
-        ]
-        for source, taker in ways
-    }
-    for kind in _BREAKING:
-        for (source, taker), operations in passed.items():
-            if risky := first_of(operations, kind):
-                return _broken_by(risky, source, taker, observation)
-    return ""
+    made = _made_between(ways, observation, BREAKING)
+    return next((cause for layer, cause in made if layer == record.name), "")
 
 
 def _made_for(
-    taker: str, observation: Observation, is_bad: Bad, kinds: Sequence[frozenset[str]]
+    taker: str, observation: Observation, is_bad: Bad, kinds: Kinds = BREAKING
 ) -> tuple[str, str] | None:
     """Return the layer whose forward makes bad values for `taker` of good ones, and how."""
-    flow = flow_of(observation)
-    sources = flow.producers(taker)
+    sources = flow_of(observation).producers(taker)
     given = [observation.layers[name] for name in sources if name in observation.layers]
     if any(record.activations is None or is_bad(record.activations) for record in given):
         return None
-    for source in sources:
-        passed = flow.operations(source, taker)
-        risky = first_of(passed, *kinds)
-        if risky:
-            call, cause = risky[-1].call, _broken_by(risky, source, taker, observation)
-            return flow.graph.calls[call].layer if call >= 0 else "", cause
-    return None
+    return next(_made_between([(source, taker) for source in sources], observation, kinds), None)
 
 
-def _broken_by(risky: Sequence[Vertex], source: str, taker: str, observation: Observation) -> str:
-    """Return that operations between two layers make bad values."""
-    given = observation.layers.get(source)
-    reach = _reach(given.activations, "what it is given lies") if given is not None else ""
-    return (
-        f"{named(risky)}, between {source} and {taker}, makes them: clamp its argument or add an "
-        f"epsilon{reach}"
-    )
+def _made_between(
+    ways: list[tuple[str, str]], observation: Observation, kinds: Kinds
+) -> Iterator[tuple[str, str]]:
+    """Yield the layers whose forward may make bad values between two others, and how."""
+    flow = flow_of(observation)
+    passed = {way: flow.operations(*way) for way in ways}
+    for kind in kinds:
+        for (source, taker), operations in passed.items():
+            if risky := first_of(operations, kind):
+                given, call = observation.layers.get(source), risky[-1].call
+                reach = "" if given is None else _reach(given.activations, _GIVEN)
+                layer = flow.graph.calls[call].layer if call >= 0 else "loss"
+                how = f"{named(risky)}, between {source} and {taker}, makes them"
+                yield layer, f"{how}: clamp its argument or add an epsilon{reach}"
 
 
-_BREAKING = (EDGED | QUOTIENTS, POWERS, OVERFLOWING)
+_GIVEN = "what it is given lies"
 
 
 def _may_be_given_inf(record: LayerRecord) -> bool:
@@ -230,9 +209,6 @@ def _forward_cause(record: LayerRecord, observation: Observation) -> str:
     )
 
 
-_LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Bilinear")
-
-
 def _reach(statistics: TensorStatistics | None, what: str = "its inputs lie") -> str:
     if statistics is None or not statistics.finite_count:
         return ""
@@ -243,7 +219,7 @@ def _loss(observation: Observation) -> Violation:
     root, flow = observation.layers[""], flow_of(observation)
     sources = flow.producers("loss") if flow.graph.loss is not None else ()
     passed = [made for source in sources for made in flow.operations(source, "loss")]
-    risky = first_of(list(dict.fromkeys(passed)), *_BREAKING[:2])
+    risky = first_of(list(dict.fromkeys(passed)), *BREAKING[:2])
     where = f" ({named(risky)})" if risky else ""
     return Finite.violation(
         root,
@@ -251,13 +227,8 @@ def _loss(observation: Observation) -> Violation:
         value=math.nan if observation.loss is None else observation.loss,
         role="loss",
         cause=f"the loss function{where}: log(0), a division by an empty mask, or labels out of "
-        f"range{_reach_of_output(root)}",
+        f"range{_reach(root.activations, 'outputs lie')}",
     )
-
-
-def _reach_of_output(root: LayerRecord) -> str:
-    out = root.activations
-    return f" (outputs lie in [{out.min:.3g}, {out.max:.3g}])" if out and out.finite_count else ""
 
 
 def _backward(observation: Observation) -> Iterator[Violation]:
@@ -310,19 +281,17 @@ def _maker(
         return (source,), "its own backward makes them: the gradients that reach it are finite"
     takers = flow.consumers(source)
     passed = [o for o in flow.operations(source, *takers) if o.live]
-    risky = first_of(passed, EDGED, QUOTIENTS, POWERS)
-    if risky:
+    if risky := first_of(passed, *UNDERIVABLE):
         taker = next(name for name in takers if risky[0] in flow.operations(source, name))
         given = record.activations if source == record.name else None
         return risky, (
             f"the backward of {named(risky)}, between {source} and {taker}, makes them: its "
             "derivative is infinite somewhere (a root or a logarithm at 0), even where a mask "
-            "drops the result; clamp its argument or add an epsilon"
-            f"{_reach(given, 'what it is given lies')}"
+            f"drops the result; clamp its argument or add an epsilon{_reach(given, _GIVEN)}"
         )
-    layers = [name for name in takers if name not in ("output", "loss")] or ["the loss"]
-    what = "the loss" if layers == ["the loss"] else " or ".join(map(repr, layers[:2]))
-    return layers, (
+    layers = [name for name in takers if name not in ("output", "loss")]
+    what = " or ".join(map(repr, layers[:2])) or "the loss"
+    return layers or ["the loss"], (
         f"the backward of {what}, which takes this output, makes them: the derivative of sqrt, "
         f"norm, pow or log at 0, or of a masked division{_reach(record.activations)}"
     )
@@ -336,12 +305,17 @@ def _violation(
     cause: str,
     tensor: str = "",
 ) -> Violation:
-    subject = role.replace("_", " ").removesuffix("s") if tensor else role.replace("_", " ")
-    where = f"{subject} {tensor!r}" if tensor else subject
+    where = role.replace("_", " ")
+    if tensor:
+        where = f"{where.removesuffix('s')} {tensor!r}"
+    parts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "inf"))
+    counts = " and ".join(f"{count} {name}" for count, name in parts if count)
+    is_first = role == "activations" and not _is_nan_or_positive_inf(record.inputs)
     return Finite.violation(
         record,
-        f"{_counts(statistics)} of {statistics.count} values in its {where}"
-        f"{_from(record, role)}{_first(record, role, statistics, observation)}",
+        f"{counts} of {statistics.count} values in its {where}"
+        f"{', made from finite inputs' if is_first else ''}"
+        f"{_first(record, role, statistics, observation)}",
         value=float(statistics.nonfinite_count),
         limit=ALWAYS,
         role=role,
@@ -351,29 +325,19 @@ def _violation(
     )
 
 
-def _from(record: LayerRecord, role: str) -> str:
-    is_good = record.inputs is None or not _is_nan_or_positive_inf(record.inputs)
-    return ", made from finite inputs" if role == "activations" and is_good else ""
-
-
 def _first(
     record: LayerRecord, role: str, statistics: TensorStatistics, observation: Observation
 ) -> str:
     """Say where the first one is: index, sample, and the call where there are several."""
-    if statistics.first_nonfinite is None:
-        return ""
     index = statistics.first_nonfinite
+    if index is None:
+        return ""
     text = f", the first at [{', '.join(map(str, index))}]"
     per_batch = observation.samples / observation.batches
     if role not in ("parameters", "parameter_gradients", "buffers") and index:
         text += f" (sample {index[0]})" if statistics.shape[:1] == (per_batch,) else ""
     call = record.nonfinite_calls.get(role)
     return f"{text} of call {call + 1} of {record.calls}" if call and record.calls > 1 else text
-
-
-def _counts(statistics: TensorStatistics) -> str:
-    parts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "inf"))
-    return " and ".join(f"{count} {name}" for count, name in parts if count)
 
 
 def _affected(

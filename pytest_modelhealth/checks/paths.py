@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.arithmetic import SCALING, named
 from pytest_modelhealth.checks.evidence import flow_of
 from pytest_modelhealth.checks.weights import linear_maps
 
@@ -85,21 +86,12 @@ def way_to(layer: str, near: Mapping[str, tuple[float, str]]) -> list[str]:
     return list(way)[::-1]
 
 
-_FACTORS = frozenset(
-    {"mul", "multiply", "imul", "rmul", "div", "divide", "truediv", "itruediv", "true_divide"}
-    | {"exp", "pow", "square", "sum", "cumsum", "prod", "mm", "bmm", "matmul", "addmm", "baddbmm"}
-)
-
-
 def factors(observation: Observation, sources: Iterable[str], target: str) -> str:
     """Return which operations between layers may change the scale, in brackets, if any do."""
     flow = flow_of(observation)
     made = (vertex for source in sources for vertex in flow.operations(source, target))
-    told = [f"`{v.function}` at {v.line}" for v in made if v.function in _FACTORS and v.line]
-    return f" ({', '.join(list(dict.fromkeys(told))[:_MOST_TOLD])})" if told else ""
-
-
-_MOST_TOLD = 3
+    told = [vertex for vertex in made if vertex.function in SCALING and vertex.line]
+    return f" ({named(told, ', ', most=3)})" if told else ""
 
 
 def as_given(observation: Observation, name: str) -> TensorStatistics | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.evidence import is_inside
+from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.checks.siblings import PAST, Siblings, differing, standing_in
 from pytest_modelhealth.settings import Settings
 
@@ -59,7 +60,7 @@ class Wiring(Check):
         groups = Siblings(observation, flow)
         yield from _stand_ins(observation, flow, groups)
         yield from _constant_look_ups(observation, flow)
-        yield from _lost_states(observation, flow)
+        yield from lost_states(observation, flow, Wiring)
         if flow.is_exact:
             if flow.graph.outputs:
                 yield from _unread(observation, flow, groups)
@@ -231,68 +232,6 @@ def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
 
 
 _FEWEST_ROWS = 4
-
-
-# ---- states that are not carried on -------------------------------------------------------------
-
-
-def _lost_states(observation: Observation, flow: Flow) -> Iterator[Violation]:
-    """Yield what is called step by step, each time without a past.
-
-    Of layers that have no weights for a state of their own, those that are given a constant for it.
-    """
-    for record in observation.layers.values():
-        if record.name not in flow or record.functional:
-            continue
-        calls = [call for call in flow.calls(record.name) if call.inputs]
-        if len(calls) < _FEWEST_STEPS or not _starts_anew(flow, calls, _is_recurrent(record)):
-            continue
-        given = "a state that no step made" if calls[0].inputs[1:] else "no state"
-        yield Wiring.violation(
-            record,
-            f"it is called {len(calls)} times{_at(calls[0].line)}, once a step, with {given}: "
-            "nothing of what it returns comes back to it",
-            value=float(len(calls)),
-            limit=ALWAYS,
-            cause="the state is not carried from step to step, so that nothing is remembered and "
-            "the weights of the state learn nothing: assign what it returns and pass it on",
-            independent=True,
-            severity="fail" if _is_recurrent(record) else "warn",
-        )
-
-
-def _starts_anew(flow: Flow, calls: list[Call], is_recurrent: bool) -> bool:
-    """Whether calls take one part of a sequence after the other, and nothing of each other."""
-    vertices = flow.graph.vertices
-    states = flow.origins(*(given for call in calls for given in call.inputs[1:]))
-    kinds = {vertices[number].kind for number in states}
-    if not kinds <= ({"constant", "parameter", "buffer"} if is_recurrent else {"constant"}):
-        return False
-    if (not is_recurrent and not states) or len({call.parent for call in calls}) > 1:
-        return False
-    steps = {call.inputs[0] for call in calls}
-    # the parts of what has no graph look alike
-    if len(steps) < len(calls) and {vertices[step].function for step in steps} != {"unbind"}:
-        return False
-    if len({flow.origins(step) for step in steps}) > 1:
-        return False
-    following = flow.after(*(output for call in calls for output in call.outputs))
-    return all(following.isdisjoint(call.inputs) for call in calls)
-
-
-def _is_recurrent(record: LayerRecord) -> bool:
-    """Whether a layer has weights for its own state and takes one step at a time."""
-    if not any(name.startswith("weight_hh") for name in record.parameters):
-        return False
-    shape = () if record.inputs is None else record.inputs.shape
-    if "batch_first" not in record.options:
-        return True  # a cell
-    time = 1 if record.options["batch_first"] else 0
-    return len(shape) == _SEQUENCES and shape[time] == 1
-
-
-_FEWEST_STEPS = 3
-_SEQUENCES = 3
 
 
 # ---- inputs that nothing reads ------------------------------------------------------------------

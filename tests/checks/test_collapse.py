@@ -350,3 +350,94 @@ def test_scale_that_starts_at_zero_excuses_its_branch_alone(start, names, batch,
             return self.head(features * self.condition(x))
 
     assert found(inspect(Modulated(), batch, settings=ALONE)) == names
+
+
+class Ratio(nn.Module):
+    """The ratio of a policy and the old one, which `old` makes of what it is given."""
+
+    def __init__(self, old):
+        super().__init__()
+        self.policy = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+        self.second, self.old = nn.Linear(1, 1), old
+
+    def forward(self, x):
+        new = torch.relu(self.policy(x)).squeeze(-1)
+        with torch.no_grad():
+            old = self.old(self, x, new)
+        ratio = (new - old).exp()
+        return {"loss": (ratio * x[:, 0]).mean(), "ratio": ratio}
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        lambda model, x, new: new.detach(),
+        lambda model, x, new: torch.relu(model.policy(x)).squeeze(-1),
+    ],
+    ids=["itself", "a second forward"],
+)
+def test_a_value_beside_itself_is_equal_on_purpose(old, batch, inspect):
+    """The ratio is one for each sample, and its gradient is what is wanted."""
+    report = inspect(Ratio(old), batch, target=None, loss=None)
+    assert report.observation.layers[""].equal_samples
+    assert found(report) == []
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda new: new - new,
+        lambda new: (new - new.detach()) + 0.0 * new,
+        lambda new: torch.full_like(new, new.mean().item()),
+    ],
+    ids=["from itself, with its gradient", "with another way", "the mean"],
+)
+def test_another_value_that_is_equal_is_named(function, batch, inspect):
+    """Only what passes no other way than the one without gradient is meant so."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.policy = nn.Linear(16, 1)
+
+        def forward(self, x):
+            return function(self.policy(x))
+
+    assert found(inspect(Model(), batch)) == [""]
+
+
+class Steps(nn.Module):
+    """Integrates a derivative over six steps, of which `carry` says how they go on."""
+
+    def __init__(self, carry):
+        super().__init__()
+        self.start, self.derivative = nn.Linear(16, 8), nn.Linear(8, 8)
+        self.observe, self.carry = nn.Linear(8, 1), carry
+
+    def forward(self, x):
+        start = state = self.start(x)
+        seen = []
+        for _ in range(6):
+            before = start if self.carry == "none" else state
+            state = before + 0.3 * self.derivative(before)
+            seen.append(self.observe(state))
+        return seen[-1].expand(-1, 6) if self.carry == "last" else torch.cat(seen, 1)
+
+
+@pytest.mark.parametrize("carry", ["none", "last", "all"])
+def test_one_prediction_for_several_targets_is_warned_of(carry, inspect):
+    """Steps that all begin at the start, or a last one that is repeated."""
+    batch, target = torch.randn(64, 16), torch.randn(64, 6)
+    report = inspect(Steps(carry), batch, target=target, loss=nn.MSELoss())
+    said = [v for v in report.warnings if v.check == "collapse"]
+    assert [v.layer for v in said] == ([] if carry == "all" else [""])
+
+
+def test_predictions_that_are_bounded_are_left_alone(inspect):
+    """They end at the same numbers, and are not the same."""
+    model = nn.Sequential(nn.Linear(16, 6), nn.Hardtanh())
+    with torch.no_grad():
+        model[0].weight.mul_(4.0)
+    target = torch.randn(64, 6)
+    report = inspect(model, torch.randn(64, 16), target=target, loss=nn.MSELoss())
+    assert not [v for v in (*report.violations, *report.warnings) if v.check == "collapse"]

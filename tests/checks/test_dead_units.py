@@ -288,3 +288,25 @@ def test_silence_of_a_layer_that_starts_at_zero_is_no_death(batch, inspect):
     model.forward = lambda x: model.skip(h := model.side(x)) + model.head(model.relu(h))
     report = inspect(model, batch)
     assert not [v for v in report.violations if v.check == "dead_units"]
+
+
+class Hinged(nn.Module):
+    """Scores of one unit, and what they lack to a margin."""
+
+    def __init__(self, margin):
+        super().__init__()
+        self.fc, self.score, self.margin = nn.Linear(16, 32), nn.Linear(32, 1), margin
+
+    def forward(self, x):
+        score = self.score(torch.tanh(self.fc(x)))
+        return F.relu(score if self.margin is None else self.margin - score).mean()
+
+
+@pytest.mark.parametrize(("margin", "dead"), [(-10.0, []), (None, ["relu"])])
+def test_a_hinge_that_is_satisfied_is_no_dead_unit(margin, dead, batch, inspect):
+    """A number below its margin is what the loss asks for; the one unit of a layer can die."""
+    model = Hinged(margin)
+    with torch.no_grad():
+        model.score.bias.fill_(-10.0 if margin is None else 0.0)
+    report = inspect(model, batch)
+    assert [v.layer for v in report.violations if v.check == "dead_units"] == dead

@@ -26,10 +26,13 @@ from tests.checks.wirings import (
     Remembering,
     T5Block,
     adapted,
+    asked_by_one_query,
     blocks,
     borrowed_weights,
     both_directions,
+    both_states_carried,
     both_towers_on_one,
+    cell_state_dropped,
     committee,
     convolved,
     counted_from_a_buffer,
@@ -49,6 +52,11 @@ from tests.checks.wirings import (
     ids,
     ignores_others,
     in_a_row,
+    inputs_with_their_own_state,
+    joined_with_a_context,
+    joined_with_its_state,
+    joined_with_the_time,
+    joined_with_zeros,
     last_block_twice,
     last_layer_reads_one,
     linear_tables,
@@ -71,6 +79,7 @@ from tests.checks.wirings import (
     one_tower,
     online_and_target,
     packed,
+    padded_by_zeros,
     passes_messages,
     position_of_one_row,
     position_table,
@@ -82,6 +91,7 @@ from tests.checks.wirings import (
     routed_by_sample,
     row_of_a_table,
     same_position,
+    samples_joined_with_zeros,
     sentences,
     siamese,
     state_not_carried,
@@ -113,6 +123,11 @@ def tell(make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]) -> list[Viola
     assert report.observation.errors == ()
     assert report.judgement.broken == ()
     return findings(report)
+
+
+def gated() -> dict[str, nn.Module]:
+    """Return the layers of a recurrence by hand."""
+    return {name: nn.Linear(2 * WIDTH, WIDTH) for name in ("gate", "new")}
 
 
 # ---- faults -------------------------------------------------------------------------------------
@@ -262,6 +277,14 @@ FAULTS: dict[str, Case] = {
         lambda: (Model(state_not_carried, cell=Cell()), (ids(),)),
         "warn", "cell", "model.cell(step, state)",
     ),
+    "zeros joined to each step": (
+        lambda: (Model(joined_with_zeros, **gated()), (ids(),)),
+        "warn", "gate", "model.gate(both)",
+    ),
+    "a cell state that is dropped": (
+        lambda: (Model(cell_state_dropped, cell=nn.LSTMCell(WIDTH, WIDTH)), (ids(),)),
+        "fail", "cell", "model.cell(step, (state, memory))",
+    ),
     "the blocks of the encoder decode": (
         lambda: (
             Model(encoder_blocks_decode, encoder=blocks("", ""), decoder=blocks("", "")),
@@ -403,6 +426,29 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "a recurrence by hand": lambda: (Model(recurrent, cell=Cell()), (ids(),)),
     "a context for each step": lambda: (
         Model(with_context, cell=Cell()), (ids(), features(SAMPLES))
+    ),
+    "a gated recurrence by hand": lambda: (Model(joined_with_its_state, **gated()), (ids(),)),
+    "both states carried on": lambda: (
+        Model(both_states_carried, cell=nn.LSTMCell(WIDTH, WIDTH)), (ids(),)
+    ),
+    "parts that begin with a context": lambda: (
+        Model(inputs_with_their_own_state, cell=nn.LSTMCell(WIDTH, WIDTH)),
+        (ids(), features(SAMPLES)),
+    ),
+    "a context joined to each step": lambda: (
+        Model(joined_with_a_context, gate=nn.Linear(2 * WIDTH, WIDTH)), (ids(), features(SAMPLES))
+    ),
+    "the time joined to each step": lambda: (
+        Model(joined_with_the_time, gate=nn.Linear(2 * WIDTH, WIDTH)), (ids(),)
+    ),
+    "parts of a sequence padded by zeros": lambda: (
+        Model(padded_by_zeros, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)
+    ),
+    "samples joined with zeros": lambda: (
+        Model(samples_joined_with_zeros, gate=nn.Linear(2 * WIDTH, WIDTH)), (ids(),)
+    ),
+    "one query for each step": lambda: (
+        Model(asked_by_one_query, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)
     ),
     "a layer for each step": lambda: (
         Model(each_step, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)

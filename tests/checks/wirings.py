@@ -257,6 +257,23 @@ def no_state_at_all(model: Any, x: Tensor) -> Tensor:
     return torch.stack([model.cell(step) for step in x.unbind(1)], dim=1)
 
 
+def joined_with_zeros(model: Any, x: Tensor) -> Tensor:
+    states = []
+    for step in x.unbind(1):
+        state = step.new_zeros(len(step), WIDTH)
+        both = torch.cat([step, state], 1)
+        gate = torch.sigmoid(model.gate(both))
+        states.append(gate * state + (1 - gate) * torch.tanh(model.new(both)))
+    return torch.stack(states, 1)
+
+
+def cell_state_dropped(model: Any, x: Tensor) -> Tensor:
+    state = memory = x.new_zeros(len(x), WIDTH)
+    for step in x.unbind(1):
+        state, _ = model.cell(step, (state, memory))
+    return state
+
+
 def steps_by_themselves(model: Any, x: Tensor) -> Tensor:
     return torch.cat([model.lstm(x[:, t : t + 1])[0] for t in range(x.shape[1])], dim=1)
 
@@ -554,6 +571,54 @@ def recurrent(model: Any, x: Tensor) -> Tensor:
     for step in x.unbind(1):
         state = model.cell(step, state)
     return state
+
+
+def joined_with_its_state(model: Any, x: Tensor) -> Tensor:
+    state = x.new_zeros(len(x), WIDTH)
+    for step in x.unbind(1):
+        both = torch.cat([step, state], 1)
+        gate = torch.sigmoid(model.gate(both))
+        state = gate * state + (1 - gate) * torch.tanh(model.new(both))
+    return state
+
+
+def both_states_carried(model: Any, x: Tensor) -> Tensor:
+    state = memory = x.new_zeros(len(x), WIDTH)
+    for step in x.unbind(1):
+        state, memory = model.cell(step, (state, memory))
+    return state
+
+
+def inputs_with_their_own_state(model: Any, x: Tensor, context: Tensor) -> Tensor:
+    memory = x.new_zeros(len(x), WIDTH)
+    return torch.stack([model.cell(part, (context, memory))[0] for part in x.unbind(1)], 1)
+
+
+def joined_with_a_context(model: Any, x: Tensor, context: Tensor) -> Tensor:
+    steps = [model.gate(torch.cat([step, context], 1)) for step in x.unbind(1)]
+    return torch.stack(steps, 1)
+
+
+def joined_with_the_time(model: Any, x: Tensor) -> Tensor:
+    times = [torch.full((len(x), WIDTH), 0.1 * time) for time in range(x.shape[1])]
+    steps = zip(x.unbind(1), times, strict=True)
+    return torch.stack([model.gate(torch.cat(both, 1)) for both in steps], 1)
+
+
+def padded_by_zeros(model: Any, x: Tensor) -> Tensor:
+    longer = [torch.cat([part, x.new_zeros(len(x), 1, WIDTH)], 1) for part in x.split(2, 1)]
+    return torch.stack([model.fc(part).mean(1) for part in longer], 1)
+
+
+def samples_joined_with_zeros(model: Any, x: Tensor) -> Tensor:
+    wide = [torch.cat([sample, torch.zeros(LENGTH, WIDTH)], 1) for sample in x.unbind(0)]
+    return torch.stack([model.gate(sample) for sample in wide])
+
+
+def asked_by_one_query(model: Any, x: Tensor) -> Tensor:
+    query = x.new_zeros(len(x), 1, WIDTH)
+    seen = [model.fc(x[:, : time + 1]) for time in range(x.shape[1])]
+    return torch.cat([F.scaled_dot_product_attention(query, k, k) for k in seen], 1)
 
 
 def each_step(model: Any, x: Tensor) -> Tensor:

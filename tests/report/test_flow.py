@@ -473,3 +473,34 @@ def test_the_last_of_some_layers_feed_no_other_of_them(right: Flow, cut: Flow) -
     assert right.last("stem", "blocks.3.fc1", "side") == ("blocks.3.fc1", "side")
     assert right.last("stem", "head") == ("head",)
     assert cut.last("stem", "head", by="gradient") == ("stem", "head")
+
+
+class Twice(nn.Module):
+    """Makes values in the same way, or not quite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            again = F.relu(self.one(x)).unsqueeze(0)
+        return F.relu(self.one(x)), again, F.relu(self.other(x)), F.relu(self.one(2 * x))
+
+
+def test_values_that_are_made_alike_are_told_from_others() -> None:
+    """By the same layers and functions of the same: not by another layer, nor of other values."""
+    flow = flow_of(Twice(), torch.randn(16, 4))
+    first, again, other, doubled = flow.graph.outputs
+    assert flow.is_alike(first, again)
+    assert not flow.is_alike(first, other)
+    assert not flow.is_alike(first, doubled)
+
+
+def test_operations_may_be_origins_too() -> None:
+    """The sweep ends at them."""
+    flow = flow_of(Net(), torch.randn(16, 4))
+    (joined,) = (n for n, v in enumerate(flow.graph.vertices) if v.function == "cat")
+    inputs = flow.calls("head")[0].inputs
+    assert joined not in flow.origins(*inputs)
+    assert flow.origins(*inputs, others={joined}) == {joined}

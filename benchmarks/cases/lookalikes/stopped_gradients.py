@@ -701,8 +701,10 @@ class UncertainTasks(nn.Module):
         return self.level(h), self.size(h), self.log_vars
 
 
-@lookalike("forward-forward: each layer learns alone from a detached input", flat, None)
+@lookalike("forward-forward: each layer learns alone from a detached input", unlabelled_flat, None)
 class ForwardForward(nn.Module):
+    """It draws its own labels and computes its loss, so that it is given no target."""
+
     def __init__(self, width: int = 48) -> None:
         super().__init__()
         self.first, self.second, self.third = (nn.Linear(n, width) for n in (74, width, width))

@@ -331,12 +331,25 @@ class Flow:
         """Return the numbers of the vertices that values of these get to, and of these."""
         return frozenset(self._indexed.forward(set(vertices), "value"))
 
-    def origins(self, *vertices: int) -> frozenset[int]:
+    def origins(self, *vertices: int, others: Collection[int] = ()) -> frozenset[int]:
         """Return the layers and sources that these are made of, as numbers of vertices.
 
         Nothing but operations lies between, and what is a layer's or a source is its own origin.
+
+        Args:
+            vertices: their numbers.
+            others: operations to take for origins, too.
         """
-        return frozenset(self._indexed.origins(vertices))
+        return frozenset(self._indexed.origins(vertices, others))
+
+    def is_alike(self, one: int, other: int) -> bool:
+        """Whether two vertices were made by the same operations and layers of the same values.
+
+        In another layout at most, with a gradient or without; numbers that operations take beside
+        their operands are not known, nor is what is drawn at random.
+        """
+        first = self._indexed.first_alike
+        return first[one] == first[other]
 
     def gate(self, layer: str) -> tuple[Gate, ...]:
         """Return the multiplications that the values of `layer` go through before the next layer.

@@ -536,17 +536,43 @@ class Index:
                 reached.add(later)
         return not reached.isdisjoint(call.inputs)
 
-    def origins(self, vertices: tuple[int, ...]) -> set[int]:
-        """Return the vertices of layers and sources that these are made of, none in between."""
+    def origins(self, vertices: tuple[int, ...], others: Collection[int] = ()) -> set[int]:
+        """Return the vertices of layers and sources, or `others`, that these are made of."""
         met: set[int] = set()
         todo = list(vertices)
         while todo:
             number = todo.pop()
             if number not in met:
                 met.add(number)
-                if self.homes[number] is None:
+                if self.homes[number] is None and number not in others:
                     todo.extend(self.graph.vertices[number].operands)
-        return {number for number in met if self.homes[number] is not None}
+        return {number for number in met if self.homes[number] is not None or number in others}
+
+    @cached_property
+    def first_alike(self) -> list[int]:
+        """For each vertex the first that holds the same: made alike of the same, or laid out anew.
+
+        Numbers that an operation takes beside its operands are not known.
+        """
+        known: dict[tuple[str, tuple[int, ...]], int] = {}
+        first: list[int] = []
+        for number, vertex in enumerate(self.graph.vertices):
+            operands = tuple(first[operand] for operand in vertex.operands)
+            if len(operands) == 1 and vertex.kind is Kind.OPERATION and vertex.function in WHOLE:
+                first.append(operands[0])
+            elif operands:
+                first.append(known.setdefault((self._made_by(vertex), operands), number))
+            else:
+                first.append(number)
+        return first
+
+    def _made_by(self, vertex: Vertex) -> str:
+        """Return the operation, or the layer; of calls of a function, which are numbered, that."""
+        if vertex.kind is not Kind.CALL:
+            return vertex.name
+        call = self.graph.calls[vertex.call]
+        own = call.layer.rpartition(".")[2]
+        return call.type_name if own.rpartition("_")[0] == call.type_name else call.layer
 
     def as_it_is(self, number: int, operations: frozenset[str] = AS_IT_IS) -> set[int]:
         """Return the vertices whose values a vertex holds as they are, itself included."""
