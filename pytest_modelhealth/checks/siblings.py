@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.evidence import parent, trainable
+from pytest_modelhealth.checks.own_code import Difference, differences, keeps_shape
 from pytest_modelhealth.checks.paths import is_normalization
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation
-    from pytest_modelhealth.report.flow import Call
 
 _FEWEST_SIBLINGS = 3
-_MASKS = frozenset({"masked_fill", "where"})
 Kind = tuple[tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
 
 
@@ -83,53 +82,6 @@ class Siblings:
         return any(map(trainable, self.below[layer]))
 
 
-# ---- one layer in the place of others -----------------------------------------------------------
-
-
-def standing_in(
-    observation: Observation, flow: Flow, groups: Siblings
-) -> Iterator[tuple[str, list[str], int]]:
-    """Yield layers called in the place of others: the layer, those never called, how often.
-
-    In each call of the module around them, as many of its calls are made as there are siblings.
-    What is routed calls several on parts of one tensor, or fewer; what is dropped or left early
-    calls fewer; a slow copy that is kept for later is frozen.
-    """
-    for group in groups.alike:
-        never = [name for name in group if not groups.ran(name)]
-        called = [shown for name in group if (shown := groups.called(name))]
-        if not never or not called or len(never) + len(called) != len(group):
-            continue
-        if not all(map(groups.learns, never)):
-            continue
-        callers: dict[int, list[Call]] = defaultdict(list)
-        for name in called:
-            for call in flow.calls(name):
-                callers[call.parent].append(call)
-        if any(len(calls) != len(group) for calls in callers.values()):
-            continue
-        first = min(callers)
-        times = Counter(call.layer for call in callers[first])
-        layer = max(times, key=lambda name: times[name])
-        again = [call for call in callers[first] if call.layer == layer]
-        by_key = observation.layers[parent(layer)].type_name == "ModuleDict"
-        if _take_a_place(flow, again, by_key):
-            yield layer, never, len(again)
-
-
-def _take_a_place(flow: Flow, calls: list[Call], by_key: bool) -> bool:
-    """Whether calls of a layer follow one another, or have inputs of their own, or all the same."""
-    first, *later = calls
-    if all(call.inputs == first.inputs for call in later):  # parts of what has no graph look alike
-        return all(flow.graph.vertices[number].live for number in first.inputs)
-    following = flow.after(*first.outputs)
-    if all(not following.isdisjoint(call.inputs) for call in later):
-        pairs = zip(calls, later, strict=False)  # chosen by name: it may be called between others
-        return not by_key or all(set(b.inputs) & set(a.outputs) for a, b in pairs)
-    origins = [flow.origins(*call.inputs) for call in calls]
-    return all(one != origins[0] for one in origins[1:])
-
-
 # ---- what one lacks and the rest have -----------------------------------------------------------
 
 
@@ -167,14 +119,44 @@ def _odd_ones(
         if sum(calls.values()) == len(group) + 1 and holds_others and _is_row(flow, twice[0]):
             odd[twice[0]].append("it is called twice in a row, they once each")
     else:
-        traits = {name: _traits(observation, flow, groups, name) for name in group}
-        odd.update(_lacking(flow, traits, holds_others))
-        at_an_end = (group[0], group[-1])
+        for name, inner, said in _otherwise(observation, flow, groups, group):
+            if not inner:
+                odd[name] = said
+                continue
+            yield name + inner, said, [other + inner for other in group if other != name]
         past = _without_residual(observation, flow, group)
-        if past is not None and past not in (*odd, *at_an_end):
+        if past is not None and past not in (*odd, group[0], group[-1]):
             odd[past].append(PAST)
     for name, lacks in odd.items():
         yield name, lacks, [other for other in group if other != name]
+
+
+def _otherwise(
+    observation: Observation, flow: Flow, groups: Siblings, group: list[str]
+) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each that is put together otherwise than all others, with how.
+
+    The second is what its name goes on with, where that is in the code of one layer inside alone.
+    """
+    inside = [record.name[len(group[0]) :] for record in groups.below[group[0]]]
+    codes = list(differences(observation, flow, group, inside))
+    for name, lacking in _lacking(flow, groups, group).items():
+        if any(set(call.outputs) <= set(call.inputs) for call in flow.calls(name)):
+            continue  # left out for a step
+        found = [one for one in codes if one.block == name]
+        if len(inside) > 1 and _reads_otherwise(flow, name, group, set(lacking)):
+            lacking = {trait: said for trait, said in lacking.items() if trait[0] == "call"}
+            found = []
+        where = {one.inner for one in found}
+        if not lacking and len(where) == 1:
+            yield name, found[0].inner, [one.said for one in found]
+        elif lacking or found:
+            firsts = {trait[0]: said for trait, said in reversed(lacking.items())}
+            yield name, "", [*reversed(firsts.values()), *map(_within, found)]
+
+
+def _within(one: Difference) -> str:
+    return f"in its {one.inner[1:]!r}, {one.said}" if one.inner else one.said
 
 
 def _is_row(flow: Flow, layer: str) -> bool:
@@ -186,27 +168,20 @@ Traits = dict[tuple[object, ...], str]
 """What a layer has: its kind and what it is compared by, each with what to say where it lacks."""
 
 
-def _lacking(
-    flow: Flow, traits: dict[str, Traits], holds_others: bool
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield each that lacks what all others have, with the first of each kind that it lacks."""
+def _lacking(flow: Flow, groups: Siblings, group: list[str]) -> dict[str, Traits]:
+    """Return what each layer of a group lacks that all others have."""
+    traits = {name: _traits(flow, groups, name) for name in group}
     counts = Counter(trait for found in traits.values() for trait in found)
-    common = [trait for trait, count in counts.items() if count == len(traits) - 1]
-    for name, found in traits.items():
-        lacking = [trait for trait in common if trait not in found]
-        lacks: dict[object, str] = {}
-        for trait in lacking:
-            lacks.setdefault(trait[0], next(t[trait] for t in traits.values() if trait in t))
-        if "call" in lacks:
-            lacks.pop("residual", None)  # of what is not called
-        if lacks and holds_others and _reads_otherwise(flow, name, list(traits), lacking):
-            lacks = {kind: said for kind, said in lacks.items() if kind in ("call", "residual")}
-        if lacks:
-            yield name, list(lacks.values())
+    common = {t: said for found in traits.values() for t, said in found.items()}
+    common = {t: said for t, said in common.items() if counts[t] == len(group) - 1}
+    return {
+        name: {trait: said for trait, said in common.items() if trait not in found}
+        for name, found in traits.items()
+    }
 
 
 def _reads_otherwise(
-    flow: Flow, layer: str, group: list[str], lacking: list[tuple[object, ...]]
+    flow: Flow, layer: str, group: list[str], lacking: set[tuple[object, ...]]
 ) -> bool:
     """Whether a layer reads something else in place of what it lacks, or has made that itself.
 
@@ -225,19 +200,10 @@ def _read(flow: Flow, layer: str) -> frozenset[int]:
     return frozenset(o for i in inside for o in vertices[i].operands) - inside
 
 
-def _traits(observation: Observation, flow: Flow, groups: Siblings, layer: str) -> Traits:
-    record = observation.layers[layer]
-    traits: Traits = {}
-    strides = not _keeps_shape(record)
-    if strides or flow.residual(layer):
-        traits["residual",] = "its input is not added to what comes of it"
-    for inner in groups.below[layer][1:]:
-        own = inner.name[len(layer) + 1 :]
-        if inner.entered is None:
-            continue
-        traits["call", own] = f"its {own!r} is never called"
-        if strides or not _keeps_shape(inner) or flow.residual(inner.name, around=True):
-            traits["residual", own] = f"no residual goes past its {own!r}"
+def _traits(flow: Flow, groups: Siblings, layer: str) -> Traits:
+    called = (inner for inner in groups.below[layer][1:] if inner.entered is not None)
+    names = [inner.name[len(layer) + 1 :] for inner in called]
+    traits: Traits = {("call", own): f"its {own!r} is never called" for own in names}
     if len(groups.below[layer]) > 1:
         traits |= _reads(flow, layer) | _options(groups, layer)
     return traits
@@ -249,18 +215,13 @@ PAST = "no residual goes past it: nothing that it is made of is added to what co
 def _without_residual(observation: Observation, flow: Flow, group: list[str]) -> str | None:
     """Return the one layer of a group whose caller adds nothing to what it returns."""
     without = [name for name in group if not flow.residual(name, around=True)]
-    if len(without) != 1 or not _keeps_shape(observation.layers[without[0]]):
+    if len(without) != 1 or not keeps_shape(observation.layers[without[0]]):
         return None
     return without[0]
 
 
-def _keeps_shape(record: LayerRecord) -> bool:
-    given, returned = record.inputs, record.activations
-    return given is not None and returned is not None and given.shape == returned.shape
-
-
 def _reads(flow: Flow, layer: str) -> Traits:
-    """Return what a layer reads from outside beside its own values, and how it masks."""
+    """Return what a layer reads from outside beside its own values."""
     vertices = flow.graph.vertices
     traits: Traits = {}
     for number in _read(flow, layer):
@@ -271,9 +232,6 @@ def _reads(flow: Flow, layer: str) -> Traits:
         else:
             where = f" of {vertex.line}" if vertex.line else ""
             traits["read", number] = f"{vertex.name!r}{where} does not get into it"
-    for number in flow.inside(layer):
-        if vertices[number].function in _MASKS:
-            traits["mask", vertices[number].function] = f"no {vertices[number].function!r} in it"
     return traits
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.evidence import is_inside
 from pytest_modelhealth.checks.recurrences import lost_states
-from pytest_modelhealth.checks.siblings import PAST, Siblings, differing, standing_in
+from pytest_modelhealth.checks.siblings import PAST, Siblings, differing
+from pytest_modelhealth.checks.stand_ins import standing_in, taken_for_two
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,6 +19,21 @@ if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
 
 _SUM = "add"
+_DOUBLED = {
+    "add": (
+        "adds a value to itself",
+        "a residual that adds the branch in place of the input; to double it, multiply by 2",
+    ),
+    "cat": ("joins a value to itself", "a copied line: one of the two should be another value"),
+    "stack": ("stacks a value on itself", "a copied line: one of the two should be another value"),
+    "where": (
+        "chooses by `where` between a value and the same value",
+        "a mask that hides nothing: one side should be another value",
+    ),
+}
+"""Operations that are nothing to do with one value twice: what to say, and why it may be."""
+_SAME_AGAIN = ("upsample", "relu", "gelu", "silu", "tanh", "sigmoid")
+"""What the same values come of again: its options change the shape alone, if it has any."""
 _PURE = frozenset({"mul", "rsub", "sub", "add", "neg", "eq", "ne", "lt", "gt", "le", "ge"}) | {
     "bitwise_not", "invert", "logical_not", "bool", "long", "int", "type", "cpu", "cuda", "div",
 }  # fmt: skip
@@ -41,8 +58,9 @@ class Wiring(Check):
         "No layer is called in the place of a sibling of its class and shape; no table is asked "
         "for one row only by a constant; no recurrent cell is called step by step without its "
         "state; two towers are not fed the same while an input goes unread. Warned of: an input "
-        "that nothing reads, a value added to itself, and what one block lacks (a residual, a "
-        "layer, a mask) or does twice while all of its siblings, three or more, agree."
+        "that nothing reads, a value joined with itself, a layer whose result stands for that of a "
+        "sibling that never runs, and what one block lacks (a residual, a layer, a mask), does "
+        "otherwise or twice while all of its siblings, three or more, agree."
     )
     source = (
         "copied lines and forgotten arguments that raise nothing, as practitioners report them "
@@ -64,6 +82,7 @@ class Wiring(Check):
         if flow.is_exact:
             if flow.graph.outputs:
                 yield from _unread(observation, flow, groups)
+            yield from _taken_for_two(observation, flow, groups)
             doubled = list(_doubled(observation, flow))
             yield from doubled
             told = [name for violation in doubled for name in violation.layers]
@@ -90,6 +109,23 @@ def _stand_ins(observation: Observation, flow: Flow, groups: Siblings) -> Iterat
             cause=f"{layer!r} is called in the place of its siblings, which learn nothing: the "
             "wrong index in a loop, or a copied line",
             affected=(*never, *others),
+        )
+
+
+def _taken_for_two(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
+    told = {layer for layer, *_ in standing_in(observation, flow, groups)}
+    for layer, never in taken_for_two(observation, flow, groups):
+        if layer in told:
+            continue
+        yield Wiring.violation(
+            observation.layers[layer],
+            f"what it returns is taken in two places, and {never!r} of the same class and shape "
+            f"is never called{_at(flow.line(layer))}",
+            value=2.0,
+            cause=f"{layer!r} is used in the place of {never!r}, which learns nothing: a copied "
+            "line, or weights that are kept and not meant to be used",
+            affected=(never,),
+            severity="warn",
         )
 
 
@@ -311,29 +347,84 @@ def _towers_on_one(flow: Flow, groups: Siblings) -> Iterator[tuple[str, str, str
             yield names[0], names[1], given[0][0]
 
 
-# ---- a value added to itself --------------------------------------------------------------------
+# ---- a value joined with itself -----------------------------------------------------------------
 
 
 def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
     graph = flow.graph
-    several = {output for call in graph.calls if len(call.outputs) > 1 for output in call.outputs}
-    lines: dict[str, list[str]] = {}
-    for vertex in graph.vertices:
-        if vertex.function == _SUM and vertex.live and len(vertex.operands) == 2:
-            one, other = vertex.operands
-            layer = graph.calls[vertex.call].layer if vertex.call >= 0 else None
-            if one == other and one not in several and layer is not None:
-                lines.setdefault(vertex.line, []).append(layer)
-    for line, layers in lines.items():
+    unsure = {n for call in graph.calls if _may_be_several(call) for n in call.outputs}
+    lines: dict[tuple[str, str], list[str]] = {}
+    for number, vertex in enumerate(graph.vertices):
+        layer = graph.calls[vertex.call].layer if vertex.call >= 0 else None
+        if vertex.function not in _DOUBLED or not vertex.live or layer is None:
+            continue
+        values = Counter(_value(observation, flow, operand) for operand in vertex.operands)
+        if 2 not in values.values() or not unsure.isdisjoint(vertex.operands):
+            continue
+        if vertex.function == _SUM or _is_made(flow, number):
+            lines.setdefault((vertex.function, vertex.line), []).append(layer)
+    for (function, line), layers in lines.items():
+        does, cause = _DOUBLED[function]
         yield Wiring.violation(
             observation.layers[layers[0]],
-            f"it adds a value to itself{_at(line)}",
+            f"it {does}{_at(line)}",
             value=float(len(layers)),
-            cause="a residual that adds the branch in place of the input; to double it, multiply "
-            "by 2",
+            cause=cause,
             affected=dict.fromkeys(layers[1:]),
             severity="warn",
         )
+    yield from _returned_twice(observation, flow)
+
+
+def _may_be_several(call: Call) -> bool:
+    """Whether what a call returned may be several values: it did, or passed on what it was given.
+
+    As a dropout does that is not training.
+    """
+    return len(call.outputs) > 1 or not set(call.outputs).isdisjoint(call.inputs)
+
+
+def _value(
+    observation: Observation, flow: Flow, number: int
+) -> tuple[str, tuple[int, ...]] | tuple[int]:
+    """Return what is the same for what is computed twice: what makes it, and of what."""
+    vertex = flow.graph.vertices[number]
+    record = observation.layers.get(vertex.name) if vertex.kind == "call" else None
+    if record is not None and not record.functional:
+        return (number,) if _is_random(record) else (vertex.name, vertex.operands)
+    function = vertex.function if record is None else record.type_name
+    is_plain = vertex.kind in ("call", "operation") and function.startswith(_SAME_AGAIN)
+    return (function, vertex.operands) if is_plain else (number,)
+
+
+def _is_random(record: LayerRecord) -> bool:
+    is_noise = "Drop" in record.type_name or "RReLU" in record.type_name
+    return is_noise or bool(record.options.get("dropout"))
+
+
+def _is_made(flow: Flow, number: int) -> bool:
+    """Whether a vertex is made of what a layer returned."""
+    kinds = {flow.graph.vertices[origin].kind for origin in flow.origins(number)}
+    return "call" in kinds
+
+
+def _returned_twice(observation: Observation, flow: Flow) -> Iterator[Violation]:
+    """Yield the layer that is called twice with the same, where both results are returned."""
+    vertices = flow.graph.vertices
+    outputs = [number for number in dict.fromkeys(flow.graph.outputs) if vertices[number].live]
+    values = Counter(_value(observation, flow, number) for number in outputs)
+    for (layer, *_), times in values.items():
+        record = observation.layers.get(str(layer))
+        if times > 1 and record is not None and not record.functional:
+            line = flow.calls(record.name)[-1].line
+            yield Wiring.violation(
+                record,
+                f"it is called {times} times with the same{_at(line)}, and all of it is returned",
+                value=float(times),
+                cause="two that should differ, and are one layer: a copied line, or one object "
+                "under two names",
+                severity="warn",
+            )
 
 
 # ---- words --------------------------------------------------------------------------------------

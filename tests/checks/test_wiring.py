@@ -21,25 +21,37 @@ from tests.checks.wirings import (
     Deaf,
     Detr,
     Doubled,
+    Holding,
     Inverted,
     Model,
     Remembering,
     T5Block,
+    TwoTasks,
     adapted,
+    added_to_the_norm,
     asked_by_one_query,
+    attends,
+    attends_to_keys,
     blocks,
     borrowed_weights,
     both_directions,
+    both_states,
     both_states_carried,
     both_towers_on_one,
     cell_state_dropped,
+    choice_of_one,
+    chosen_from_one,
+    chosen_from_two,
+    coded,
     committee,
+    computed_and_joined_twice,
     convolved,
     counted_from_a_buffer,
     dense,
     dropped_layer,
     dropped_mask,
     each_step,
+    each_tower_has_a_head,
     early_exit,
     encoded_positions,
     encoder_blocks_decode,
@@ -49,26 +61,35 @@ from tests.checks.wirings import (
     features,
     first_block_for_all,
     functional_look_up,
+    gate_not_applied,
+    gated,
     ids,
     ignores_others,
     in_a_row,
     inputs_with_their_own_state,
+    joined,
+    joined_activations,
+    joined_to_itself,
     joined_with_a_context,
     joined_with_its_state,
     joined_with_the_time,
     joined_with_zeros,
     last_block_twice,
     last_layer_reads_one,
+    last_left_out,
     linear_tables,
     linears,
     many_dropouts,
     mask,
     masked_but_once,
     masked_otherwise_but_once,
+    mean_of_the_batch,
     mixture,
     no_state_at_all,
     norm_but_once,
+    norm_of_a_copy,
     norms,
+    not_added,
     of_a_kind,
     one_block_twice,
     one_convolution,
@@ -77,23 +98,32 @@ from tests.checks.wirings import (
     one_norm_of_a_list,
     one_row,
     one_tower,
+    one_tower_for_each_level,
+    one_tower_for_two_heads,
     online_and_target,
     packed,
     padded_by_zeros,
+    parts,
     passes_messages,
     position_of_one_row,
     position_table,
     positions_but_once,
     positions_times_zero,
+    projections,
     reads_nothing,
     recurrent,
+    repeated,
     residual_but_once,
+    residual_past_a_head,
+    rotary,
     routed_by_sample,
     row_of_a_table,
     same_position,
     samples_joined_with_zeros,
+    scaled,
     sentences,
     siamese,
+    skipped,
     state_not_carried,
     steps_by_themselves,
     t5,
@@ -102,9 +132,12 @@ from tests.checks.wirings import (
     told_by_number,
     told_by_numpy,
     tower_by_name,
+    towers,
+    two_dropouts,
     two_views,
     u_net,
     universal,
+    with_a_kept_sum,
     with_boxes,
     with_context,
     with_types,
@@ -125,7 +158,7 @@ def tell(make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]) -> list[Viola
     return findings(report)
 
 
-def gated() -> dict[str, nn.Module]:
+def gates_by_hand() -> dict[str, nn.Module]:
     """Return the layers of a recurrence by hand."""
     return {name: nn.Linear(2 * WIDTH, WIDTH) for name in ("gate", "new")}
 
@@ -278,7 +311,7 @@ FAULTS: dict[str, Case] = {
         "warn", "cell", "model.cell(step, state)",
     ),
     "zeros joined to each step": (
-        lambda: (Model(joined_with_zeros, **gated()), (ids(),)),
+        lambda: (Model(joined_with_zeros, **gates_by_hand()), (ids(),)),
         "warn", "gate", "model.gate(both)",
     ),
     "a cell state that is dropped": (
@@ -299,6 +332,61 @@ FAULTS: dict[str, Case] = {
     "a block called twice, the others once": (
         lambda: (Model(one_block_twice, blocks=blocks(*[""] * 4)), (ids(),)),
         "warn", "blocks.1", "twice",
+    ),
+    "a gate computed and not applied": (
+        lambda: (
+            Model(in_a_row, blocks=coded(gated, gated, gate_not_applied, gated)), (ids(),)
+        ),
+        "warn", "blocks.2", "the product of `sigmoid` and `fc` is missing",
+    ),
+    "the norm of a detached copy in one block": (
+        lambda: (Model(in_a_row, blocks=coded(gated, norm_of_a_copy, gated, gated)), (ids(),)),
+        "warn", "blocks.1", "`detach` of its input is in it alone",
+    ),
+    "the mean of the batch in the first block": (
+        lambda: (Model(in_a_row, blocks=coded(mean_of_the_batch, gated, gated, gated)), (ids(),)),
+        "warn", "blocks.0", "`mean` of `norm` is in it alone",
+    ),
+    "a sum with something else in the first block": (
+        lambda: (Model(in_a_row, blocks=coded(added_to_the_norm, gated, gated, gated)), (ids(),)),
+        "warn", "blocks.0", "the sum takes `norm`",
+    ),
+    "a residual forgotten inside one block": (
+        lambda: (
+            Model(in_a_row, blocks=coded(gated, gated, not_added, gated, block=Holding)),
+            (ids(),),
+        ),
+        "warn", "blocks.2.inner", "the sum with its input is missing, a residual",
+    ),
+    "a value joined to itself": (
+        lambda: (Model(joined_to_itself, **parts()), (ids(),)), "warn", "", "torch.cat([one, one]",
+    ),
+    "a layer called twice and joined": (
+        lambda: (Model(computed_and_joined_twice, **parts()), (ids(),)),
+        "warn", "", "joins a value to itself",
+    ),
+    "an activation joined to itself": (
+        lambda: (Model(joined_activations, **parts()), (ids(),)),
+        "warn", "", "joins a value to itself",
+    ),
+    "a choice between a value and the same": (
+        lambda: (Model(chosen_from_one, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
+        "warn", "", "torch.where(hidden[..., None], h, h)",
+    ),
+    "keys for values": (
+        lambda: (Model(attends_to_keys, **projections("q", "k", "v", "out")), (ids(),)),
+        "warn", "k", "'v' of the same class and shape is never called",
+    ),
+    "one tower for two heads": (
+        lambda: (Model(one_tower_for_two_heads, **towers()), (ids(),)),
+        "warn", "left", "'right' of the same class and shape is never called",
+    ),
+    "one tower for two heads, at each level": (
+        lambda: (Model(one_tower_for_each_level, **towers()), (ids(),)),
+        "warn", "left", "'right' of the same class and shape is never called",
+    ),
+    "one head under two names": (
+        lambda: (TwoTasks(fault=True), (features(),)), "warn", "heads.age", "2 times with the same",
     ),
 }  # fmt: skip
 
@@ -427,7 +515,7 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "a context for each step": lambda: (
         Model(with_context, cell=Cell()), (ids(), features(SAMPLES))
     ),
-    "a gated recurrence by hand": lambda: (Model(joined_with_its_state, **gated()), (ids(),)),
+    "a gated recurrence by hand": lambda: (Model(joined_with_its_state, **gates_by_hand()), (ids(),)),
     "both states carried on": lambda: (
         Model(both_states_carried, cell=nn.LSTMCell(WIDTH, WIDTH)), (ids(),)
     ),
@@ -477,6 +565,46 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "residuals to the block's input": lambda: (
         Model(in_a_row, blocks=nn.ModuleList(Doubled(fault=False) for _ in range(4))), (ids(),)
     ),
+    "gates": lambda: (Model(in_a_row, blocks=coded(*[gated] * 4)), (ids(),)),
+    "the first block scales": lambda: (
+        Model(in_a_row, blocks=coded(scaled, *[gated] * 4)), (ids(),)
+    ),
+    "the last block has no gate": lambda: (
+        Model(in_a_row, blocks=coded(*[gated] * 4, gate_not_applied)), (ids(),)
+    ),
+    "every other block has no gate": lambda: (
+        Model(in_a_row, blocks=coded(*[gated, gate_not_applied] * 3)), (ids(),)
+    ),
+    "a block left out for a step": lambda: (
+        Model(in_a_row, blocks=coded(gated, gated, skipped, gated, gated)), (ids(),)
+    ),
+    "the first block sums for all": lambda: (
+        Model(in_a_row, blocks=with_a_kept_sum()), (ids(),)
+    ),
+    "two states of one layer joined": lambda: (
+        Model(both_states, lstm=nn.LSTM(WIDTH, WIDTH), join=nn.Linear(2 * WIDTH, WIDTH)), (ids(),)
+    ),
+    "two values joined": lambda: (Model(joined, **parts()), (ids(),)),
+    "a choice of two": lambda: (
+        Model(chosen_from_two, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())
+    ),
+    "a value repeated": lambda: (Model(repeated, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)),
+    "two dropouts joined": lambda: (
+        Model(two_dropouts, drop=nn.Dropout(0.5), join=nn.Linear(2 * WIDTH, WIDTH)), (ids(),)
+    ),
+    "rotary angles": lambda: (Model(rotary, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)),
+    "attention": lambda: (Model(attends, **projections("q", "k", "v", "out")), (ids(),)),
+    "a head for each tower": lambda: (Model(each_tower_has_a_head, **towers()), (ids(),)),
+    "a residual stream, a tower left out": lambda: (
+        Model(residual_past_a_head, **towers()), (ids(),)
+    ),
+    "a stack whose last layer is left out": lambda: (
+        Model(last_left_out, **projections("first", "second", "third")), (ids(),)
+    ),
+    "an expert that nobody chose": lambda: (
+        Model(choice_of_one, experts=linears(4), router=nn.Linear(WIDTH, 4)), (ids(),)
+    ),
+    "a head for each task": lambda: (TwoTasks(fault=False), (features(),)),
 }  # fmt: skip
 
 

@@ -320,6 +320,204 @@ def one_block_twice(model: Any, x: Tensor) -> Tensor:
     return x
 
 
+class Coded(nn.Module):
+    """A block whose code is given."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.gate = nn.Linear(WIDTH, WIDTH)
+        self.run = [run]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run[0](self, x)
+
+
+class Holding(nn.Module):
+    """A block around one whose code is given."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.inner, self.out = Coded(run), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.inner(x))
+
+
+def coded(*runs: Run, block: Callable[[Run], nn.Module] = Coded) -> nn.ModuleList:
+    """Return a block for each of these."""
+    return nn.ModuleList(map(block, runs))
+
+
+def gated(block: Any, x: Tensor) -> Tensor:
+    return x + torch.sigmoid(block.gate(x)) * block.fc(block.norm(x))
+
+
+def gate_not_applied(block: Any, x: Tensor) -> Tensor:
+    torch.sigmoid(block.gate(x))
+    return x + block.fc(block.norm(x))
+
+
+def norm_of_a_copy(block: Any, x: Tensor) -> Tensor:
+    return x + torch.sigmoid(block.gate(x)) * block.fc(block.norm(x.detach()))
+
+
+def mean_of_the_batch(block: Any, x: Tensor) -> Tensor:
+    mean = block.norm(x).mean(0, keepdim=True).expand_as(x)
+    return x + torch.sigmoid(block.gate(x)) * block.fc(mean)
+
+
+def added_to_the_norm(block: Any, x: Tensor) -> Tensor:
+    h = block.norm(x)
+    return h + torch.sigmoid(block.gate(x)) * block.fc(h)
+
+
+def not_added(block: Any, x: Tensor) -> Tensor:
+    return torch.sigmoid(block.gate(x)) * block.fc(block.norm(x))
+
+
+def scaled(block: Any, x: Tensor) -> Tensor:
+    return gated(block, x * 3.0)
+
+
+def skipped(_: Any, x: Tensor) -> Tensor:
+    return x
+
+
+def with_a_kept_sum() -> nn.ModuleList:
+    """Return blocks of which the first computes a sum for all."""
+    kept: list[Tensor] = []
+
+    def first(block: Any, x: Tensor) -> Tensor:
+        kept[:] = [x.sum(1, keepdim=True)]
+        return later(block, x)
+
+    def later(block: Any, x: Tensor) -> Tensor:
+        return gated(block, x) + kept[0]
+
+    return coded(first, later, later, later, later)
+
+
+def joined(model: Any, x: Tensor) -> Tensor:
+    return model.join(torch.cat([model.one(x), model.other(x)], -1))
+
+
+def joined_to_itself(model: Any, x: Tensor) -> Tensor:
+    one = model.one(x)
+    model.other(x)
+    return model.join(torch.cat([one, one], -1))
+
+
+def computed_and_joined_twice(model: Any, x: Tensor) -> Tensor:
+    return model.join(torch.cat([model.one(x), model.one(x)], -1)) + model.other(x)
+
+
+def joined_activations(model: Any, x: Tensor) -> Tensor:
+    h = model.one(x) + model.other(x)
+    return model.join(torch.cat([torch.relu(h), torch.relu(h)], -1))
+
+
+def both_states(model: Any, x: Tensor) -> Tensor:
+    _, (state, memory) = model.lstm(x)
+    return model.join(torch.cat([state, memory], -1))[0]
+
+
+def chosen_from_one(model: Any, x: Tensor, hidden: Tensor) -> Tensor:
+    h = model.fc(x)
+    return torch.where(hidden[..., None], h, h)
+
+
+def chosen_from_two(model: Any, x: Tensor, hidden: Tensor) -> Tensor:
+    h = model.fc(x)
+    return torch.where(hidden[..., None], h, x)
+
+
+def repeated(model: Any, x: Tensor) -> Tensor:
+    return torch.stack([model.fc(x)] * 4).mean(0)
+
+
+def two_dropouts(model: Any, x: Tensor) -> Tensor:
+    return model.join(torch.cat([model.drop(x), model.drop(x)], -1))
+
+
+def rotary(model: Any, x: Tensor) -> Tensor:
+    angles = torch.outer(torch.arange(x.shape[1]), torch.ones(WIDTH // 2))
+    angles = torch.cat([angles, angles], -1)
+    return model.fc(x * angles.cos())
+
+
+def parts() -> dict[str, nn.Module]:
+    """Return two layers of one shape, and one that joins what they give."""
+    wide = nn.Linear(2 * WIDTH, WIDTH)
+    return {"one": nn.Linear(WIDTH, WIDTH), "other": nn.Linear(WIDTH, WIDTH), "join": wide}
+
+
+def attends_to_keys(model: Any, x: Tensor) -> Tensor:
+    q, k = model.q(x), model.k(x)
+    return model.out((q @ k.transpose(1, 2)).softmax(-1) @ k)
+
+
+def attends(model: Any, x: Tensor) -> Tensor:
+    q, k, v = model.q(x), model.k(x), model.v(x)
+    return model.out((q @ k.transpose(1, 2)).softmax(-1) @ v)
+
+
+def projections(*names: str) -> dict[str, nn.Module]:
+    """Return a layer of one shape for each name."""
+    return {name: nn.Linear(WIDTH, WIDTH) for name in names}
+
+
+def towers() -> dict[str, nn.Module]:
+    """Return two towers and a head for each."""
+    heads = {"label": nn.Linear(WIDTH, WIDTH), "place": nn.Linear(WIDTH, WIDTH, bias=False)}
+    return {"left": Block(), "right": Block(), **heads}
+
+
+def one_tower_for_two_heads(model: Any, x: Tensor) -> Tensor:
+    h = model.left(x)
+    return model.label(h) * model.place(h)
+
+
+def one_tower_for_each_level(model: Any, x: Tensor) -> Tensor:
+    levels = [model.token.weight[:LENGTH] + x, x * model.token.weight[0]]
+    return sum(model.label(model.left(h)) * model.place(model.left(h)) for h in levels)
+
+
+def each_tower_has_a_head(model: Any, x: Tensor) -> Tensor:
+    return model.label(model.left(x)) * model.place(model.right(x))
+
+
+def residual_past_a_head(model: Any, x: Tensor) -> Tensor:
+    h = model.left(x)
+    return h + F.gelu(model.label(h))
+
+
+def last_left_out(model: Any, x: Tensor) -> Tensor:
+    for layer in (model.first, model.second):
+        x = x + F.gelu(layer(x))
+    return x
+
+
+def choice_of_one(model: Any, x: Tensor) -> Tensor:
+    weights = model.router(x).softmax(-1)
+    return sum(weights[..., i : i + 1] * model.experts[i](x) for i in range(3))
+
+
+class TwoTasks(nn.Module):
+    """Returns what two heads make, or one under two names."""
+
+    def __init__(self, fault: bool) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(WIDTH, WIDTH)
+        self.heads = nn.ModuleDict({"age": nn.Linear(WIDTH, 1), "size": nn.Linear(WIDTH, 1)})
+        if fault:
+            self.heads["size"] = self.heads["age"]
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = F.gelu(self.trunk(x))
+        return {name: head(h) for name, head in self.heads.items()}
+
+
 def position_table() -> nn.Embedding:
     """Return a table of positions."""
     return nn.Embedding(LENGTH + 2, WIDTH)

@@ -254,6 +254,15 @@ AS_IT_IS = WHOLE | frozenset(
 
 SUMS = frozenset({"add", "iadd", "sub", "rsub", "subtract", "radd", "isub", "addcmul"})
 PRODUCTS = frozenset({"mul", "imul", "multiply", "rmul"})
+SAME = {"iadd": "add", "radd": "add", "imul": "mul", "rmul": "mul", "multiply": "mul"} | {
+    "isub": "sub",
+    "subtract": "sub",
+    "truediv": "div",
+    "true_divide": "div",
+    "matmul": "mm",
+    "bmm": "mm",
+}
+"""Spellings of one operation: by an operator, in place, batched or not."""
 MATRIX_PRODUCTS = frozenset(
     {"addbmm", "addcmul", "addmm", "addmv", "baddbmm", "bmm", "dot", "einsum", "inner", "lerp"}
     | {"linear", "matmul", "mm", "mv", "outer", "tensordot"}

@@ -592,8 +592,9 @@ class Index:
         for number in self.calls_of(layer)[:1]:
             call = self.graph.calls[number]
             around = set(self._around(number))
-            returned = self.backward(set(call.outputs))
-            for made in self._by_call[number]:
+            own = self._by_call[number]
+            returned = self.backward(set(call.outputs), first=own[0]) if own else set()
+            for made in own:
                 vertex = self.graph.vertices[made]
                 cuts = self._cuts(vertex)
                 if vertex.kind is Kind.OPERATION and (cuts or vertex.function not in AS_IT_IS):
