@@ -71,8 +71,9 @@ def dropped(name: str, observation: Observation, flow: Flow) -> Design | None:
     One of several values may be left out, and the last of a loop. What was inferred may be used.
     """
     for holder in sorted(_holders(name, flow)) if flow.is_exact else ():
-        beside = [s for s in flow.siblings(holder) if flow.line(s) == flow.line(holder)]
-        twins = [twin for s in beside if (twin := s + name[len(holder) :]) in flow]
+        twins = [
+            twin for s in _of_one_line(holder, flow) if (twin := s + name[len(holder) :]) in flow
+        ]
         read = [twin for twin in twins if twin in flow.used]
         later = [twin for twin in read if _began(twin, observation) > _began(name, observation)]
         if later:
@@ -96,6 +97,11 @@ def dropped(name: str, observation: Observation, flow: Flow) -> Design | None:
     return None
 
 
+def _of_one_line(layer: str, flow: Flow) -> list[str]:
+    """Return the siblings that the same line of code calls."""
+    return [other for other in flow.siblings(layer) if flow.line(other) == flow.line(layer)]
+
+
 def _began(layer: str, observation: Observation) -> int:
     """Return when a layer was first called; what is a parameter, never."""
     record = observation.layers.get(layer)
@@ -112,7 +118,7 @@ def _is_mostly_idle(holder: str, observation: Observation, flow: Flow) -> bool:
     if 2 * idle <= sum(map(_size, inside)):
         return False
     blocks = {r.name for r in inside if r.name in flow}.difference(flow.layers)
-    stacks = ((block, *flow.siblings(block)) for block in blocks)
+    stacks = ((block, *_of_one_line(block, flow)) for block in blocks)
     return any(len(stack) > 1 and flow.used.isdisjoint(stack) for stack in stacks)
 
 

@@ -109,13 +109,6 @@ class GradientStops:
         joins = self._into(lambda v: v.function in _JOIN)
         return [(number, position) for number, position in joins if number in picked]
 
-    @cached_property
-    def whole(self) -> frozenset[Edge]:
-        """Those of `unread` of which a part is picked at once, and nothing else is made."""
-        vertices = self._flow.graph.vertices
-        mixed = {o for v in vertices if v.function not in _PICK for o in v.operands}
-        return frozenset(edge for edge in self.unread if edge[0] not in mixed)
-
     def _into(self, choose: Callable[[Vertex], bool]) -> list[Edge]:
         """Return the operands of some operations, in order."""
         vertices = enumerate(self._flow.graph.vertices)

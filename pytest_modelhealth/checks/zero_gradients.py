@@ -291,7 +291,7 @@ class _Verdict:
         Of levels that are stacked an early one is read: most of what is joined is not taken.
         """
         edge = self._picked.get(name, _NONE)
-        if edge not in self._stops.whole:
+        if edge not in self._unread:
             return False
         vertices = self._flow.graph.vertices
         operands = vertices[edge[0]].operands

@@ -480,9 +480,9 @@ def test_the_remainder_of_a_loop(keeps: bool, batch: Tensor, inspect: Inspect) -
 class States(nn.Module):
     """Returns what goes into each of its blocks, and a summary of what comes out."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, width: int) -> None:
         super().__init__()
-        self.embed, self.summary = nn.Linear(16, 16), net(16, 64, 16)
+        self.embed, self.summary = net(16, width, 16), net(16, 64, 16)
         self.blocks = nn.ModuleList(net(16, 16, 16) for _ in range(blocks))
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -493,15 +493,21 @@ class States(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("blocks", "read", "layers"),
-    [(4, 0, ["part.summary.2"]), (4, -2, []), (4, -3, []), (0, 0, [])],
-    ids=["first", "last", "last but one", "no blocks"],
+    ("blocks", "width", "read", "layers"),
+    [
+        (4, 16, 0, ["part.summary.2"]),
+        (4, 16, -2, []),
+        (4, 16, -3, []),
+        (0, 16, 0, []),
+        (2, 256, 0, []),
+    ],
+    ids=["first", "last", "last but one", "no blocks", "few blocks"],
 )
 def test_an_early_one_of_several_states(
-    blocks: int, read: int, layers: list[str], batch: Tensor, inspect: Inspect
+    blocks: int, width: int, read: int, layers: list[str], batch: Tensor, inspect: Inspect
 ) -> None:
     """The last but one is read by design; if the first is, all the blocks run in vain."""
-    report = inspect(Reading(States(blocks), read), batch)
+    report = inspect(Reading(States(blocks, width), read), batch)
     assert found(report) == [(layer, "warn") for layer in layers]
     assert all("most of what 'part' computes" in w.message for w in report.warnings)
 
