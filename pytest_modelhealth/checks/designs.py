@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.evidence import called, is_inside, learns, parent, trainable
+from pytest_modelhealth.checks.evidence import (
+    called,
+    completed,
+    is_inside,
+    learns,
+    parent,
+    trainable,
+)
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation
@@ -25,13 +33,19 @@ class Design(NamedTuple):
 
 
 def is_meant(
-    record: LayerRecord, name: str, is_used: bool, observation: Observation, flow: Flow
+    record: LayerRecord,
+    name: str,
+    lost: Sequence[LayerRecord],
+    is_used: bool,
+    observation: Observation,
+    flow: Flow,
 ) -> bool:
     """Whether a design explains that no gradient comes to a layer, or to a parameter of it.
 
     Args:
         record: the layer.
         name: what the flow calls what lacks a gradient.
+        lost: the layers that lack it with this one.
         is_used: whether its values get to an end of the run.
         observation: the run.
         flow: who feeds whom in it.
@@ -39,40 +53,111 @@ def is_meant(
     if _is_in_an_empty_part(record, observation):
         return True
     if is_used or name not in flow:
-        return _is_slow_copy(record, observation, flow)
-    return _was_returned(name, flow) or _ends_a_stack(name, flow)
+        return _is_slow_copy(lost, observation, flow)
+    if not _holders(name, flow):
+        return _ends_a_stack(name, flow)
+    return dropped(name, observation, flow) is None
 
 
-def _was_returned(name: str, flow: Flow) -> bool:
-    """Whether a module around it returned its values beside others that are used."""
+def _holders(name: str, flow: Flow) -> list[str]:
+    """Return the modules around it that returned its values beside others that are used."""
     used = flow.used
-    return any(is_inside(name, layer) and layer in used for layer in flow.reach(name))
+    return [layer for layer in flow.reach(name) if is_inside(name, layer) and layer in used]
+
+
+def dropped(name: str, observation: Observation, flow: Flow) -> Design | None:
+    """Return why what a module returned should not be dropped, though it returned more than that.
+
+    One of several values may be left out, and the last of a loop. What was inferred may be used.
+    """
+    for holder in sorted(_holders(name, flow)) if flow.is_exact else ():
+        twins = [
+            twin for s in _of_one_line(holder, flow) if (twin := s + name[len(holder) :]) in flow
+        ]
+        read = [twin for twin in twins if twin in flow.used]
+        later = [twin for twin in read if _began(twin, observation) > _began(name, observation)]
+        if later:
+            return Design(
+                f"what it returns is not used, and that of {later[-1]!r} after it is",
+                "overwritten in a loop, or only the last of several is read: join them all, or "
+                "leave it out before the last",
+            )
+        if twins and not read:
+            return Design(
+                f"what it returns is not used, in none of {len(twins) + 1} modules that one line "
+                "calls",
+                "ignored, overwritten, or what is made of it is dropped: use it, or leave it out",
+            )
+        if not twins and _is_mostly_idle(holder, observation, flow):
+            return Design(
+                f"most of what {holder!r} computes is not used",
+                "an early one of several values is read, and what comes after it runs in vain: "
+                "read a later one, or leave out or freeze what is not to learn",
+            )
+    return None
+
+
+def _of_one_line(layer: str, flow: Flow) -> list[str]:
+    """Return the siblings that the same line of code calls."""
+    return [other for other in flow.siblings(layer) if flow.line(other) == flow.line(layer)]
+
+
+def _began(layer: str, observation: Observation) -> int:
+    """Return when a layer was first called; what is a parameter, never."""
+    record = observation.layers.get(layer)
+    return -1 if record is None or record.entered is None else record.entered
+
+
+def _is_mostly_idle(holder: str, observation: Observation, flow: Flow) -> bool:
+    """Whether most of what could learn in a module gets no gradient, and no block of a stack does.
+
+    A summary of its states may be larger than they are, and is no stack.
+    """
+    inside = [r for r in called(observation) if is_inside(r.name, holder)]
+    idle = sum(_size(record) for record in inside if not record.parameter_gradients)
+    if 2 * idle <= sum(map(_size, inside)):
+        return False
+    blocks = {r.name for r in inside if r.name in flow}.difference(flow.layers)
+    stacks = ((block, *_of_one_line(block, flow)) for block in blocks)
+    return any(len(stack) > 1 and flow.used.isdisjoint(stack) for stack in stacks)
+
+
+def _size(record: LayerRecord) -> int:
+    """Return how many trainable numbers a layer has of its own."""
+    return sum(s.count for s in trainable(record).values())
 
 
 def _ends_a_stack(layer: str, flow: Flow) -> bool:
     """Whether it is the last that a line of code calls, of several that lead on but for it.
 
     The last residual of a stack whose output is the sum of skips (WaveNet) leads nowhere, beside
-    the last skip, which takes the same and comes as often.
+    the last skip, which takes the same and comes as often; one line may call both.
     """
-    called_at: dict[str, dict[str, None]] = defaultdict(dict)
+    called_at: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
     for call in flow.graph.calls:
-        called_at[call.line].setdefault(call.layer)
-    alike = list(called_at[flow.line(layer)]) if flow.line(layer) else []
+        place = [part for part in call.layer.split(".") if not part.isdigit()]
+        for key in ((call.line,), (call.line, *place)) if call.line else ():
+            called_at[key].setdefault(call.layer)
+    places = [list(layers) for layers in called_at.values()]
     used = flow.used
-    if alike[-1:] != [layer] or not alike[:-1] or not used.issuperset(alike[:-1]):
-        return False
-    beside = {taker for maker in flow.producers(layer) for taker in flow.consumers(maker)}
+    beside = {taker for maker in flow.producers(layer) for taker in flow.consumers(maker)} & used
     return any(
-        list(layers)[-1] in beside & used and len(layers) == len(alike)
-        for line, layers in called_at.items()
-        if line and layer not in layers
+        other[-1] in beside and len(other) == len(alike) and layer not in other
+        for alike in places
+        if alike[-1] == layer and len(alike) > 1 and used.issuperset(alike[:-1])
+        for other in places
     )
 
 
-def _is_slow_copy(record: LayerRecord, observation: Observation, flow: Flow) -> bool:
-    """Whether a layer with the very same parameters learns beside it: this one makes targets."""
-    return record.grad_off and any(
+def _is_slow_copy(lost: Sequence[LayerRecord], observation: Observation, flow: Flow) -> bool:
+    """Whether a layer with the very same parameters learns beside it: this one makes targets.
+
+    Norms that start at ones are all the same, so that layers of varied values are asked.
+    """
+    off = [record for record in lost if record.grad_off]
+    varied = [r for r in off if any(s.min != s.max for s in trainable(r).values())]
+    record = max(varied or off, key=completed, default=None)
+    return record is not None and any(
         learns(other) and _are_copies(record, other) and not _are_in_a_row(record, other, flow)
         for other in called(observation)
     )

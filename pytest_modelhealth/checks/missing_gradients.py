@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.designs import design, is_meant
+from pytest_modelhealth.checks.designs import design, dropped, is_meant
 from pytest_modelhealth.checks.detached_states import detached_states
 from pytest_modelhealth.checks.evidence import completed, flow_of, trainable
 from pytest_modelhealth.checks.loss import is_switched_off
@@ -91,7 +91,9 @@ def _stories(observation: Observation) -> list[_Story]:
     codes: dict[Cut | None, tuple[str, ...]] = {}
     in_order = sorted(stories.values(), key=lambda story: completed(story.culprit.record))
     for story in reversed(in_order):
-        if not is_meant(*story.culprit, observation, flow):
+        record, name, is_used = story.culprit
+        lost_with_it = [one.record for one in story.lost]
+        if not is_meant(record, name, lost_with_it, is_used, observation, flow):
             code = _code(story, flow)
             code = codes.setdefault(story.cut, code) if story.cut is not None else code
             told.setdefault(code, story).lost.extend(story.lost)
@@ -168,6 +170,8 @@ def _violation(story: _Story, observation: Observation) -> Violation:
     names = [name for name in _lacking(record) if name in own] or _lacking(record)
     lost = {one.record.name for one in story.lost} - {record.name}
     meant = design(record, observation, flow) if story.culprit.is_used else None
+    if not story.culprit.is_used and story.culprit.name in flow:
+        meant = dropped(story.culprit.name, observation, flow)
     why, cause = _why(story, flow)
     message = f"no gradient reaches its trainable parameters ({', '.join(names)})"
     return MissingGradients.violation(

@@ -19,6 +19,7 @@ from pytest_modelhealth.checks.evidence import (
     parent,
 )
 from pytest_modelhealth.checks.gradient_stops import FLAT, GradientStops, gives_nothing, gives_zeros
+from pytest_modelhealth.settings import Severity
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation
@@ -181,7 +182,12 @@ class _Verdict:
         return [name for name in self._silent.layers if name in before]
 
     def _finding(
-        self, record: LayerRecord, cause: str, affected: list[str], parameters: list[str]
+        self,
+        record: LayerRecord,
+        cause: str,
+        affected: list[str],
+        parameters: list[str],
+        severity: Severity = "fail",
     ) -> Finding:
         if self._observation.loss == 0.0:  # `loss` names one that is switched off
             return self._check.inconclusive(record, _NOTHING_TO_LEARN)
@@ -204,6 +210,7 @@ class _Verdict:
             tensor=tensors[0] if tensors else "",
             cause=cause,
             affected=[name for name in affected if name != record.name],
+            severity=severity,
         )
 
     # Where none is.
@@ -215,7 +222,8 @@ class _Verdict:
         suspects = stops.stopped(stops.suspects, *certain).names
         perhaps = stops.stopped(stops.perhaps, *certain).names
         layers = [n for n in names if n in self._silent.all]
-        layers = [n for n in layers if n in doubts or not self._is_left_out(n)]
+        overtaken = {n for n in layers if self._goes_on_in_vain(n)}
+        layers = [n for n in layers if n in doubts or n in overtaken or not self._is_left_out(n)]
         if not any(map(learns, called(self._observation))):
             layers = layers[-1:]
         weights = [n for n in names if n in suspects and self._is_flat(n, suspects[n])]
@@ -230,6 +238,11 @@ class _Verdict:
             if not affected or (factor == "" and name not in suspects):
                 continue
             record = self._silent.all[name]
+            if name in overtaken:
+                cause = f"of what {_named(self._flow.at(self._picked[name]))} {_OVERTAKEN}"
+                last = self._silent.all[affected[-1]]
+                yield self._finding(last, cause, affected, [], severity="warn")
+                continue
             doubt = stops.doubts.get(doubts.get(name, _NONE)) or self._doubt(record)
             if factor and name not in {*suspects, *doubts}:
                 doubt = f"it is multiplied by {factor}, and may be zero on this batch"
@@ -271,6 +284,22 @@ class _Verdict:
             self._picked.get(name) in self._unread or self._are_side_by_side(around, sibling)
             for around, sibling in self._learning_twins(name)
         )
+
+    def _goes_on_in_vain(self, name: str) -> bool:
+        """Whether what is made of it is joined to what it was made of, and that alone is picked.
+
+        Of levels that are stacked an early one is read: most of what is joined is not taken.
+        """
+        edge = self._picked.get(name, _NONE)
+        if edge not in self._unread:
+            return False
+        vertices = self._flow.graph.vertices
+        operands = vertices[edge[0]].operands
+        unread = filter(None, map(self._picked.get, self._silent.layers))
+        idle = {position for number, position in unread if number == edge[0]}
+        rest = [operand for position, operand in enumerate(operands) if position not in idle]
+        read = {vertices[number].name for number in self._flow.origins(*rest)}
+        return len(idle) > len(rest) > 0 and not read.isdisjoint(self._flow.feeding(name))
 
     @cached_property
     def _picked(self) -> Mapping[str, Edge]:
@@ -365,6 +394,11 @@ _FLAT_HERE = (
     "through: give a batch that has something for it to learn"
 )
 
+_OVERTAKEN = (
+    "puts together only an early part is used, and this, which goes on from it, is not: read a "
+    "later one, or leave out or freeze what is not to learn"
+)
+
 _GIVES_NOTHING = (
     "gives a gradient of zero: it is rounded, compared, clamped or reduced to its sign there; let "
     "it pass straight through, as in weight + (f(weight) - weight).detach()"
@@ -390,6 +424,12 @@ def _advice(operation: str) -> str:
 
 
 def _stuck_cause(others: list[str], where: str, *, is_layer: bool) -> str:
+    if not others:
+        return (
+            "its weights are all zero, and what it gives is multiplied by what is made of it"
+            f"{where}: detached on one side, or the same value twice, so that no gradient comes "
+            "back by either; initialise it at random, or take the detach away"
+        )
     named = ", ".join(map(repr, others))
     if is_layer:
         return (

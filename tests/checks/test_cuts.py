@@ -373,6 +373,145 @@ def test_one_of_several_values_may_be_dropped(build: Any, batch: Tensor, inspect
     assert found(inspect(build(), batch)) == []
 
 
+class Stage(nn.Module):
+    """Returns a forecast, and what it explains of what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.backcast, self.forecast = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x).tanh()
+        return self.backcast(h), self.forecast(h)
+
+
+class Stages(nn.Module):
+    """N-BEATS: each stage forecasts, and hands on the rest; `loop` runs them."""
+
+    def __init__(self, loop: Callable[..., Tensor], number: int = 3) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(Stage() for _ in range(number))
+        self.head, self.loop = nn.Linear(16, 4), loop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.loop(x, self.stages))
+
+
+def last_rest_dropped(rest: Tensor, stages: Any) -> Tensor:
+    """Add up the forecasts; nobody takes what the last stage leaves."""
+    total = 0
+    for stage in stages:
+        backcast, forecast = stage(rest)
+        total, rest = total + forecast, rest - backcast
+    return total
+
+
+def each_rest_dropped(rest: Tensor, stages: Any) -> Tensor:
+    """Subtract each backcast, and forget the difference."""
+    total = 0
+    for stage in stages:
+        backcast, forecast = stage(rest)
+        torch.sub(rest, backcast)
+        total = total + forecast
+    return total
+
+
+def last_forecast(rest: Tensor, stages: Any) -> Tensor:
+    """Overwrite each forecast by the next."""
+    for stage in stages:
+        backcast, forecast = stage(rest)
+        rest = rest - backcast
+    return forecast
+
+
+@pytest.mark.parametrize(
+    ("loop", "number", "layer", "affected", "said"),
+    [
+        (last_rest_dropped, 3, None, 0, ""),
+        (each_rest_dropped, 1, None, 0, ""),
+        (each_rest_dropped, 3, "stages.2.backcast", 2, "in none of 3 modules"),
+        (last_forecast, 3, "stages.1.forecast", 1, "that of 'stages.2.forecast' after it is"),
+    ],
+)
+def test_one_of_several_values_of_a_loop(
+    loop: Any,
+    number: int,
+    layer: str | None,
+    affected: int,
+    said: str,
+    batch: Tensor,
+    inspect: Inspect,
+) -> None:
+    """The last may be left out, and what each of one module returns; all of several may not."""
+    report = inspect(Stages(loop, number), batch)
+    assert found(report) == ([] if layer is None else [(layer, "warn")])
+    for warning in report.warnings:
+        assert len(warning.affected) == affected
+        assert said in warning.message
+
+
+class Unrolled(nn.Module):
+    """N-BEATS in one loop, that calls both layers of a stage in one line."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        names = ("body", "backcast", "forecast")
+        self.stages = nn.ModuleList(
+            nn.ModuleDict({name: nn.Linear(16, 16) for name in names}) for _ in range(3)
+        )
+        self.head, self.keeps = nn.Linear(16, 4), keeps
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        for s in self.stages:
+            h = s["body"](x).tanh()
+            total, rest = total + s["forecast"](h), x - s["backcast"](h)
+            x = rest if self.keeps else x
+        return self.head(total)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["last", "all"])
+def test_the_remainder_of_a_loop(keeps: bool, batch: Tensor, inspect: Inspect) -> None:
+    """What the last step leaves is not taken; what none of them hands on is computed in vain."""
+    report = inspect(Unrolled(keeps=keeps), batch)
+    assert found(report) == ([] if keeps else [("stages.2.backcast", "fail")])
+
+
+class States(nn.Module):
+    """Returns what goes into each of its blocks, and a summary of what comes out."""
+
+    def __init__(self, blocks: int, width: int) -> None:
+        super().__init__()
+        self.embed, self.summary = net(16, width, 16), net(16, 64, 16)
+        self.blocks = nn.ModuleList(net(16, 16, 16) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        states = [self.embed(x)]
+        for block in self.blocks:
+            states.append(block(states[-1]).tanh())
+        return [*states, self.summary(states[-1])]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "width", "read", "layers"),
+    [
+        (4, 16, 0, ["part.summary.2"]),
+        (4, 16, -2, []),
+        (4, 16, -3, []),
+        (0, 16, 0, []),
+        (2, 256, 0, []),
+    ],
+    ids=["first", "last", "last but one", "no blocks", "few blocks"],
+)
+def test_an_early_one_of_several_states(
+    blocks: int, width: int, read: int, layers: list[str], batch: Tensor, inspect: Inspect
+) -> None:
+    """The last but one is read by design; if the first is, all the blocks run in vain."""
+    report = inspect(Reading(States(blocks, width), read), batch)
+    assert found(report) == [(layer, "warn") for layer in layers]
+    assert all("most of what 'part' computes" in w.message for w in report.warnings)
+
+
 def test_a_head_of_zeros_beside_a_state_of_zeros(batch: Tensor, inspect: Inspect) -> None:
     """The loss leaves the head out; what it holds says nothing of the model."""
 
@@ -640,6 +779,46 @@ def test_a_slow_copy_lies_beside_what_it_copies(batch: Tensor, inspect: Inspect)
     """Blocks of a stack may start equal, as TransformerEncoder's do; they copy nothing."""
     assert found(inspect(Twins(stacked=False), batch)) == []
     assert [layer for layer, _ in found(inspect(Twins(stacked=True), batch))] == ["slow"]
+
+
+def normed() -> nn.Sequential:
+    """Return an encoder that ends in a norm, which starts at ones as every other does."""
+    return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.LayerNorm(16))
+
+
+class Normed(nn.Module):
+    """What an encoder makes under ``no_grad``, taken by a decoder with a norm beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.head = normed(), normed(), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            memory = self.encoder(x)
+        return self.head(memory + self.decoder(x))
+
+
+class Averaged(nn.Module):
+    """A slow copy with a norm at its end makes targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = normed()
+        self.target = copy.deepcopy(self.online)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self.target(x + 0.1)
+        return F.mse_loss(self.online(x), target)
+
+
+def test_a_norm_of_ones_is_no_copy_of_another(batch: Tensor, inspect: Inspect) -> None:
+    """Whether an encoder is a copy is told by weights that were drawn."""
+    report = inspect(Normed(), batch, loss=lambda out: out.square().mean())
+    assert found(report) == [("encoder.2", "warn")]
+    assert "no_grad" in report.warnings[0].cause
+    assert found(inspect(Averaged(), batch)) == []
 
 
 class Auxiliary(nn.Module):

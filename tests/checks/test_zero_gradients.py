@@ -323,6 +323,68 @@ def test_head_that_another_was_taken_for_is_no_fault(take, batch, inspect):
     assert inspect(Heads(take), batch).healthy
 
 
+class Modulated(nn.Module):
+    """A condition of zeros shifts what goes into a branch, and gates what comes of it."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.modulate, self.between = zero_linear(16, 32), between
+        self.branch, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        shift, gate = self.modulate(x).chunk(2, 1)
+        return self.head(x + self.between(gate) * self.branch(x + shift))
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_gate_of_zeros_that_is_detached(is_cut, batch, inspect):
+    """It multiplies what is made of itself, and no other is of zeros: it is said so."""
+    violations = told(
+        inspect(Modulated(torch.Tensor.detach if is_cut else lambda gate: gate), batch)
+    )
+    assert [v.layer for v in violations] == (["modulate"] if is_cut else [])
+    for violation in violations:
+        assert "multiplied by what is made of it at" in violation.cause
+        assert "self.between(gate) * self.branch" in code_at(violation)
+
+
+class Levels(nn.Module):
+    """Stacks what each layer of a row gives; `take` picks from it."""
+
+    def __init__(self, take):
+        super().__init__()
+        self.row, self.head = nn.ModuleList(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 4)
+        self.take = take
+
+    def forward(self, x):
+        levels = []
+        for layer in self.row:
+            x = F.relu(layer(x))
+            levels.append(x)
+        return self.head(self.take(torch.stack(levels, 1)))
+
+
+@pytest.mark.parametrize(
+    ("take", "layers"),
+    [
+        (lambda y: y[:, 0], ["row.3"]),
+        (lambda y: y[:, -1], []),
+        (lambda y: y[:, -2], []),
+        (lambda y: y[:, 0] + y.mean(1), []),
+    ],
+    ids=["first", "last", "last but one", "all"],
+)
+def test_only_the_first_of_several_levels_is_read(take, layers, batch, inspect):
+    """Most layers go on from it in vain, which may be meant; the last may be left out."""
+    report = inspect(Levels(take), batch)
+    assert told(report) == []
+    warnings = [w for w in report.warnings if w.check == "missing_gradients"]
+    assert [w.layer for w in warnings] == layers
+    for warning in warnings:
+        assert set(warning.affected) == {"row.1", "row.2"}
+        assert "`stack` at" in warning.cause
+
+
 class Weighted(nn.Module):
     """Experts that all run and are weighted: by the two best scores, or by a mask that is made."""
 
