@@ -158,7 +158,7 @@ def tell(make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]) -> list[Viola
     return findings(report)
 
 
-def gates_by_hand() -> dict[str, nn.Module]:
+def hand_gates() -> dict[str, nn.Module]:
     """Return the layers of a recurrence by hand."""
     return {name: nn.Linear(2 * WIDTH, WIDTH) for name in ("gate", "new")}
 
@@ -311,7 +311,7 @@ FAULTS: dict[str, Case] = {
         "warn", "cell", "model.cell(step, state)",
     ),
     "zeros joined to each step": (
-        lambda: (Model(joined_with_zeros, **gates_by_hand()), (ids(),)),
+        lambda: (Model(joined_with_zeros, **hand_gates()), (ids(),)),
         "warn", "gate", "model.gate(both)",
     ),
     "a cell state that is dropped": (
@@ -515,7 +515,9 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "a context for each step": lambda: (
         Model(with_context, cell=Cell()), (ids(), features(SAMPLES))
     ),
-    "a gated recurrence by hand": lambda: (Model(joined_with_its_state, **gates_by_hand()), (ids(),)),
+    "a gated recurrence by hand": lambda: (
+        Model(joined_with_its_state, **hand_gates()), (ids(),)
+    ),
     "both states carried on": lambda: (
         Model(both_states_carried, cell=nn.LSTMCell(WIDTH, WIDTH)), (ids(),)
     ),
