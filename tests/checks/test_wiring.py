@@ -28,6 +28,7 @@ from tests.checks.wirings import (
     T5Block,
     TwoTasks,
     adapted,
+    adapted_inside,
     added_to_the_norm,
     asked_by_one_query,
     attends,
@@ -500,6 +501,9 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     ),
     "a mask of ones that is dropped": lambda: (
         Model(dropped_mask, block=Block()), (ids(), torch.ones(SAMPLES, LENGTH, dtype=torch.bool))
+    ),
+    "a target of an inner loss": lambda: (
+        Model(adapted_inside, fc=nn.Linear(WIDTH, WIDTH)), (features(8), features(8))
     ),
     "a number read": lambda: (
         Model(told_by_number, fc=nn.Linear(WIDTH, WIDTH)), (ids(), torch.tensor(4))

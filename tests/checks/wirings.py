@@ -752,6 +752,13 @@ def dropped_mask(model: Any, x: Tensor, seen: Tensor) -> Tensor:
     return model.block(x, hidden)
 
 
+def adapted_inside(model: Any, x: Tensor, target: Tensor) -> Tensor:
+    """One step of its own loss, differentiated through: the target is read by that loss alone."""
+    loss = nn.functional.mse_loss(model.fc(x), target)
+    slopes = torch.autograd.grad(loss, model.fc.weight, create_graph=True)[0]
+    return nn.functional.linear(x, model.fc.weight - 0.1 * slopes, model.fc.bias)
+
+
 def told_by_number(model: Any, x: Tensor, count: Tensor) -> Tensor:
     return model.fc(x[:, : int(count)])
 

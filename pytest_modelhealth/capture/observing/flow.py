@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from types import FrameType
@@ -267,6 +267,7 @@ class FlowRecorder:
                 self._loss = self._add(
                     Kind.OPERATION, name, tuple(live), first_cut=open_, live=loss.requires_grad
                 )
+            self._add_what_was_read()
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
         self.is_on = False
@@ -275,6 +276,18 @@ class FlowRecorder:
             passing.clear()
         self._places.forget()
         self._exports.forget()
+
+    def _add_what_was_read(self) -> None:
+        """Make a vertex of each function that took plain values and leads to no end.
+
+        Its nodes are not walked, and so are those of a loss that is differentiated in the forward:
+        what such a function takes was read all the same.
+        """
+        walked = sorted(n if isinstance(n, int) else n[0] for n in self._by_number)
+        for begin, end, call, place, unknown in self._functions:
+            at = bisect_left(walked, begin)
+            if unknown and (at == len(walked) or walked[at] >= end):
+                self._add(Kind.OPERATION, "function", unknown, call=call, place=place)
 
     def run_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call of a function of torch, and return what it returns."""
