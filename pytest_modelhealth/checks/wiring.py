@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
@@ -178,6 +178,7 @@ def _constant_look_ups(observation: Observation, flow: Flow) -> Iterator[Violati
         for number in [_constant_index(flow, flow.calls(record.name))]
         if number is not None
     }
+    counts = _counts_elsewhere(observation, flow, constant)
     for layer, number in constant.items():
         if _has_positions(flow, layer, {*constant, *_names(flow, flow.calls(layer))}):
             continue
@@ -192,9 +193,25 @@ def _constant_look_ups(observation: Observation, flow: Flow) -> Iterator[Violati
             cause="positions that do not count, so that every token gets the same row: "
             "torch.arange(length) counts",
             role="inputs",
-            severity="fail" if made.kind == "constant" else "warn",
+            severity="fail" if made.kind == "constant" and not counts else "warn",
         )
     yield from _constant_rows(observation, flow)
+
+
+def _counts_elsewhere(observation: Observation, flow: Flow, constant: Collection[str]) -> bool:
+    """Whether another table is asked for several rows that no batch named, as positions are.
+
+    Then one asked for a single row may be of something else, whose ids were not given.
+    """
+    inputs = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "input"}
+    return any(
+        "num_embeddings" in record.options
+        and record.inputs is not None
+        and record.inputs.min != record.inputs.max
+        and inputs.isdisjoint(flow.feeding(record.name))
+        for record in observation.layers.values()
+        if record.name in flow and record.name not in constant
+    )
 
 
 def _is_asked_for_one_row(record: LayerRecord, samples: int) -> bool:

@@ -102,6 +102,7 @@ from tests.checks.wirings import (
     one_tower_for_each_level,
     one_tower_for_two_heads,
     online_and_target,
+    other_ids_not_given,
     packed,
     padded_by_zeros,
     parts,
@@ -246,6 +247,16 @@ FAULTS: dict[str, Case] = {
     "all positions the same": (
         lambda: (Model(same_position, position=position_table()), (ids(),)),
         "fail", "position", "torch.zeros(",
+    ),
+    "other ids that are not given": (
+        lambda: (
+            Model(
+                other_ids_not_given,
+                shape=position_table(), join=nn.Linear(2 * WIDTH, WIDTH), position=position_table(),
+            ),
+            (ids(),),
+        ),
+        "warn", "shape", "torch.zeros(",
     ),
     "all positions three": (
         lambda: (Model(position_of_one_row, position=position_table()), (ids(),)),

@@ -199,6 +199,12 @@ def same_position(model: Any, x: Tensor) -> Tensor:
     return x + model.position(torch.zeros(x.shape[:2], dtype=torch.long))
 
 
+def other_ids_not_given(model: Any, x: Tensor) -> Tensor:
+    """Two embeddings of a token, one of ids that default to zeros; positions are added later."""
+    shape = model.shape(torch.zeros(x.shape[:2], dtype=torch.long))
+    return model.join(torch.cat([x, shape], -1)) + model.position(torch.arange(x.shape[1]))
+
+
 def position_of_one_row(model: Any, x: Tensor) -> Tensor:
     return x + model.position(torch.full((1, LENGTH), 3))
 
