@@ -23,6 +23,7 @@ from pytest_modelhealth.report import (
     Verdict,
     Violation,
 )
+from pytest_modelhealth.report.flow import near
 from pytest_modelhealth.statistics import TensorStatistics
 
 STATISTICS = (
@@ -55,9 +56,8 @@ def headline(report: HealthReport) -> str:
     judgement = report.judgement
     if judgement.violations:
         worst = judgement.violations[0]
-        return (
-            f"unhealthy: {label(report, worst.layer)} ({worst.check}): {printable(worst.message)}"
-        )
+        message = printable(near(worst.message))
+        return f"unhealthy: {label(report, worst.layer)} ({worst.check}): {message}"
     if judgement.broken:
         return f"inconclusive: {_broken(judgement.broken[0])}"
     if judgement.inconclusive:
@@ -81,7 +81,7 @@ def _broken(found: BrokenCheck) -> str:
 def _warned(report: HealthReport) -> str:
     """Return how many violations only warn, and the first of them."""
     first, *_ = warned = report.warnings
-    found = f"{label(report, first.layer)} ({first.check}): {printable(first.message)}"
+    found = f"{label(report, first.layer)} ({first.check}): {printable(near(first.message))}"
     return f"{plural(len(warned), 'warning')}: {found}"
 
 

@@ -15,6 +15,7 @@ from pytest_modelhealth.rendering.summary import (
     warnings_by_layer,
 )
 from pytest_modelhealth.report import HealthReport, Violation
+from pytest_modelhealth.report.flow import near
 
 LAYER, TYPE = 1, 2
 NARROWEST = ((TYPE, 12), (LAYER, 28), (TYPE, 8), (LAYER, 16))
@@ -42,7 +43,7 @@ def render(report: HealthReport, *, max_rows: int | None = None, width: int = 10
         body.append(row)
         body += [_line(report, violation) for violation in found.get(name, ())]
         body += [
-            f"    warning: {violation.check}: {printable(violation.message)}"
+            f"    warning: {violation.check}: {printable(near(violation.message))}"
             for violation in warned.get(name, ())
         ]
     if len(shown) < len(report):
@@ -51,7 +52,7 @@ def render(report: HealthReport, *, max_rows: int | None = None, width: int = 10
 
 
 def _line(report: HealthReport, violation: Violation) -> str:
-    text = f"    {violation.check}: {printable(violation.message)}"
+    text = f"    {violation.check}: {printable(near(violation.message))}"
     return f"{text} ({consequences(report, violation)})" if violation.folded else text
 
 
