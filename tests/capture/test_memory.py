@@ -16,6 +16,8 @@ from pytest_modelhealth.capture.step.memory import Memory
 from pytest_modelhealth.comparison.compare import compare
 from tests.capture.oracle import fingerprint, raw
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "whole": lambda base: base,
     "expanded": lambda base: base[3:4].expand(5),
