@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.evidence import at
+
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Vertex
 
@@ -46,5 +48,5 @@ def _kind(operation: Vertex) -> str:
 
 def named(operations: Sequence[Vertex], joint: str = " or ", most: int = 2) -> str:
     """Return what operations are called, the first few, each with its line."""
-    lines = (f"`{o.function}`{f' at {o.line}' if o.line else ''}" for o in operations)
+    lines = (f"`{o.function}`{at(o.line)}" for o in operations)
     return joint.join(list(dict.fromkeys(lines))[:most])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_modelhealth.checks.evidence import (
     called,
     completed,
+    is_in_an_empty_part,
     is_inside,
     learns,
     parent,
@@ -50,7 +51,7 @@ def is_meant(
         observation: the run.
         flow: who feeds whom in it.
     """
-    if _is_in_an_empty_part(record, observation):
+    if is_in_an_empty_part(record, observation):
         return True
     if is_used or name not in flow:
         return _is_slow_copy(lost, observation, flow)
@@ -180,23 +181,6 @@ def _are_copies(record: LayerRecord, other: LayerRecord) -> bool:
 
 def _are_equal(a: TensorStatistics, b: TensorStatistics) -> bool:
     return a.shape == b.shape and (a.min, a.max, a.mean) == (b.min, b.max, b.mean)
-
-
-def _is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
-    """Whether it or a module around it returned nothing that could pass a gradient back.
-
-    What summarises windows of tokens returns an empty tensor where a sequence is shorter than a
-    window. An indexer returns the places of tokens, and learns from a loss of its own.
-    """
-    name = record.name
-    while name:
-        around = observation.layers.get(name)
-        if around is not None and around.entered is not None:
-            out = around.activations
-            if around.status == "unsupported" if out is None else out.count == 0:
-                return True
-        name = parent(name)
-    return False
 
 
 def design(record: LayerRecord, observation: Observation, flow: Flow) -> Design | None:

@@ -54,6 +54,34 @@ def is_closed(record: LayerRecord) -> bool:
     )
 
 
+def at(line: str) -> str:
+    """Return where in the user's code something is, as a phrase; ``""`` if that is not known."""
+    return f" at {line}" if line else ""
+
+
+def enclosing(layer: str) -> Iterator[str]:
+    """Yield a layer and the modules that it lies in, but the model itself."""
+    while layer:
+        yield layer
+        layer = parent(layer)
+
+
+def gives_nothing(record: LayerRecord) -> bool:
+    """Whether what a layer returned is empty, or holds no tensor that could pass a gradient."""
+    out = record.activations
+    return record.status == "unsupported" if out is None else out.count == 0
+
+
+def is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
+    """Whether it or a module around it returned nothing that could pass a gradient back.
+
+    What summarises windows of tokens returns an empty tensor where a sequence is shorter than a
+    window. An indexer returns the places of tokens, and learns from a loss of its own.
+    """
+    modules = (observation.layers.get(name) for name in enclosing(record.name))
+    return any(r is not None and r.entered is not None and gives_nothing(r) for r in modules)
+
+
 def innermost(records: Iterable[LayerRecord]) -> list[LayerRecord]:
     """Return the records that contain no other of them, in the order of completion."""
     records = list(records)

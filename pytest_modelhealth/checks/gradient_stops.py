@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.evidence import called, flow_of, learns, parent
+from pytest_modelhealth.checks.evidence import called, flow_of, gives_nothing, learns, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation
@@ -286,12 +286,6 @@ class GradientStops:
 
     def _put(self, kind: dict[Edge, str], number: int, text: str) -> None:
         kind.update(dict.fromkeys(self._edges(number), text))
-
-
-def gives_nothing(record: LayerRecord) -> bool:
-    """Whether what a layer returned is empty, or holds no tensor that could pass a gradient."""
-    out = record.activations
-    return record.status == "unsupported" if out is None else out.count == 0
 
 
 def gives_zeros(record: LayerRecord) -> bool:

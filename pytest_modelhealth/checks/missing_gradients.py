@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.designs import design, dropped, is_meant
 from pytest_modelhealth.checks.detached_states import detached_states
-from pytest_modelhealth.checks.evidence import completed, flow_of, trainable
+from pytest_modelhealth.checks.evidence import at, completed, flow_of, trainable
 from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
 from pytest_modelhealth.settings import Settings
@@ -206,8 +206,8 @@ def _why(story: _Story, flow: Flow) -> tuple[str, str]:
     if not is_used:
         return "what it returns is computed in vain", f"nobody takes it: it is dropped, {_VAIN}"
     if record.grad_off:
-        at = f" at {near(flow.line(record.name))}" if flow.line(record.name) else ""
-        return f"it runs under torch.no_grad(){at}", f"the graph is cut there: {_LEARN}"
+        where = at(near(flow.line(record.name)))
+        return f"it runs under torch.no_grad(){where}", f"the graph is cut there: {_LEARN}"
     if story.cut is not None:
         return story.cut.told(near(story.cut.line)), f"{reads}the graph is cut there: {_LEARN}"
     if record.status == "no_grad_path":

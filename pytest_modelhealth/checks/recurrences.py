@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.evidence import is_inside
+from pytest_modelhealth.checks.evidence import at, is_inside
 from pytest_modelhealth.checks.paths import as_given
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _never_carried(
 ) -> Violation:
     return check.violation(
         record,
-        f"it is called {len(calls)} times{_at(calls[0])}, once a step, with {given}: "
+        f"it is called {len(calls)} times{at(calls[0].line)}, once a step, with {given}: "
         "nothing of what it returns comes back to it",
         value=float(len(calls)),
         limit=ALWAYS,
@@ -79,8 +79,8 @@ def _never_carried(
 def _half_carried(check: type[Check], record: LayerRecord, calls: list[Call]) -> Violation:
     return check.violation(
         record,
-        f"it is called {len(calls)} times{_at(calls[1])}, once a step, and one of its states is "
-        "the same constant each time, while another is carried on",
+        f"it is called {len(calls)} times{at(calls[1].line)}, once a step, and one of its states "
+        "is the same constant each time, while another is carried on",
         value=float(len(calls)),
         limit=ALWAYS,
         cause="one of the states that it returns is dropped (the cell state, as in `h, _ = "
@@ -181,7 +181,3 @@ def _is_recurrent(record: LayerRecord) -> bool:
         return True  # a cell
     time = 1 if record.options["batch_first"] else 0
     return len(shape) == _SEQUENCES and shape[time] == 1
-
-
-def _at(call: Call) -> str:
-    return f" at {call.line}" if call.line else ""

@@ -72,6 +72,7 @@ def taken_for_two(
     no stack that leaves a layer out. Where none is beside it, they are no list, and two layers take
     the result of which neither feeds the other: it is the only one that runs, or called again.
     """
+    places: dict[int, set[tuple[int, object]]] = {}
     for group in groups.alike:
         never = [name for name in group if not groups.ran(name)]
         called = [name for name in group if name in flow and flow.calls(name)]
@@ -79,7 +80,7 @@ def taken_for_two(
             continue
         if not all(map(groups.learns, group)):
             continue
-        places = _places(flow)
+        places = places or _places(flow)
         for name in called:
             if _count(flow, places, name) != {2}:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.evidence import is_inside
+from pytest_modelhealth.checks.evidence import at, is_inside
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.checks.siblings import PAST, Siblings, differing
 from pytest_modelhealth.checks.stand_ins import standing_in, taken_for_two
@@ -76,13 +76,15 @@ class Wiring(Check):
         if flow is None or NOTE in flow.notes or not flow.graph.calls:
             return
         groups = Siblings(observation, flow)
-        yield from _stand_ins(observation, flow, groups)
+        standing = list(standing_in(observation, flow, groups))
+        yield from _stand_ins(observation, flow, standing)
         yield from _constant_look_ups(observation, flow)
         yield from lost_states(observation, flow, Wiring)
         if flow.is_exact:
             if flow.graph.outputs:
                 yield from _unread(observation, flow, groups)
-            yield from _taken_for_two(observation, flow, groups)
+            known = {layer for layer, *_ in standing}
+            yield from _taken_for_two(observation, flow, groups, known)
             doubled = list(_doubled(observation, flow))
             yield from doubled
             told = [name for violation in doubled for name in violation.layers]
@@ -92,9 +94,11 @@ class Wiring(Check):
 # ---- a layer in the place of another ------------------------------------------------------------
 
 
-def _stand_ins(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
+def _stand_ins(
+    observation: Observation, flow: Flow, standing: list[tuple[str, list[str], int]]
+) -> Iterator[Violation]:
     stories: dict[str, list[tuple[str, list[str], int]]] = {}
-    for layer, never, times in standing_in(observation, flow, groups):
+    for layer, never, times in standing:
         stories.setdefault(_line_again(flow, layer), []).append((layer, never, times))
     for line, found in stories.items():
         layer, never, times = found[0]
@@ -102,7 +106,7 @@ def _stand_ins(observation: Observation, flow: Flow, groups: Siblings) -> Iterat
         so_are = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
         yield Wiring.violation(
             observation.layers[layer],
-            f"it is called {times} times{_at(line)}, and {_listed(never)} of the same class and "
+            f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
             f"shape never{so_are}",
             value=float(times),
             limit=ALWAYS,
@@ -112,15 +116,16 @@ def _stand_ins(observation: Observation, flow: Flow, groups: Siblings) -> Iterat
         )
 
 
-def _taken_for_two(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
-    told = {layer for layer, *_ in standing_in(observation, flow, groups)}
+def _taken_for_two(
+    observation: Observation, flow: Flow, groups: Siblings, told: set[str]
+) -> Iterator[Violation]:
     for layer, never in taken_for_two(observation, flow, groups):
         if layer in told:
             continue
         yield Wiring.violation(
             observation.layers[layer],
             f"what it returns is taken in two places, and {never!r} of the same class and shape "
-            f"is never called{_at(flow.line(layer))}",
+            f"is never called{at(flow.line(layer))}",
             value=2.0,
             cause=f"{layer!r} is used in the place of {never!r}, which learns nothing: a copied "
             "line, or weights that are kept and not meant to be used",
@@ -157,7 +162,7 @@ def _differences(
         yield Wiring.violation(
             observation.layers[layer],
             f"it differs from its {len(siblings)} siblings, which agree: "
-            f"{'; '.join(lacks[:_SHOWN])}{more}{_at(line)}",
+            f"{'; '.join(lacks[:_SHOWN])}{more}{at(line)}",
             value=float(len(siblings)),
             cause="left out by a condition, an argument or a copied line, or meant so: nothing "
             "that was seen tells",
@@ -178,7 +183,7 @@ def _constant_look_ups(observation: Observation, flow: Flow) -> Iterator[Violati
         for number in [_constant_index(flow, flow.calls(record.name))]
         if number is not None
     }
-    counts = _counts_elsewhere(observation, flow, constant)
+    counts = bool(constant) and _counts_elsewhere(observation, flow, constant)
     for layer, number in constant.items():
         if _has_positions(flow, layer, {*constant, *_names(flow, flow.calls(layer))}):
             continue
@@ -203,12 +208,11 @@ def _counts_elsewhere(observation: Observation, flow: Flow, constant: Collection
 
     Then one asked for a single row may be of something else, whose ids were not given.
     """
-    inputs = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "input"}
     return any(
         "num_embeddings" in record.options
         and record.inputs is not None
         and record.inputs.min != record.inputs.max
-        and inputs.isdisjoint(flow.feeding(record.name))
+        and flow.feeding(record.name).isdisjoint(flow.inputs)
         for record in observation.layers.values()
         if record.name in flow and record.name not in constant
     )
@@ -249,8 +253,7 @@ def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
     if not following:
         return False
     beside = set(flow.producers(following[0])) - {table} - constants
-    inputs = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "input"}
-    return any(inputs.isdisjoint({name, *flow.feeding(name)}) for name in beside)
+    return any({name, *flow.feeding(name)}.isdisjoint(flow.inputs) for name in beside)
 
 
 def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
@@ -310,7 +313,7 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
         again = "again" if first == second else f"as {first!r} is"
         yield Wiring.violation(
             observation.layers[second],
-            f"it is given {source!r}{_at(flow.calls(second)[-1].line)}, {again}, and {message}",
+            f"it is given {source!r}{at(flow.calls(second)[-1].line)}, {again}, and {message}",
             value=float(len(names)),
             limit=ALWAYS,
             cause="two towers are fed the same: a copied line with the wrong argument",
@@ -348,7 +351,7 @@ def _is_form(vertex: Vertex, after: frozenset[int]) -> bool:
 def _towers_on_one(flow: Flow, groups: Siblings) -> Iterator[tuple[str, str, str]]:
     """Yield what is called with the same input twice: one layer, or two alike that hold others."""
     vertices = flow.graph.vertices
-    inputs = {vertex.name for vertex in vertices if vertex.kind == "input"}
+    inputs = frozenset(flow.inputs)
     seen: set[tuple[int, str, tuple[int, ...]]] = set()
     for call in flow.graph.calls:
         this = (call.parent, call.layer, call.inputs)
@@ -384,7 +387,7 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
         does, cause = _DOUBLED[function]
         yield Wiring.violation(
             observation.layers[layers[0]],
-            f"it {does}{_at(line)}",
+            f"it {does}{at(line)}",
             value=float(len(layers)),
             cause=cause,
             affected=dict.fromkeys(layers[1:]),
@@ -436,7 +439,7 @@ def _returned_twice(observation: Observation, flow: Flow) -> Iterator[Violation]
             line = flow.calls(record.name)[-1].line
             yield Wiring.violation(
                 record,
-                f"it is called {times} times with the same{_at(line)}, and all of it is returned",
+                f"it is called {times} times with the same{at(line)}, and all of it is returned",
                 value=float(times),
                 cause="two that should differ, and are one layer: a copied line, or one object "
                 "under two names",
@@ -448,11 +451,7 @@ def _returned_twice(observation: Observation, flow: Flow) -> Iterator[Violation]
 
 
 def _called(vertex: Vertex) -> str:
-    return f"`{vertex.name}`{_at(vertex.line)}"
-
-
-def _at(line: str) -> str:
-    return f" at {line}" if line else ""
+    return f"`{vertex.name}`{at(vertex.line)}"
 
 
 def _listed(names: list[str]) -> str:

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import (
+    at,
     called,
     completed,
+    enclosing,
     flow_of,
     innermost,
     is_closed,
+    is_in_an_empty_part,
     is_inside,
     learns,
     parent,
 )
-from pytest_modelhealth.checks.gradient_stops import FLAT, GradientStops, gives_nothing, gives_zeros
+from pytest_modelhealth.checks.gradient_stops import FLAT, GradientStops, gives_zeros
 from pytest_modelhealth.settings import Severity
 
 if TYPE_CHECKING:
@@ -31,23 +34,6 @@ def zero_gradients(check: Check, observation: Observation) -> Iterator[Finding]:
     silent = _Silent(observation)
     if silent.layers or silent.parameters:
         yield from _Verdict(check, observation, silent).findings()
-
-
-def is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
-    """Whether it or a module around it returned nothing that could pass a gradient back.
-
-    What summarises windows of tokens returns an empty tensor where a sequence is shorter than a
-    window. An indexer returns the places of tokens, and learns from a loss of its own.
-    """
-    modules = (observation.layers.get(name) for name in _around(record.name))
-    return any(r is not None and r.entered is not None and gives_nothing(r) for r in modules)
-
-
-def _around(layer: str) -> Iterator[str]:
-    """Yield a layer and the modules that it lies in, but the model itself."""
-    while layer:
-        yield layer
-        layer = parent(layer)
 
 
 class _Silent:
@@ -132,7 +118,7 @@ class _Verdict:
         explained = (
             name
             for name in self._silent.all
-            if parent(name) in beside or not before.isdisjoint(_around(name))
+            if parent(name) in beside or not before.isdisjoint(enclosing(name))
         )
         return {*stopped, *explained}
 
@@ -159,7 +145,7 @@ class _Verdict:
     def _known_story(self, names: list[str], known: dict[str, Edge]) -> Iterator[Finding]:
         edge = known[names[0]]
         cut = self._flow.at(edge)
-        where = f" at {cut.line}" if cut.line else ""
+        where = at(cut.line)
         layers = [self._silent.all[name] for name in names if name in self._silent.all]
         parameters = [name for name in names if name not in self._silent.all]
         culprit = max(layers, key=completed, default=None)
@@ -315,7 +301,7 @@ class _Verdict:
 
         Siblings are of one class, and the same layer calls them.
         """
-        for around in _around(name):
+        for around in enclosing(name):
             if around not in self._siblings:
                 is_seen = around in self._flow
                 self._siblings[around] = self._flow.siblings(around) if is_seen else ()
@@ -410,15 +396,14 @@ _MATRIX = 2
 
 
 def _named(cut: Cut) -> str:
-    return f"`{cut.operation}` at {cut.line}" if cut.line else f"`{cut.operation}`"
+    return f"`{cut.operation}`{at(cut.line)}"
 
 
 def _advice(operation: str) -> str:
     if operation in FLAT:
         return (
             "nothing comes back to what is rounded or reduced to its sign; let it pass straight "
-            "through, as in "
-            "x + (f(x) - x).detach()"
+            "through, as in x + (f(x) - x).detach()"
         )
     return "times zero nothing passes back, now or later; train the factor, or leave it out"
 

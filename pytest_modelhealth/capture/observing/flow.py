@@ -42,7 +42,7 @@ from pytest_modelhealth.report.flow import Call, Flow, Graph, Kind, Vertex
 if TYPE_CHECKING:
     from pytest_modelhealth.capture.observing.recorder import Layer
 
-_counter: Callable[[], int] = torch._C._autograd._get_sequence_nr
+counter: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """Returns the number that the next node of this thread will have (pytorch#103129)."""
 
 MOST_VERTICES = 200_000
@@ -149,7 +149,7 @@ class FlowRecorder:
         self._exports = Exports()
         self._marks: object | None = None  # the key of marks in the metadata of nodes
         self._unseen: dict[int, tuple[tuple[int, ...], int]] = {}  # by call; calls until then
-        self._first = _counter()
+        self._first = counter()
         self._thread = get_ident()
         self._outputs: tuple[int, ...] = ()
         self._loss: int | None = None
@@ -180,7 +180,7 @@ class FlowRecorder:
             self._fail(error)
         calls.append(call)
         running.append(call)
-        call.begin = _counter()
+        call.begin = counter()
         return call
 
     def enter_simply(self, layer: Layer, tensor: Tensor) -> OpenCall | None:
@@ -204,14 +204,14 @@ class FlowRecorder:
             self._fail(error)
         calls.append(call)
         running.append(call)
-        call.begin = _counter()
+        call.begin = counter()
         return call
 
     def complete_simply(self, call: OpenCall | None, tensor: Tensor) -> None:
         """End such a call, which returned one tensor."""
         if call is None or not self.is_on:
             return
-        begin, end = call.begin, _counter()
+        begin, end = call.begin, counter()
         is_usual = self._running[-1] is call and self._begins[-1] <= begin < end
         if not is_usual or not tensor.requires_grad:
             self._complete(call, [tensor], True, end)
@@ -240,12 +240,12 @@ class FlowRecorder:
                 function.
         """
         if call is not None and self.is_on and self._is_here():
-            self._complete(call, tensors, is_one_vertex, _counter())
+            self._complete(call, tensors, is_one_vertex, counter())
 
     def abandon(self, call: OpenCall | None) -> None:
         """End a call that raised, where the model caught the exception."""
         if call is not None and self.is_on and self._is_here():
-            self._complete(call, [], False, _counter())
+            self._complete(call, [], False, counter())
 
     def finish(self, outputs: list[Tensor], loss: Tensor | None, is_given: bool) -> None:
         """Take what the model returned and the loss; to be called before the backward pass.
@@ -283,10 +283,13 @@ class FlowRecorder:
         Its nodes are not walked, and so are those of a loss that is differentiated in the forward:
         what such a function takes was read all the same.
         """
+        took_plain = [one for one in self._functions if one[4]]
+        if not took_plain:
+            return
         walked = sorted(n if isinstance(n, int) else n[0] for n in self._by_number)
-        for begin, end, call, place, unknown in self._functions:
+        for begin, end, call, place, unknown in took_plain:
             at = bisect_left(walked, begin)
-            if unknown and (at == len(walked) or walked[at] >= end):
+            if at == len(walked) or walked[at] >= end:
                 self._add(Kind.OPERATION, "function", unknown, call=call, place=place)
 
     def run_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -299,7 +302,7 @@ class FlowRecorder:
         written: tuple[int, ...] = ()
         if does == WRITE:
             written = self._guarded_sources(args)
-        begin = _counter()
+        begin = counter()
         result = function(*args, **kwargs)
         if self._is_here():
             try:
@@ -354,7 +357,7 @@ class FlowRecorder:
         tensors = [*_tensors((args, *kwargs.values()))]
         name, place = function_name(function), self._caller(sys._getframe(4))
         operands = tuple([self._source(tensor) for tensor in tensors])
-        vertex = self._add(Kind.OPERATION, name, operands, at=_counter(), place=place)
+        vertex = self._add(Kind.OPERATION, name, operands, at=counter(), place=place)
         self._exports.add_reading(Reading(vertex, name, self._running[-1].number, place), result)
         if name == "numpy":
             self._exports.add_memory(tensors[0], vertex)
@@ -412,7 +415,7 @@ class FlowRecorder:
             unknown += [self._add(Kind.CONSTANT, "0") for _ in zeros]
         place = self._caller(sys._getframe(4))
         unknown += self._read_out(does, args, kwargs, place)
-        end = _counter()
+        end = counter()
         if len(self._functions) >= MOST_VERTICES:
             raise _TooManyError
         self._functions.append((begin, end, self._running[-1].number, place, tuple(unknown)))
@@ -437,7 +440,7 @@ class FlowRecorder:
         if not operands or does in (MAKE, PRODUCT, WRITE, OVERWRITE):
             operands += self._read_out(does, args, kwargs, place)
         kind = Kind.OPERATION if operands or does == OVERWRITE else Kind.CONSTANT
-        vertex = self._add(kind, name, operands, at=_counter(), place=place)
+        vertex = self._add(kind, name, operands, at=counter(), place=place)
         for tensor in made:
             self._remember(tensor, vertex)
             if name in _LETS_GO:
@@ -488,7 +491,8 @@ class FlowRecorder:
 
     def _known(self, node: Any, number: int, output: int) -> int | None:
         if self._marks is not None and self._marks in node.metadata:
-            return node.metadata[self._marks]  # type: ignore[no-any-return]
+            marked: int = node.metadata[self._marks]
+            return marked
         vertex = self._by_number.get((number, output) if output else number)
         if vertex is not None:
             return vertex

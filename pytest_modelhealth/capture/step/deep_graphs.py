@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
-_counter: Callable[[], int] = torch._C._autograd._get_sequence_nr
+from pytest_modelhealth.capture.observing.flow import counter
 
 _SHALLOW = 10_000
 """Graphs of fewer nodes are freed where they are."""
@@ -26,10 +24,10 @@ def deep_graphs_freed() -> Iterator[list[Any]]:
     row overflow a stack of 8 MiB, whether or not they are watched. Whoever else holds a part of the
     graph must have let go of it when the context ends.
     """
-    first = _counter()
+    first = counter()
     nodes: list[Any] = []
     yield nodes
-    if _counter() - first < _SHALLOW:
+    if counter() - first < _SHALLOW:
         return
     size = threading.stack_size(_STACK)
     try:

@@ -13,7 +13,6 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report.flow.graph import (
     AS_IT_IS,
     LOSS,
-    OUTPUT,
     PRODUCTS,
     By,
     Call,
@@ -125,9 +124,8 @@ class Flow:
         index = self._indexed
         if as_it_is:
             return tuple(dict.fromkeys(index.takers_as_it_is(layer)))
-        found = index.next_homes(layer)
-        order = {name: place for place, name in enumerate((*self.layers, OUTPUT, LOSS))}
-        return tuple(sorted(found - {layer}, key=lambda name: order.get(name, -1)))
+        found = index.next_homes(layer) - {layer}
+        return tuple(sorted(found, key=lambda name: index.order.get(name, -1)))
 
     def calls(self, layer: str) -> tuple[Call, ...]:
         """Return the calls of `layer`, in order; none for a source.

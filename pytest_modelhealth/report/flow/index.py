@@ -75,7 +75,8 @@ class Index:
         Raises:
             LayerNotFoundError: it never ran.
         """
-        self.inside(layer)
+        if layer not in self._by_layer:
+            self.inside(layer)  # an end or a source has none
         return self._by_layer.get(layer, [])
 
     def inside(self, name: str) -> set[int]:
@@ -155,6 +156,11 @@ class Index:
         """The layers that hold no other that ran, in order of their first call."""
         calls = enumerate(self.graph.calls)
         return tuple(dict.fromkeys(call.layer for number, call in calls if call.last == number))
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """The place of each of these layers, and of the ends behind them."""
+        return {name: place for place, name in enumerate((*self.layers, OUTPUT, LOSS))}
 
     def knows(self, name: str) -> bool:
         """Whether something of this name ran or was read."""
@@ -631,14 +637,12 @@ class Index:
         around = tuple(self._around(number))
         shown = [self.expression(operand, around) for operand in dict.fromkeys(call.inputs)]
         if call.last == number:  # what a layer's own code reads beside its inputs
-            own = [v for v in self._by_call[number] if self.graph.vertices[v].kind is not Kind.CALL]
-            read = {o for v in own for o in self.graph.vertices[v].operands} - set(own)
-            outside = sorted(read - set(call.inputs) - self._source_vertices())
+            vertices = self.graph.vertices
+            own = [v for v in self._by_call[number] if vertices[v].kind is not Kind.CALL]
+            read = {o for v in own for o in vertices[v].operands}.difference(own, call.inputs)
+            outside = sorted(o for o in read if vertices[o].kind not in SOURCES)
             shown += [self.expression(operand, around) for operand in outside]
         return ", ".join(dict.fromkeys(shown)) or "nothing"
-
-    def _source_vertices(self) -> set[int]:
-        return {vertex for vertices in self._by_source.values() for vertex in vertices}
 
     def expression(self, number: int, around: tuple[int, ...], depth: int = 0) -> str:
         """Return what a vertex is made of, down to layers, sources and what layers returned.
