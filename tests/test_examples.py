@@ -101,7 +101,7 @@ def test_repaired_examples_pass(tmp_path):
     assert f"{len(REPAIRS)} passed in" in output, output
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/first-test.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/first-test.md"])
 def test_pages_show_real_output(page, output):
     """A failure on these pages is what the dead ReLU prints, character for character."""
     text = (ROOT / page).read_text(encoding="utf-8")

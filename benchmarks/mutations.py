@@ -1,0 +1,373 @@
+"""Whether the tests would notice: the library is broken in 40 places, one at a time.
+
+Usage: ``python -m benchmarks.mutations [--list] [--only PATTERN]``
+
+Each mutation works on a copy of the project, which it leaves with one line changed; the tests of
+that part then run until the first one fails. A mutation that no test notices is printed as
+MISSED, and the command ends with status 1. Takes about half an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from benchmarks.timing import header, row
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("pytest_modelhealth", "tests", "examples", "benchmarks", "corpus", "docs")
+COPIED += ("conftest.py", "pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One line broken.
+
+    Args:
+        what: what is wrong then, in words.
+        find: what is replaced; it stands once in the whole package.
+        replace: what takes its place.
+        tests: which tests have to notice, as pytest's arguments.
+    """
+
+    what: str
+    find: str
+    replace: str
+    tests: str
+
+
+MUTATIONS = [
+    # ---- statistics
+    Mutation(
+        "merging forgets the NaNs of the second batch",
+        "nan_count=self.nan_count + other.nan_count",
+        "nan_count=self.nan_count",
+        "tests/statistics",
+    ),
+    Mutation(
+        "merged standard deviations leave out the gap between the means",
+        "half_gap * (2 * math.sqrt(own * others)),",
+        "0.0,",
+        "tests/statistics",
+    ),
+    Mutation(
+        "the kernel in plain torch counts a negative infinity as a positive one",
+        "result.positive_inf_count += int(wide.isposinf().sum())",
+        "result.positive_inf_count += int(wide.isinf().sum())",
+        "tests/statistics",
+    ),
+    Mutation(
+        "the dead fraction is that of the living",
+        "return 1.0 - int(np.count_nonzero(self.units.alive)) / len(self.units.alive)",
+        "return int(np.count_nonzero(self.units.alive)) / len(self.units.alive)",
+        "tests/statistics",
+    ),
+    Mutation(
+        "the norm is that of a single value",
+        "return self.rms * math.sqrt(count) if count else 0.0",
+        "return self.rms if count else 0.0",
+        "tests/statistics",
+    ),
+    # ---- capture
+    Mutation(
+        "random generators stay where the run left them",
+        "stack.callback(_restore_random_state, running.random_state)",
+        "stack.callback(list)",
+        "tests/capture",
+    ),
+    Mutation(
+        "attributes and hooks are not put back",
+        "stack.callback(state.restore_containers)",
+        "stack.callback(list)",
+        "tests/capture",
+    ),
+    Mutation(
+        "buffers keep what the run wrote to them",
+        "stack.callback(Memory(state.tensors).restore)",
+        "stack.callback(list)",
+        "tests/capture",
+    ),
+    Mutation(
+        "gradients of before are lost",
+        "            leaf.grad = gradient\n",
+        "            leaf.grad = None\n",
+        "tests/capture",
+    ),
+    Mutation(
+        "a gradient that a forward takes for itself counts as one of the loss",
+        "        if not self._differentiating:",
+        "        if False:",
+        "tests/capture",
+    ),
+    Mutation(
+        "what was written to in place is not read again",
+        "seen is not None and seen() is tensor and seen.version == seen_version",
+        "seen is not None and seen() is tensor",
+        "tests/capture tests/test_inspector.py",
+    ),
+    Mutation(
+        "an unused output counts as one without a graph",
+        "return Status.UNUSED_IN_LOSS,",
+        "return Status.NO_GRAD_PATH,",
+        "tests/capture tests/test_inspector.py tests/checks",
+    ),
+    Mutation(
+        "a loss gets target and output in the wrong order",
+        "loss(output) if target is None else loss(output, target)",
+        "loss(output) if target is None else loss(target, output)",
+        "tests/test_inspector.py tests/capture",
+    ),
+    Mutation(
+        "the random projection is another in each run",
+        "generator = torch.Generator().manual_seed(_PROJECTION_SEED)",
+        "generator = torch.Generator().manual_seed(torch.seed() % 2**31)",
+        "tests/capture tests/test_inspector.py tests/plugin",
+    ),
+    # ---- flow
+    Mutation(
+        "gradients go back by operations that cut them",
+        "if operand in by_gradient and not made.passes_gradient(position):",
+        "if operand in by_gradient:",
+        "tests/report tests/capture/test_flow.py tests/checks",
+    ),
+    Mutation(
+        "a cut hides behind a way that values take",
+        "if by_gradient & goal:",
+        'if index.forward(start, "value") & goal:',
+        "tests/report tests/capture/test_flow.py tests/checks",
+    ),
+    Mutation(
+        "a sweep takes the last value that comes, and not the joined one",
+        "value = given if value is None else join(value, given)",
+        "value = given",
+        "tests/report tests/checks",
+    ),
+    # ---- checks
+    Mutation(
+        "dead units are found only where all are dead",
+        "if fraction > limit.value:",
+        "if fraction >= 1.0:",
+        "tests/checks",
+    ),
+    Mutation(
+        "units that something holds below zero are let pass",
+        "elif held > held_limit.value:",
+        "elif False:",
+        "tests/checks",
+    ),
+    Mutation(
+        "a gradient vanishes unseen",
+        "weak = {name for name, part in parts.items() if part < limits[name].value}",
+        "weak = set[str]()",
+        "tests/checks",
+    ),
+    Mutation(
+        "gates that start nearly closed are called vanishing gradients",
+        "parts[name] < limits[name].value * opened.get(name, 1.0)",
+        "parts[name] < limits[name].value",
+        "tests/checks tests/corpus",
+    ),
+    Mutation(
+        "a norm under its lower bound passes",
+        '("min_grad_norm", "under", -1.0, _small_cause),',
+        '("min_grad_norm", "under", 1.0, _small_cause),',
+        "tests/checks",
+    ),
+    Mutation(
+        "saturation is judged the wrong way round",
+        "if fraction <= limit.value:",
+        "if fraction > limit.value:",
+        "tests/checks",
+    ),
+    Mutation(
+        "normalisations left in training mode pass in evaluation",
+        'evaluated = root is not None and root.options.get("training") is False',
+        "evaluated = False",
+        "tests/checks",
+    ),
+    Mutation(
+        "an output that is the same for all samples passes",
+        "root is None or not root.equal_samples or root.equal_input_samples is not False",
+        "root is None or root.equal_samples",
+        "tests/checks",
+    ),
+    Mutation(
+        "probabilities before cross-entropy pass",
+        'if call.function != "cross_entropy" or call.rows != "probabilities":',
+        'if call.rows != "log probabilities":',
+        "tests/checks",
+    ),
+    Mutation(
+        "a task drowns the other unseen",
+        "if not (math.isfinite(high) and high > limit.value * low):",
+        "if not (math.isfinite(high) and high > limit.value * 1e9 * low):",
+        "tests/checks",
+    ),
+    Mutation(
+        "a story of missing gradients is told at its first layer, and not at its last",
+        "story = stories.setdefault(ending.last, _Story(lost[ending.last], ending.cut, []))",
+        "story = stories.setdefault(name, _Story(lost[name], ending.cut, []))",
+        "tests/checks",
+    ),
+    Mutation(
+        "layers that stand in for their siblings pass",
+        "yield from _stand_ins(observation, flow, standing)",
+        "yield from ()",
+        "tests/checks",
+    ),
+    # ---- judging and settings
+    Mutation(
+        "a waived violation fails all the same",
+        "        elif waiver is not None:\n",
+        "        elif waiver is not None and not finding.layer:\n",
+        "tests/checks tests/plugin/test_markers.py tests/test_inspector.py",
+    ),
+    Mutation(
+        "of several thresholds for a layer the first one wins",
+        "for special in self.layer_limits[::-1]:",
+        "for special in self.layer_limits:",
+        "tests/test_settings.py tests/checks tests/plugin/test_options.py",
+    ),
+    Mutation(
+        "skipped checks run",
+        'return named("checks") and not named("skip_checks")',
+        'return named("checks")',
+        "tests/test_settings.py tests/checks tests/plugin/test_options.py",
+    ),
+    # ---- comparison, alignment, snapshot, tolerance
+    Mutation(
+        "a difference is none up to the square of its limit",
+        "return self.ratio > self.limit",
+        "return self.ratio > self.limit**2",
+        "tests/comparison",
+    ),
+    Mutation(
+        "layers of any size are taken for each other",
+        "return kind(x) == kind(y) and _parameter_counts(x) == _parameter_counts(y)",
+        "return kind(x) == kind(y)",
+        "tests/comparison tests/alignment tests/snapshot",
+    ),
+    Mutation(
+        "a snapshot lets pass what left its tolerance",
+        "if not distance <= allowance.distance:",
+        "if distance > 1e3 * allowance.distance:",
+        "tests/snapshot",
+    ),
+    Mutation(
+        "renamed layers pass where names are strict",
+        "return tuple(change for change in self.changes if strict or not change.harmless)",
+        "return tuple(change for change in self.changes if not change.harmless)",
+        "tests/snapshot",
+    ),
+    Mutation(
+        "the noise to expect of rounding is 64 times as large",
+        "return epsilon * math.sqrt(max(roundings, 1)) / 8",
+        "return epsilon * math.sqrt(max(roundings, 1)) * 8",
+        "tests/test_tolerance.py tests/comparison",
+    ),
+    # ---- rendering and plugin
+    Mutation(
+        "nearly all is rounded to all",
+        "    if 0.99 < fraction < 1:\n",
+        "    if fraction == 2:\n",
+        "tests/rendering",
+    ),
+    Mutation(
+        "a report that nobody asked is not checked",
+        "return [i for i in made if i.auto_check and not i.report.verdict_asked]",
+        "return [i for i in made if i.auto_check and i.report.verdict_asked]",
+        "tests/plugin",
+    ),
+    Mutation(
+        "the farthest marker wins over the closest",
+        "for node, marker in reversed(markers):",
+        "for node, marker in markers:",
+        "tests/plugin",
+    ),
+]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table; return how many mutations no test noticed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--list", action="store_true", help="the mutations, none is tried")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="of what is wrong then")
+    options = parser.parse_args(arguments)
+    chosen = [one for one in MUTATIONS if fnmatchcase(one.what, options.only)]
+    if options.list:
+        for one in chosen:
+            print(f"{_home(ROOT, one).relative_to(ROOT)}: {one.what}")
+        return 0
+    print(header(["broken", "in", "noticed by", "seconds"]))
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = _copied(Path(folder))
+        for one in chosen:
+            start = time.perf_counter()
+            home = _home(copy, one)
+            noticed = _noticed(copy, home, one)
+            missed += not noticed
+            where = home.relative_to(copy / "pytest_modelhealth")
+            seconds = f"{time.perf_counter() - start:.0f}"
+            print(row([one.what, str(where), noticed or "MISSED", seconds]), flush=True)
+    print(f"\n{len(chosen) - missed} of {len(chosen)} noticed")
+    return missed
+
+
+def _copied(folder: Path) -> Path:
+    for name in COPIED:
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif path.exists():
+            shutil.copy(path, folder / name)
+    return folder
+
+
+def _home(root: Path, mutation: Mutation) -> Path:
+    """Return the one file of the package where the line stands, once.
+
+    Raises:
+        LookupError: it stands nowhere, or in several places.
+    """
+    found = list(_holding(root, mutation.find))
+    if len(found) != 1:
+        raise LookupError(f"{mutation.find!r} stands in {len(found)} places: {found}")
+    return found[0]
+
+
+def _holding(root: Path, text: str) -> Iterator[Path]:
+    for path in sorted((root / "pytest_modelhealth").rglob("*.py")):
+        yield from [path] * path.read_text(encoding="utf-8").count(text)
+
+
+def _noticed(copy: Path, home: Path, mutation: Mutation) -> str:
+    """Return the first test that fails once the line is broken, ``""`` if none does."""
+    whole = home.read_text(encoding="utf-8")
+    home.write_text(whole.replace(mutation.find, mutation.replace), encoding="utf-8")
+    tests = [path for path in mutation.tests.split() if (copy / path).exists()]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ended = subprocess.run(
+            [*command, *tests], cwd=copy, env=environment, capture_output=True, text=True
+        )
+    finally:
+        home.write_text(whole, encoding="utf-8")
+    if not ended.returncode:
+        return ""
+    lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return lines[0].split(" - ")[0].split(" ", 1)[1] if lines else f"pytest: {ended.returncode}"
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main()))
