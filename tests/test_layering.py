@@ -22,8 +22,8 @@ LAYERS = (
     {"capture", "checks"},
     {"tolerance"},
     {"comparison", "snapshot"},
-    {"inspector"},
     {"rendering"},
+    {"comparing", "inspector"},
     {"plugin"},
 )
 RANKS = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}

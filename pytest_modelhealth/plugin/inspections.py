@@ -120,7 +120,7 @@ class InspectorFixture:
             SettingsError: `auto_check` is no truth value.
             Exception: whatever a model or the loss raises, with a note on which of the two ran.
         """
-        from pytest_modelhealth.comparison.compare import compare  # brings torch
+        from pytest_modelhealth.comparing import compare  # brings torch
 
         given = {} if auto_check is None else {"auto_check": auto_check}
         settings = self._settings.override(given, "argument of compare")

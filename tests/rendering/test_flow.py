@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.rendering.diagram import diagram
 
 
@@ -88,7 +89,9 @@ def test_the_figure_has_every_box_and_marks_violations() -> None:
 
 def test_a_report_without_a_flow_has_nothing_to_draw(report: HealthReport) -> None:
     """Text says so; a figure is refused."""
-    empty = HealthReport(replace(report.observation, flow=None), report.settings, judge)
+    empty = HealthReport(
+        replace(report.observation, flow=None), report.settings, judge, renderer=renderer
+    )
     assert "no flow was recorded" in empty.render("mermaid") + empty.render("dot")
     with pytest.raises(InspectionError, match="no flow was recorded"):
         empty.plot_flow()
