@@ -22,7 +22,7 @@ from pytest_modelhealth.rendering.figure import (
     set_title,
 )
 from pytest_modelhealth.rendering.notation import shorten
-from pytest_modelhealth.rendering.summary import violations_by_layer
+from pytest_modelhealth.rendering.summary import by_layer
 from pytest_modelhealth.report import HealthReport
 
 _FILLS = {"layer": "white", "source": "#eef3fa", "end": "#fdf3e6", "join": FAINT}
@@ -52,7 +52,7 @@ def plot_flow(report: HealthReport, most_boxes: int = MOST_BOXES) -> Figure:
     axes.set_axis_off()
     axes.set_xlim(-0.6, width - 0.4)
     axes.set_ylim(height - 0.4, -0.6)
-    found = violations_by_layer(report)
+    found = by_layer(report.violations)
     for arrow in drawn.arrows:
         _draw_arrow(axes, places[arrow.source], places[arrow.target], arrow.passes_gradient)
         if arrow.label:
