@@ -64,9 +64,8 @@ def test_dot_quotes_every_name(report: HealthReport) -> None:
 
 def test_a_large_model_is_folded_into_its_containers() -> None:
     """As deep as the boxes allow; every arrow joins two boxes that are drawn."""
-    flow = Inspector(Net(30)).run_inspection(torch.randn(64, 8)).flow
-    assert flow is not None
-    opened, folded = diagram(flow, 1000), diagram(flow)
+    report = Inspector(Net(30)).run_inspection(torch.randn(64, 8))
+    opened, folded = diagram(report, 1000), diagram(report)
     assert len(opened.boxes) > 60
     assert len(folded.boxes) == 30 + len(("input 0", 'h"<b>', "loss"))
     assert "blocks.7" in {box.label for box in folded.boxes}
