@@ -60,7 +60,7 @@ class HealthReport(HasVerdict):
         self._judged: Judgement | None = None
         self.judgements: list[Judgement] = []
         """Every judgement so far, those under thresholds of an `assert_healthy` call included."""
-        self._told: list[str] = []
+        self._warned_of: list[str] = []
 
     @property
     def observation(self) -> Observation:
@@ -190,9 +190,9 @@ class HealthReport(HasVerdict):
     def take_warnings(self) -> list[str]:
         """Return what the judgements so far warn of, a sentence each, and each only once."""
         texts = [self._warning(judgement) for judgement in self.judgements if judgement.warned]
-        untold = [text for text in dict.fromkeys(texts) if text not in self._told]
-        self._told += untold
-        return untold
+        new = [text for text in dict.fromkeys(texts) if text not in self._warned_of]
+        self._warned_of += new
+        return new
 
     def take_doubt(self) -> list[str]:
         """Return one sentence on what could not be judged, if it is to be warned of, only once."""
@@ -202,9 +202,9 @@ class HealthReport(HasVerdict):
         first, *others = judgement.inconclusive
         more = f" (and {len(others):,} more)" if others else ""
         text = f"inconclusive: {self._label(first.layer)} ({first.check}): {first.reason}{more}"
-        if self._settings["inconclusive"].value != "warn" or text in self._told:
+        if self._settings["inconclusive"].value != "warn" or text in self._warned_of:
             return []
-        self._told.append(text)
+        self._warned_of.append(text)
         return [text]
 
     def _warning(self, judgement: Judgement) -> str:
@@ -223,7 +223,7 @@ class HealthReport(HasVerdict):
         report = HealthReport(
             self._observation, settings, self._judge, self.noise, renderer=self.renderer
         )
-        report.judgements, report._told = self.judgements, self._told
+        report.judgements, report._warned_of = self.judgements, self._warned_of
         return report
 
     def render(self, form: str, **options: Any) -> str:
