@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_modelhealth.capture import Inputs
     from pytest_modelhealth.checks import Check
-    from pytest_modelhealth.comparison.compare import compare
+    from pytest_modelhealth.comparing import compare
     from pytest_modelhealth.comparison.comparison import Comparison
     from pytest_modelhealth.errors import (
         InspectionError,
@@ -58,7 +58,7 @@ _HOMES = {
     "UnknownNameError": "errors",
     "Verdict": "report",
     "Violation": "report",
-    "compare": "comparison.compare",
+    "compare": "comparing",
 }
 
 __all__ = [

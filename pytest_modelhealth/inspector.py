@@ -24,6 +24,7 @@ from pytest_modelhealth.errors import (
     suggest,
 )
 from pytest_modelhealth.layers import Pattern, Rule, Selection
+from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.waiver import Waiver
@@ -289,7 +290,7 @@ class Inspector:
 
     def _reported(self, observation: Observation) -> HealthReport:
         noise = self._calibration.noise(observation)
-        self._report = HealthReport(observation, self._settings, judge, noise)
+        self._report = HealthReport(observation, self._settings, judge, noise, renderer=renderer)
         if self._on_report is not None:
             self._on_report(self._report)
         return self._report

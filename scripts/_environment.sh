@@ -24,7 +24,7 @@ find_python() {
 # The root belongs to it: an environment shared by two checkouts holds only one of them.
 wanted_stamp() {
     printf '%s\n' "$root"
-    cat pyproject.toml constraints.txt hatch_build.py hatch_metadata.py pytest_modelhealth/statistics/native/*.[ch] | cksum
+    cat pyproject.toml constraints.txt hatch_build.py pytest_modelhealth/statistics/native/*.[ch] | cksum
 }
 
 is_installed() {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.checks.judging import judge
+from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, LayerRecord, Observation, Status
 from pytest_modelhealth.statistics import TensorStatistics, reduce
 
@@ -59,7 +60,9 @@ def observation(*records: LayerRecord, **fields: Any) -> Observation:
 
 def report(*records: LayerRecord, **fields: Any) -> HealthReport:
     """Return a report on these layers under the default settings."""
-    return HealthReport(observation(*records, **fields), default_settings(), judge)
+    return HealthReport(
+        observation(*records, **fields), default_settings(), judge, renderer=renderer
+    )
 
 
 def _statistics(tensor: Tensor | None) -> TensorStatistics | None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import html
-import importlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair
 from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
-from pytest_modelhealth.report.asked import HasVerdict
+from pytest_modelhealth.report.asked import HasVerdict, Renderer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,6 +110,7 @@ class Comparison(HasVerdict):
         basis: what the verdict rests on, one phrase.
         notes: what a reader should know, a sentence each.
         spilled: bytes that did not fit the memory budget and were kept in a temporary file.
+        renderer: gives the functions that show this.
     """
 
     reference: str
@@ -124,6 +124,7 @@ class Comparison(HasVerdict):
     basis: str
     notes: tuple[str, ...] = ()
     spilled: int = 0
+    renderer: Renderer = field(kw_only=True)
 
     @property
     def first_divergence(self) -> Divergence | None:
@@ -184,15 +185,13 @@ class Comparison(HasVerdict):
         return self.equivalent
 
     def _denial(self) -> ModelHealthError:
-        return ModelHealthError(_rendering("comparison").failure(self), self)
+        return ModelHealthError(self._shown("comparison", "failure"), self)
 
     def __repr__(self) -> str:
-        with self._unasked():
-            return f"<Comparison {_rendering('comparison').line(self)}>"
+        return f"<Comparison {self._shown('comparison', 'line')}>"
 
     def __str__(self) -> str:
-        with self._unasked():
-            text: str = _rendering("comparison").overview(self)
+        text: str = self._shown("comparison", "overview")
         return text
 
     def _repr_html_(self) -> str:
@@ -200,15 +199,9 @@ class Comparison(HasVerdict):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
-        with self._unasked():
-            return dict(_rendering("comparison").to_dict(self))
+        return dict(self._shown("comparison", "to_dict"))
 
     def plot_errors(self) -> Figure:
         """Return a figure of the error beside its noise through the depth of the model."""
-        with self._unasked():
-            figure: Figure = _rendering("error_depth").plot_errors(self)
+        figure: Figure = self._shown("error_depth", "plot_errors")
         return figure
-
-
-def _rendering(name: str) -> Any:
-    return importlib.import_module(f"pytest_modelhealth.rendering.{name}")

@@ -35,7 +35,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
     checks = config.getoption(_OPTION)
     if checks is None:
         return None
-    from pytest_modelhealth.rendering.explanation import explain
+    from pytest_modelhealth.rendering.checks import explain
 
     config._do_configure()
     try:

@@ -120,7 +120,7 @@ class InspectorFixture:
             SettingsError: `auto_check` is no truth value.
             Exception: whatever a model or the loss raises, with a note on which of the two ran.
         """
-        from pytest_modelhealth.comparison.compare import compare  # brings torch
+        from pytest_modelhealth.comparing import compare  # brings torch
 
         given = {} if auto_check is None else {"auto_check": auto_check}
         settings = self._settings.override(given, "argument of compare")
@@ -131,7 +131,7 @@ class InspectorFixture:
     @property
     def reports(self) -> list[HealthReport]:
         """Every report made so far in this test, its fixtures included, the oldest first."""
-        return [i.report for i in self._inspections if _is_report(i.report)]
+        return [i.report for i in self._inspections if is_report(i.report)]
 
     @property
     def settings(self) -> Settings:
@@ -216,7 +216,7 @@ def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
         )
         item.stash[UNASKED_FAILURE] = first
         raise first.error
-    for report in (i.report for i in unasked if _is_report(i.report)):
+    for report in (i.report for i in unasked if is_report(i.report)):
         for text in report.take_doubt():
             warn(item, text)
 
@@ -247,7 +247,8 @@ def warn(item: pytest.Item, text: str) -> None:
         pytest.fail(text, pytrace=False)
 
 
-def _is_report(made: HealthReport | Comparison) -> TypeGuard[HealthReport]:
+def is_report(made: object) -> TypeGuard[HealthReport]:
+    """Whether something is the report on one model, rather than a comparison of two."""
     from pytest_modelhealth.report import HealthReport  # not loaded by a run without reports
 
     return isinstance(made, HealthReport)

@@ -20,6 +20,9 @@ from pytest_modelhealth.rendering.notation import (
     table,
 )
 
+MEASURES = (
+    "count", "unequal", "nan_both", "nonfinite", "max_abs", "max_rel", "relative_l2", "cosine"
+)  # fmt: skip
 FORWARD_ROLES = ("activations", "buffers")
 BACKWARD_ROLES = ("gradients", "parameter_gradients")
 MOST_ROWS = 9
@@ -51,34 +54,29 @@ def _compared(comparison: Comparison) -> int:
     return sum(bool(layer.tensors) for layer in comparison.layers.values())
 
 
-def overview(comparison: Comparison, *, max_rows: int | None = None, width: int = 100) -> str:
-    """Return the verdict and a line a layer, in execution order of the reference.
-
-    Args:
-        comparison: the comparison.
-        max_rows: show at most this many layers, those around the first divergence.
-        width: characters that the table may take.
-    """
+def overview(comparison: Comparison) -> str:
+    """Return the verdict and a line a layer, in execution order of the reference."""
     head = [line(comparison), *_alignment(comparison), *_notes(comparison)]
-    layers = [layer for layer in comparison.layers.values() if _is_shown(layer)]
-    if not layers:
-        return "\n".join(head)
-    shown = layers if max_rows is None else _window(comparison, layers, max_rows)
-    more = _more(len(layers) - len(shown), "layer")
-    return "\n".join([*head, "", *_table(comparison, shown, width), *more])
+    layers = _layers(comparison)
+    return "\n".join([*head, "", *_table(comparison, layers, 100)] if layers else head)
 
 
 def further(comparison: Comparison, *, max_rows: int) -> str:
     """Return the rows that `failure` left out, with those it has among them; ``""`` for none."""
-    layers = [layer for layer in comparison.layers.values() if _is_shown(layer)]
+    layers = _layers(comparison)
     if len(layers) <= MOST_ROWS:
         return ""
     shown = _window(comparison, layers, max_rows)
     return "\n".join([*_table(comparison, shown, 100), *_more(len(layers) - len(shown), "layer")])
 
 
-def _is_shown(layer: AlignedLayer) -> bool:
-    return bool(layer.tensors) or layer.pair.change is not Change.MATCHED
+def _layers(comparison: Comparison) -> list[AlignedLayer]:
+    """Return the layers that there is something to say of."""
+    return [
+        layer
+        for layer in comparison.layers.values()
+        if layer.tensors or layer.pair.change is not Change.MATCHED
+    ]
 
 
 def failure(comparison: Comparison) -> str:
@@ -95,25 +93,22 @@ def failure(comparison: Comparison) -> str:
                 "accept it:    leave out strict_names=True",
             ]
         )
+    limit = math.nan if found.result is None else found.result.limit
+    around = _table(comparison, _window(comparison, _layers(comparison), MOST_ROWS), 96)
     return "\n".join(
         [
             line(comparison),
             "",
             *_evidence(found.result, comparison.reference),
-            *(f"  {row}" for row in _around(comparison)),
+            *(f"  {row}" for row in around),
             *_folded(comparison),
             "",
-            f"verdict by:   {comparison.basis}, times {_limit(comparison):g}",
+            f"verdict by:   {comparison.basis}, times {limit:g}",
             *_alignment(comparison),
             *_notes(comparison),
             "look:         print(comparison), comparison.plot_errors()",
         ]
     )
-
-
-def _limit(comparison: Comparison) -> float:
-    found = comparison.divergence
-    return found.result.limit if found is not None and found.result is not None else math.nan
 
 
 def _evidence(result: TensorResult | None, model: str) -> Iterator[str]:
@@ -180,12 +175,6 @@ def _times(ratio: float) -> str:
     return f"{ratio:,.1f} times" if ratio < 100 else f"{ratio:,.0f} times"
 
 
-def _around(comparison: Comparison) -> list[str]:
-    """Return the rows of the table around the first divergence."""
-    layers = [layer for layer in comparison.layers.values() if _is_shown(layer)]
-    return _table(comparison, _window(comparison, layers, MOST_ROWS), 96)
-
-
 def _window(
     comparison: Comparison, layers: Sequence[AlignedLayer], most: int
 ) -> Sequence[AlignedLayer]:
@@ -200,23 +189,16 @@ def _window(
 
 def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -> list[str]:
     found = comparison.divergence
-    culprit = None if found is None else (found.layer, found.candidate)
-    titles = ["", "layer", "is now", "forward", "x noise", "gradient", "x noise"]
-    rows = [titles]
+    rows = [["", "layer", "is now", "forward", "x noise", "gradient", "x noise"]]
     for layer in layers:
-        is_culprit = culprit is not None and layer.name == culprit[0]
+        is_culprit = found is not None and layer.name == found.layer
         mark = "!" if is_culprit else "~" if layer.diverged else ""
         forward, backward = layer.worst(*FORWARD_ROLES), layer.worst(*BACKWARD_ROLES)
         rows.append([mark, layer.label, _now(layer.pair), *_cells(forward), *_cells(backward)])
     names = max(16, (width - 44) * 3 // 5)
     cut = [
-        [
-            row[0],
-            abbreviate(printable(row[1]), names),
-            shorten(row[2], width - 44 - names),
-            *row[3:],
-        ]
-        for row in rows
+        [mark, abbreviate(printable(name), names), shorten(now, width - 44 - names), *cells]
+        for mark, name, now, *cells in rows
     ]
     return table(cut, left=(0, 1, 2))
 
@@ -307,67 +289,43 @@ def _more(count: int, what: str) -> Iterator[str]:
 def to_dict(comparison: Comparison) -> dict[str, Any]:
     """Return everything as plain dictionaries, lists, numbers and strings."""
     found = comparison.divergence
+    first = None
+    if found is not None:
+        first = _fields(found, "layer", "candidate", "kind", "story", "cause")
+        first |= {
+            "affected": list(found.affected),
+            "tensor": None if found.result is None else _tensor_as_data(found.result),
+        }
     return {
-        "equivalent": comparison.equivalent,
-        "reference": comparison.reference,
-        "candidate": comparison.candidate,
-        "basis": comparison.basis,
+        **_fields(comparison, "equivalent", "reference", "candidate", "basis"),
         "losses": list(comparison.losses),
         "notes": list(comparison.notes),
-        "first_divergence": None
-        if found is None
-        else {
-            "layer": found.layer,
-            "candidate": found.candidate,
-            "kind": found.kind,
-            "story": found.story,
-            "cause": found.cause,
-            "affected": list(found.affected),
-            "tensor": None if found.result is None else _plain(found.result),
-        },
-        "layers": [
-            {
-                "reference": layer.pair.reference,
-                "candidate": layer.pair.candidate,
-                "change": str(layer.pair.change),
-                "note": layer.pair.note,
-                "type": layer.type_name,
-                "diverged": layer.diverged,
-                "changed_parameters": list(layer.changed_parameters),
-                "tensors": [_plain(result) for result in layer.tensors],
-            }
-            for layer in comparison.layers.values()
-        ],
-        "outputs": [_plain(result) for result in comparison.outputs],
+        "first_divergence": first,
+        "layers": [_layer_as_data(layer) for layer in comparison.layers.values()],
+        "outputs": [_tensor_as_data(result) for result in comparison.outputs],
     }
 
 
-def _plain(result: TensorResult) -> dict[str, Any]:
-    difference = result.difference
-    measures = (
-        {}
-        if difference is None
-        else {
-            "count": difference.count,
-            "unequal": difference.unequal,
-            "nan_both": difference.nan_both,
-            "nonfinite": difference.nonfinite,
-            "max_abs": difference.max_abs,
-            "max_rel": difference.max_rel,
-            "relative_l2": difference.relative_l2,
-            "cosine": difference.cosine,
-            "sqnr_db": difference.sqnr,
-            "max_ulp": difference.max_ulp,
-        }
-    )
+def _fields(of: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
+
+def _layer_as_data(layer: AlignedLayer) -> dict[str, Any]:
     return {
-        "role": result.key.role,
-        "tensor": result.key.tensor,
-        "number": result.key.number,
-        "diverged": result.diverged,
-        "ratio": result.ratio,
-        "noise": result.noise,
-        "source": result.source,
-        "problem": result.problem,
-        **measures,
+        **_fields(layer.pair, "reference", "candidate"),
+        "change": str(layer.pair.change),
+        "note": layer.pair.note,
+        "type": layer.type_name,
+        "diverged": layer.diverged,
+        "changed_parameters": list(layer.changed_parameters),
+        "tensors": [_tensor_as_data(result) for result in layer.tensors],
     }
+
+
+def _tensor_as_data(result: TensorResult) -> dict[str, Any]:
+    data = _fields(result.key, "role", "tensor", "number")
+    data |= _fields(result, "diverged", "ratio", "noise", "source", "problem")
+    if result.difference is not None:
+        data |= _fields(result.difference, *MEASURES)
+        data |= {"sqnr_db": result.difference.sqnr, "max_ulp": result.difference.max_ulp}
+    return data

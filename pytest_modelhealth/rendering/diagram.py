@@ -6,8 +6,8 @@ boxes of their own. A large model is folded into its containers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.report.flow import (
@@ -16,7 +16,6 @@ from pytest_modelhealth.report.flow import (
     OUTPUT,
     PRODUCTS,
     SUMS,
-    Flow,
     Graph,
     Kind,
 )
@@ -62,31 +61,25 @@ class Diagram:
 
     boxes: tuple[Box, ...]
     arrows: tuple[Arrow, ...]
-    depth: int
-    """Levels of containers that are opened."""
 
 
-def diagram(flow: Flow, most_boxes: int = MOST_BOXES) -> Diagram:
-    """Return the diagram of a flow, folded until it has no more than so many boxes."""
-    graph = flow.graph
+NO_FLOW = "no flow was recorded in this run"
+
+
+def diagram(report: HealthReport, most_boxes: int = MOST_BOXES) -> Diagram | None:
+    """Return the diagram of a report's flow, folded until it has no more than so many boxes.
+
+    ``None`` where no flow was recorded.
+    """
+    if report.flow is None or not report.flow.graph.vertices:
+        return None
+    graph = report.flow.graph
     levels = _levels(graph)
-    deepest = max(levels, default=0)
-    for depth in range(deepest, 1, -1):
+    for depth in range(max(levels, default=0), 1, -1):
         drawn = _Drawing(graph, levels, depth).diagram()
         if len(drawn.boxes) <= most_boxes:
             return drawn
     return _Drawing(graph, levels, 1).diagram()
-
-
-def drawn_of(report: HealthReport, most_boxes: int) -> Diagram | None:
-    """Return the diagram of a report's flow; ``None`` where none was recorded."""
-    flow = report.flow
-    if flow is None or not flow.graph.vertices:
-        return None
-    return diagram(flow, most_boxes)
-
-
-NO_FLOW = "no flow was recorded in this run"
 
 
 def _levels(graph: Graph) -> list[int]:
@@ -96,8 +89,12 @@ def _levels(graph: Graph) -> list[int]:
     return levels
 
 
-_Way = tuple[str, tuple[str, ...], bool]
-"""The box that values come from, the operations since, and whether a gradient goes back."""
+class _Way(NamedTuple):
+    """The box that values come from, the operations since, and whether a gradient goes back."""
+
+    source: str
+    operations: tuple[str, ...] = ()
+    is_open: bool = True
 
 
 class _Drawing:
@@ -130,62 +127,54 @@ class _Drawing:
         for number in range(len(self._graph.vertices)):
             ways.append(self._way(number, ways))
         if self._graph.loss is None:
-            self._end(OUTPUT, (ways[output] for output in self._graph.outputs))
-        return Diagram(tuple(self._boxes.values()), tuple(self._arrows.values()), self._depth)
+            key = self._box(OUTPUT, "end")
+            for way in filter(None, (ways[output] for output in self._graph.outputs)):
+                self._connect(way, key)
+        return Diagram(tuple(self._boxes.values()), tuple(self._arrows.values()))
 
     def _way(self, number: int, ways: list[_Way | None]) -> _Way | None:
         vertex = self._graph.vertices[number]
-        if vertex.kind in (Kind.INPUT, Kind.TARGET):
-            return (self._add(vertex.name, vertex.name, "source"), (), True)
-        if vertex.kind is Kind.PARAMETER and number in self._read_between:
-            return (self._add(vertex.name, vertex.name, "source"), (), True)
+        is_read = vertex.kind is Kind.PARAMETER and number in self._read_between
+        if is_read or vertex.kind in (Kind.INPUT, Kind.TARGET):
+            return _Way(self._box(vertex.name, "source"))
         given = [
             (way, vertex.passes_gradient(position) or not self._graph.vertices[operand].live)
             for position, operand in enumerate(vertex.operands)
             if (way := ways[operand]) is not None
         ]
-        box = self._shown[vertex.call] if vertex.call >= 0 else None
-        if box is None and vertex.call < 0 and self._graph.loss is not None:
-            box = LOSS
-        if box is not None:
-            key = self._add(box, box, "end" if box == LOSS and vertex.call < 0 else "layer")
-            for (source, operations, is_open), passes in given:
-                self._connect(source, key, operations, is_open and passes)
-            return (key, (), True)
+        layer = self._shown[vertex.call] if vertex.call >= 0 else None
+        if layer is not None:
+            return self._joined(given, self._box(layer, "layer"))
+        if vertex.call < 0 and self._graph.loss is not None:
+            return self._joined(given, self._box(LOSS, "end"))
         return self._operation(number, given)
 
     def _operation(self, number: int, given: list[tuple[_Way, bool]]) -> _Way | None:
-        vertex = self._graph.vertices[number]
-        sources = {way[0] for way, _ in given}
-        if not sources:
+        if not given:
             return None
-        if len(sources) == 1:
-            (source, operations, is_open), passes = given[0]
-            shown = vertex.function not in AS_IT_IS or (vertex.operands and not passes)
-            shown = shown and vertex.function not in SUMS
-            names = (*operations, vertex.function) if shown else operations
-            return (source, names, is_open and passes)
-        key = self._add(f"{number}", _symbol(vertex.function), "join")
-        for (source, operations, is_open), passes in given:
-            self._connect(source, key, operations, is_open and passes)
-        return (key, (), True)
+        function = self._graph.vertices[number].function
+        if len({way.source for way, _ in given}) > 1:
+            return self._joined(given, self._box(f"{number}", "join", _symbol(function)))
+        (source, operations, is_open), passes = given[0]
+        is_named = function not in SUMS and (function not in AS_IT_IS or not passes)
+        names = (*operations, function) if is_named else operations
+        return _Way(source, names, is_open and passes)
 
-    def _end(self, name: str, ways: Iterable[_Way | None]) -> None:
-        key = self._add(name, name, "end")
-        for way in ways:
-            if way is not None:
-                self._connect(way[0], key, way[1], way[2])
+    def _joined(self, given: list[tuple[_Way, bool]], key: str) -> _Way:
+        for way, passes in given:
+            self._connect(way._replace(is_open=way.is_open and passes), key)
+        return _Way(key)
 
-    def _add(self, key: str, label: str, kind: str) -> str:
-        self._boxes.setdefault(key, Box(key, label, kind))
+    def _box(self, key: str, kind: str, label: str = "") -> str:
+        self._boxes.setdefault(key, Box(key, label or key, kind))
         return key
 
-    def _connect(self, source: str, target: str, operations: tuple[str, ...], open_: bool) -> None:
-        if source != target:
-            label = " ".join(dict.fromkeys(operations))
-            known = self._arrows.get((source, target, label))
-            open_ = open_ or (known is not None and known.passes_gradient)
-            self._arrows[source, target, label] = Arrow(source, target, label, open_)
+    def _connect(self, way: _Way, target: str) -> None:
+        if way.source != target:
+            arrow = way.source, target, " ".join(dict.fromkeys(way.operations))
+            known = self._arrows.get(arrow)
+            is_open = way.is_open or (known is not None and known.passes_gradient)
+            self._arrows[arrow] = Arrow(*arrow, is_open)
 
 
 def _symbol(function: str) -> str:

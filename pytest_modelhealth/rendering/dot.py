@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.rendering.diagram import MOST_BOXES, NO_FLOW, drawn_of
+from pytest_modelhealth.rendering.diagram import MOST_BOXES, NO_FLOW, diagram
 from pytest_modelhealth.report import HealthReport
 
 _SHAPES = {"layer": "box", "source": "ellipse", "end": "doubleoctagon", "join": "circle"}
@@ -10,7 +10,7 @@ _SHAPES = {"layer": "box", "source": "ellipse", "end": "doubleoctagon", "join": 
 
 def render(report: HealthReport, most_boxes: int = MOST_BOXES) -> str:
     """Return the graph; where no gradient goes back the arrow is dashed."""
-    drawn = drawn_of(report, most_boxes)
+    drawn = diagram(report, most_boxes)
     if drawn is None:
         return f"digraph flow {{\n  label={_quoted(NO_FLOW)};\n}}\n"
     lines = ["digraph flow {", '  node [fontname="sans-serif", fontsize=10];']

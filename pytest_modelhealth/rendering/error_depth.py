@@ -16,10 +16,10 @@ from pytest_modelhealth.rendering.figure import (
     ALARM,
     FAINT,
     INK,
-    MOST_NAMES,
     NAME_WIDTH,
     PARAMETERS,
     drawable,
+    name_rows,
     new_figure,
     set_title,
 )
@@ -56,7 +56,13 @@ def plot_errors(comparison: Comparison) -> Figure:
         (BACKWARD, PARAMETERS, "^", "gradients"),
     ):
         _draw(axes, [layer.worst(*roles) for layer in layers], color, marker, name, high)
-    _name_rows(axes, comparison, layers)
+    found = comparison.divergence
+    name_rows(
+        axes,
+        [abbreviate(drawable(layer.label), NAME_WIDTH) for layer in layers],
+        [row for row, layer in enumerate(layers) if found and layer.name == found.layer],
+        [row for row, layer in enumerate(layers) if layer.diverged],
+    )
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     axes.set_xlabel("error relative to the reference (L2)", color=INK, fontsize=9)
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8.5, labelcolor=INK)
@@ -105,20 +111,3 @@ def _draw(
     )  # fmt: skip
     bad = rows[wordless]
     axes.plot(np.full(len(bad), high), bad, "x", color=ALARM, clip_on=False, zorder=4)
-
-
-def _name_rows(axes: Axes, comparison: Comparison, layers: Sequence[AlignedLayer]) -> None:
-    """Name the rows, the culprit in red, and tint those that diverged."""
-    found = comparison.first_divergence
-    culprit = None if found is None else found.layer
-    step = max(1, math.ceil(len(layers) / MOST_NAMES))
-    groups = [range(len(layers))[start : start + step] for start in range(0, len(layers), step)]
-    named = [max(group, key=lambda row: layers[row].name == culprit) for group in groups]
-    axes.set_ylim(len(layers) - 0.4, -0.6)
-    labels = [abbreviate(drawable(layers[row].label), NAME_WIDTH) for row in named]
-    axes.set_yticks(named, labels=labels, parse_math=False, fontsize=8)
-    for row, label in zip(named, axes.get_yticklabels(), strict=True):
-        label.set_color(ALARM if layers[row].name == culprit else INK)
-    for row, layer in enumerate(layers):
-        if layer.diverged:
-            axes.axhspan(row - 0.5, row + 0.5, color=ALARM, alpha=0.07, linewidth=0, zorder=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -57,7 +57,7 @@ class Evidence:
     @property
     def role(self) -> str:
         """The role to look at: the violated one; the activations where the loss is violated."""
-        return _role(self.violation)
+        return self.violation.role if self.violation.role in ROLES else "activations"
 
     def statistics(self, record: LayerRecord) -> TensorStatistics | None:
         """Return what `record` showed in this role, of the violated tensor if it has it."""
@@ -65,27 +65,26 @@ class Evidence:
         return tensors.get(self.violation.tensor) or record.statistics(self.role)
 
 
-def _role(violation: Violation) -> str:
-    return violation.role if violation.role in ROLES else "activations"
-
-
 def culprit_and_predecessor(report: HealthReport) -> Evidence | None:
     """Return the worst violation's layer and its predecessor, or ``None`` without a violation."""
     if not report.violations or report.violations[0].layer not in report.layers:
         return None
     worst = report.violations[0]
-    culprit, role = report.layers[worst.layer], _role(worst)
+    culprit = report.layers[worst.layer]
+    alone = Evidence(worst, culprit, None)
+    role = alone.role
     for reference in worst.evidence:
         named = report.layers.get(reference.layer)
         if named is not None and named is not culprit and named.tensors(role):
-            return Evidence(worst, culprit, named)
+            return replace(alone, predecessor=named)
     before = [
         record
         for record in leaves(report.observation)
         if record.tensors(role) and _is_before(record, culprit, role)
     ]
     nearest = min if role in BACKWARD_ROLES else max
-    return Evidence(worst, culprit, nearest(before, key=lambda r: r.entered or 0, default=None))
+    last = nearest(before, key=lambda record: record.entered or 0, default=None)
+    return replace(alone, predecessor=last)
 
 
 def _is_before(record: LayerRecord, culprit: LayerRecord, role: str) -> bool:
@@ -113,7 +112,7 @@ def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
     blocks = _can_print_blocks() if ascii_only is None else not ascii_only
     lines = [_title(found), ""]
     if panels:
-        rest = list(_further(report, found.violation))
+        rest = list(_further(report, found))
         lines += [*_histograms(panels, BLOCKS if blocks else "#"), "", *_numbers([*panels, *rest])]
     lines += [line for panel in panels for line in _range_of_dtype(panel)]
     lines += [f"{p.title}: bins counted on a sample" for p in panels if p.seen.histogram_sampled]
@@ -144,13 +143,13 @@ class Panel:
         return f"{abbreviate(printable(self.record.label), BAR)}{self.what}"
 
 
-def _further(report: HealthReport, violation: Violation) -> Iterator[Panel]:
+def _further(report: HealthReport, found: Evidence) -> Iterator[Panel]:
     """Yield what else the violation is read from: other roles than the one in the histograms."""
-    for reference in violation.evidence:
+    for reference in found.violation.evidence:
         record = report.layers.get(reference.layer)
         tensors = {} if record is None else record.tensors(reference.role)
         seen = tensors.get(reference.tensor, tensors.get(""))
-        if record is not None and seen is not None and reference.role != _role(violation):
+        if record is not None and seen is not None and reference.role != found.role:
             yield Panel(record, seen, f" {reference.tensor or reference.role}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 
 from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from pytest_modelhealth.rendering.notation import abbreviate, printable, shorten
-from pytest_modelhealth.rendering.summary import violations_by_layer
+from pytest_modelhealth.rendering.summary import by_layer
 from pytest_modelhealth.report import HealthReport, LayerRecord
 
 ACTIVATIONS, PARAMETERS = "#4c78a8", "#e08214"
@@ -65,26 +65,40 @@ def set_subtitle(axes: Axes, text: str) -> None:
 
 def name_rows(
     axes: Axes,
-    report: HealthReport,
-    records: Sequence[LayerRecord],
-    margin: Sequence[str],
+    names: Sequence[str],
+    marked: Collection[int],
+    tinted: Collection[int],
+    margin: Sequence[str] = (),
 ) -> None:
-    """Name the rows on the left, say something on the right, and mark the violated ones."""
-    found = violations_by_layer(report)
-    step = math.ceil(len(records) / MOST_NAMES)
-    groups = [range(len(records))[start : start + step] for start in range(0, len(records), step)]
-    named = [max(group, key=lambda row: records[row].name in found) for group in groups]
-    right = axes.twinx()
-    for side, texts in ((axes, [layer_name(record) for record in records]), (right, margin)):
-        side.set_ylim(len(records) - 0.4, -0.6)
-        side.set_yticks(named, labels=[texts[i] for i in named], parse_math=False, fontsize=8)
-        for index, label in zip(named, side.get_yticklabels(), strict=True):
-            label.set_color(ALARM if records[index].name in found else INK)
-    right.tick_params(length=0, pad=8)
-    right.spines[:].set_visible(False)
-    for row, record in enumerate(records):
-        if record.name in found:
-            axes.axhspan(row - 0.5, row + 0.5, color=ALARM, alpha=0.08, linewidth=0, zorder=0)
+    """Name the rows on the left, say something on the right; `marked` rows are named in red."""
+    rows = range(len(names))
+    step = max(1, math.ceil(len(names) / MOST_NAMES))
+    groups = [rows[start : start + step] for start in rows[::step]]
+    named = [max(group, key=lambda row: row in marked) for group in groups]
+    _name(axes, names, named, marked)
+    if margin:
+        right = axes.twinx()
+        _name(right, margin, named, marked)
+        right.tick_params(length=0, pad=8)
+        right.spines[:].set_visible(False)
+    for row in tinted:
+        axes.axhspan(row - 0.5, row + 0.5, color=ALARM, alpha=0.08, linewidth=0, zorder=0)
+
+
+def _name(axes: Axes, texts: Sequence[str], named: list[int], marked: Collection[int]) -> None:
+    axes.set_ylim(len(texts) - 0.4, -0.6)
+    axes.set_yticks(named, labels=[texts[row] for row in named], parse_math=False, fontsize=8)
+    for row, label in zip(named, axes.get_yticklabels(), strict=True):
+        label.set_color(ALARM if row in marked else INK)
+
+
+def name_layers(
+    axes: Axes, report: HealthReport, records: Sequence[LayerRecord], margin: Sequence[str]
+) -> None:
+    """Name a row for each layer, and mark the violated ones."""
+    found = by_layer(report.violations)
+    violated = [row for row, record in enumerate(records) if record.name in found]
+    name_rows(axes, [layer_name(record) for record in records], violated, violated, margin)
 
 
 def layer_name(record: LayerRecord) -> str:

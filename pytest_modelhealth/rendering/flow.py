@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.rendering.diagram import MOST_BOXES, NO_FLOW, Box, Diagram, drawn_of
+from pytest_modelhealth.rendering.diagram import MOST_BOXES, NO_FLOW, Box, Diagram, diagram
 from pytest_modelhealth.rendering.figure import (
     ACTIVATIONS,
     ALARM,
@@ -22,7 +23,7 @@ from pytest_modelhealth.rendering.figure import (
     set_title,
 )
 from pytest_modelhealth.rendering.notation import shorten
-from pytest_modelhealth.rendering.summary import violations_by_layer
+from pytest_modelhealth.rendering.summary import by_layer
 from pytest_modelhealth.report import HealthReport
 
 _FILLS = {"layer": "white", "source": "#eef3fa", "end": "#fdf3e6", "join": FAINT}
@@ -40,7 +41,7 @@ def plot_flow(report: HealthReport, most_boxes: int = MOST_BOXES) -> Figure:
     Raises:
         InspectionError: no flow was recorded.
     """
-    drawn = drawn_of(report, most_boxes)
+    drawn = diagram(report, most_boxes)
     if drawn is None:
         compiled = 'code observed as compiled has none; inspect it with compiled="eager"'
         why = "; ".join(report.flow.notes if report.flow is not None else ())
@@ -52,7 +53,7 @@ def plot_flow(report: HealthReport, most_boxes: int = MOST_BOXES) -> Figure:
     axes.set_axis_off()
     axes.set_xlim(-0.6, width - 0.4)
     axes.set_ylim(height - 0.4, -0.6)
-    found = violations_by_layer(report)
+    found = by_layer(report.violations)
     for arrow in drawn.arrows:
         _draw_arrow(axes, places[arrow.source], places[arrow.target], arrow.passes_gradient)
         if arrow.label:
@@ -79,7 +80,7 @@ def _layout(drawn: Diagram) -> dict[str, tuple[float, float]]:
     at: dict[str, float] = {}
     for row in sorted(members):
         keys = members[row]
-        wished = {key: _middle([at[f] for f in feeding[key] if f in at]) for key in keys}
+        wished = {key: fmean([at[f] for f in feeding[key] if f in at] or [0.0]) for key in keys}
         column = 0.0
         for key in sorted(keys, key=lambda key: wished[key]):
             at[key] = max(column, round(wished[key] * 2) / 2)
@@ -102,10 +103,6 @@ def _rows(drawn: Diagram, feeding: dict[str, list[str]]) -> dict[str, int]:
         if box.kind == "source" and takers[box.key]:
             rows[box.key] = max(0, min(rows[taker] for taker in takers[box.key]) - 1)
     return rows
-
-
-def _middle(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _draw_box(axes: Axes, box: Box, place: tuple[float, float], has_violation: bool) -> None:

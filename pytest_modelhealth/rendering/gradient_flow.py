@@ -21,11 +21,11 @@ from pytest_modelhealth.rendering.figure import (
     INK,
     PARAMETERS,
     model_name,
-    name_rows,
+    name_layers,
     new_figure,
     set_title,
 )
-from pytest_modelhealth.rendering.summary import norm, violations_by_layer
+from pytest_modelhealth.rendering.summary import by_layer, norm
 from pytest_modelhealth.report import HealthReport, LayerRecord, Violation
 
 FLOWING = {
@@ -46,7 +46,7 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
     Raises:
         InspectionError: no gradient was observed.
     """
-    found = violations_by_layer(report)
+    found = by_layer(report.violations)
     shown = {record.name for record in leaves(report.observation)} | set(found)
     records = [
         record
@@ -67,7 +67,7 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
     axes.set_xlim(low, high)
     for flow in flows:
         flow.draw(axes, low, high)
-    name_rows(axes, report, records, [_checks(found.get(record.name, ())) for record in records])
+    name_layers(axes, report, records, [_checks(found.get(record.name, ())) for record in records])
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     axes.set_xlabel("L2 norm of the gradient of the loss", color=INK, fontsize=9)
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8.5, labelcolor=INK)

@@ -27,7 +27,7 @@ from pytest_modelhealth.rendering.figure import (
     drawable,
     layer_name,
     model_name,
-    name_rows,
+    name_layers,
     new_figure,
     set_subtitle,
     set_title,
@@ -41,7 +41,7 @@ from pytest_modelhealth.rendering.notation import (
     shape,
     shorten,
 )
-from pytest_modelhealth.rendering.summary import norm, violations_by_layer
+from pytest_modelhealth.rendering.summary import by_layer, norm
 from pytest_modelhealth.report import HealthReport, LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -127,7 +127,7 @@ def _nonfinite(seen: TensorStatistics) -> list[str]:
 def _violations(report: HealthReport, record: LayerRecord, what: str) -> list[str]:
     return [
         f"{found.check}: {drawable(found.message)}"
-        for found in violations_by_layer(report).get(record.name, ())
+        for found in by_layer(report.violations).get(record.name, ())
         if found.role == what
     ]
 
@@ -190,7 +190,7 @@ def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activ
             edges = np.append(positions - 0.5, positions[-1:] + 0.5)
             axes.stairs(tops, edges, baseline=row + 0.4, fill=True, color=_COLORS[sign], zorder=2)
     axis.draw(axes)
-    name_rows(axes, report, records, [_moments(seen) for _, seen in shown])
+    name_layers(axes, report, records, [_moments(seen) for _, seen in shown])
     axes.grid(axis="y", color=FAINT, linewidth=0.4)
     axes.set_xlabel("value, a bin for each sign and power of two", color=INK, fontsize=9)
     set_title(figure, f"{what.replace('_', ' ')} of {model_name(report)}")

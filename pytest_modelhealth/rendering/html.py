@@ -9,13 +9,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from pytest_modelhealth.rendering.summary import (
+    by_layer,
     columns,
     consequences,
     headline,
     remarks,
     run,
-    violations_by_layer,
-    warnings_by_layer,
 )
 from pytest_modelhealth.report import HealthReport, Status
 
@@ -46,7 +45,7 @@ def _template() -> Template:
 
 
 def _rows(report: HealthReport) -> list[dict[str, Any]]:
-    found, warned = violations_by_layer(report), warnings_by_layer(report)
+    found, warned = by_layer(report.violations), by_layer(report.warnings)
     shelf = columns(report)
     return [
         {

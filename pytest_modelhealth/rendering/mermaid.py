@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.rendering.diagram import MOST_BOXES, NO_FLOW, Box, drawn_of
+from pytest_modelhealth.rendering.diagram import MOST_BOXES, NO_FLOW, Box, diagram
 from pytest_modelhealth.report import HealthReport
 
 _SHAPES = {"layer": '["{}"]', "source": '(["{}"])', "end": '[["{}"]]', "join": '(("{}"))'}
@@ -10,7 +10,7 @@ _SHAPES = {"layer": '["{}"]', "source": '(["{}"])', "end": '[["{}"]]', "join": '
 
 def render(report: HealthReport, most_boxes: int = MOST_BOXES) -> str:
     """Return the flowchart; where no gradient goes back the arrow is dotted."""
-    drawn = drawn_of(report, most_boxes)
+    drawn = diagram(report, most_boxes)
     if drawn is None:
         return f'flowchart TD\n  n0["{NO_FLOW}"]\n'
     numbers = {box.key: f"n{index}" for index, box in enumerate(drawn.boxes)}

@@ -146,17 +146,8 @@ def remarks(report: HealthReport) -> list[str]:
     return lines + [f"note: {printable(note)}" for note in seen.notes]
 
 
-def violations_by_layer(report: HealthReport) -> dict[str, list[Violation]]:
-    """Return each violated layer's violations, the gravest first."""
-    return _by_layer(report.violations)
-
-
-def warnings_by_layer(report: HealthReport) -> dict[str, list[Violation]]:
-    """Return what only warns, by layer, the gravest first."""
-    return _by_layer(report.warnings)
-
-
-def _by_layer(violations: Iterable[Violation]) -> dict[str, list[Violation]]:
+def by_layer(violations: Iterable[Violation]) -> dict[str, list[Violation]]:
+    """Return `violations` by their layer, those of each in the order given."""
     found = defaultdict(list)
     for violation in violations:
         found[violation.layer].append(violation)

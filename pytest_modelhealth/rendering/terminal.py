@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from pytest_modelhealth.rendering.notation import abbreviate, plural, printable, shorten, table
 from pytest_modelhealth.rendering.summary import (
+    by_layer,
     columns,
     consequences,
     headline,
     remarks,
     run,
-    violations_by_layer,
-    warnings_by_layer,
 )
 from pytest_modelhealth.report import HealthReport, Violation
 from pytest_modelhealth.report.flow import near
@@ -32,7 +31,7 @@ def render(report: HealthReport, *, max_rows: int | None = None, width: int = 10
         max_rows: show at most this many layers, the violated ones first; ``None`` shows all.
         width: characters that the table may take. Names are cut to fit, numbers never.
     """
-    found, warned = violations_by_layer(report), warnings_by_layer(report)
+    found, warned = by_layer(report.violations), by_layer(report.warnings)
     shown = _shown(report, max_rows)
     head = [headline(report), run(report), *remarks(report)]
     if not shown:
@@ -60,7 +59,7 @@ def _shown(report: HealthReport, max_rows: int | None) -> list[str]:
     """Return the names of the layers to show, in execution order."""
     if max_rows is None:
         return list(report.layers)
-    found, warned = violations_by_layer(report), warnings_by_layer(report)
+    found, warned = by_layer(report.violations), by_layer(report.warnings)
     chosen = set(
         sorted(report.layers, key=lambda name: (name not in found, name not in warned))[:max_rows]
     )
@@ -68,7 +67,7 @@ def _shown(report: HealthReport, max_rows: int | None) -> list[str]:
 
 
 def _table(report: HealthReport, shown: Sequence[str], width: int) -> list[str]:
-    found = violations_by_layer(report)
+    found = by_layer(report.violations)
     following = {consequence.layer for v in report.violations for consequence in v.folded}
     shelf = columns(report)
     rows = [["", *(column.title for column in shelf)]]

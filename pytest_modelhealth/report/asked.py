@@ -1,20 +1,27 @@
-"""Whether the verdict on a result was asked for, and which `assert` was told no."""
+"""What every result with a verdict has: how it is shown, and whether it was asked for."""
 
 from __future__ import annotations
 
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_modelhealth.errors import ModelHealthError
+
+Renderer = Callable[[str, str], Callable[..., Any]]
+"""Gives a function by the file on the shelf of formats that holds it, and its name.
+
+The shelf lies above the results in the order of imports: what makes one hands this in.
+"""
 
 
 class HasVerdict(ABC):
     """A result with a verdict; as a truth value it is whether that is the good one."""
 
+    renderer: Renderer
     verdict_asked = False
     """Whether the verdict was asked for; numbers, tables and pictures are no question for it."""
 
@@ -25,6 +32,11 @@ class HasVerdict(ABC):
     @abstractmethod
     def _denial(self) -> ModelHealthError:
         """Return the error for an `assert` of this result that does not hold."""
+
+    def _shown(self, form: str, function: str, *args: Any, **options: Any) -> Any:
+        """Return what a format makes of this, which is not to ask for its verdict."""
+        with self._unasked():
+            return self.renderer(form, function)(self, *args, **options)
 
     def __bool__(self) -> bool:
         passed = self._passed()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +16,7 @@ from pytest_modelhealth.errors import (
     ModelHealthWarning,
     suggest,
 )
-from pytest_modelhealth.report.asked import HasVerdict
+from pytest_modelhealth.report.asked import HasVerdict, Renderer
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.judgement import (
     Inconclusive,
@@ -50,16 +48,19 @@ class HealthReport(HasVerdict):
         settings: Settings,
         judge: Judge,
         noise: Noises | None = None,
+        *,
+        renderer: Renderer,
     ) -> None:
         self._observation = observation
         self.noise = noise
         """How far rounding alone moves each statistic, where the inspector measured it."""
         self._settings = settings
         self._judge = judge
+        self.renderer = renderer
         self._judged: Judgement | None = None
         self.judgements: list[Judgement] = []
         """Every judgement so far, those under thresholds of an `assert_healthy` call included."""
-        self._told: list[str] = []
+        self._warned_of: list[str] = []
 
     @property
     def observation(self) -> Observation:
@@ -189,9 +190,9 @@ class HealthReport(HasVerdict):
     def take_warnings(self) -> list[str]:
         """Return what the judgements so far warn of, a sentence each, and each only once."""
         texts = [self._warning(judgement) for judgement in self.judgements if judgement.warned]
-        untold = [text for text in dict.fromkeys(texts) if text not in self._told]
-        self._told += untold
-        return untold
+        new = [text for text in dict.fromkeys(texts) if text not in self._warned_of]
+        self._warned_of += new
+        return new
 
     def take_doubt(self) -> list[str]:
         """Return one sentence on what could not be judged, if it is to be warned of, only once."""
@@ -201,9 +202,9 @@ class HealthReport(HasVerdict):
         first, *others = judgement.inconclusive
         more = f" (and {len(others):,} more)" if others else ""
         text = f"inconclusive: {self._label(first.layer)} ({first.check}): {first.reason}{more}"
-        if self._settings["inconclusive"].value != "warn" or text in self._told:
+        if self._settings["inconclusive"].value != "warn" or text in self._warned_of:
             return []
-        self._told.append(text)
+        self._warned_of.append(text)
         return [text]
 
     def _warning(self, judgement: Judgement) -> str:
@@ -219,21 +220,19 @@ class HealthReport(HasVerdict):
         if not thresholds:
             return self
         settings = self._settings.override(thresholds, "argument of assert_healthy")
-        report = HealthReport(self._observation, settings, self._judge, self.noise)
-        report.judgements, report._told = self.judgements, self._told
+        report = HealthReport(
+            self._observation, settings, self._judge, self.noise, renderer=self.renderer
+        )
+        report.judgements, report._warned_of = self.judgements, self._warned_of
         return report
 
     def render(self, form: str, **options: Any) -> str:
         """Return the report in one of the text formats: a module of `rendering` by its name.
 
-        The formats lie above this module in the order of imports and are looked up by name, so that
-        a new one is one new file.
-
         Raises:
             InspectionError: there is no such format; the message names the nearest.
         """
-        with self._unasked():
-            text: str = _format(form).render(self, **options)
+        text: str = self._shown(form, "render", **options)
         return text
 
     def __repr__(self) -> str:
@@ -247,8 +246,7 @@ class HealthReport(HasVerdict):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
-        with self._unasked():
-            return dict(_rendering("json").to_dict(self))
+        return dict(self._shown("json", "to_dict"))
 
     def to_json(self, path: str | Path) -> None:
         """Write `to_dict` as JSON.
@@ -270,26 +268,22 @@ class HealthReport(HasVerdict):
 
     def plot_histogram(self, layer: str, what: str = "activations") -> Figure:
         """Return a figure of one layer's histogram."""
-        with self._unasked():
-            figure: Figure = _rendering("histogram").plot_histogram(self, layer, what)
+        figure: Figure = self._shown("histogram", "plot_histogram", layer, what)
         return figure
 
     def plot_histograms(self, pattern: str = "*", what: str = "activations") -> Figure:
         """Return a figure with a histogram for each layer that matches `pattern`."""
-        with self._unasked():
-            figure: Figure = _rendering("histogram").plot_histograms(self, pattern, what)
+        figure: Figure = self._shown("histogram", "plot_histograms", pattern, what)
         return figure
 
     def plot_flow(self) -> Figure:
         """Return a figure of who feeds whom; a large model is folded into its containers."""
-        with self._unasked():
-            figure: Figure = _rendering("flow").plot_flow(self)
+        figure: Figure = self._shown("flow", "plot_flow")
         return figure
 
     def plot_gradient_flow(self) -> Figure:
         """Return a figure of gradient norms through the depth of the model."""
-        with self._unasked():
-            figure: Figure = _rendering("gradient_flow").plot_gradient_flow(self)
+        figure: Figure = self._shown("gradient_flow", "plot_gradient_flow")
         return figure
 
 
@@ -301,18 +295,3 @@ def _path(path: object, method: str) -> Path:
             f"({type(path).__name__}); report.render({form!r}) is its text"
         )
     return Path(path)
-
-
-def _format(name: str) -> Any:
-    folder = Path(__file__).parents[1] / "rendering"
-    names = [module.name for module in pkgutil.iter_modules([str(folder)])]
-    if name in names and hasattr(_rendering(name), "render"):
-        return _rendering(name)
-    formats = [known for known in names if hasattr(_rendering(known), "render")]
-    raise InspectionError(
-        f"unknown format {name!r}{suggest(name, formats)} Formats: {', '.join(formats)}."
-    )
-
-
-def _rendering(name: str) -> Any:
-    return importlib.import_module(f"pytest_modelhealth.rendering.{name}")

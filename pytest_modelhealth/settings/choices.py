@@ -52,82 +52,69 @@ def require_check(pattern: str, known: Iterable[str], origin: str) -> None:
         )
 
 
-class CheckNames(Setting):
-    """Names of checks or shell wildcards: a list of strings, or one string with commas.
+class Patterns(Setting):
+    """Names or shell wildcards: a list of strings, or one string; the value is a tuple of them."""
 
-    The value is a tuple of patterns, each of which matches a check in `one_of`.
-    """
+    separators = r"[,\n]"
+    kind = "names or shell wildcards of layers, such as 'encoder.*' or ['encoder.*', 'head']"
 
-    def validate(self, value: object, origin: str) -> SettingValue:
-        """Return `value` as a tuple of patterns.
-
-        Raises:
-            SettingsError: it is no string and no list of them, or a pattern matches no check.
-        """
-        names: Any = _split(value) if isinstance(value, str) else value
-        is_list = isinstance(names, list | tuple | set | frozenset)
-        if not is_list or not all(isinstance(name, str) for name in names):
+    def validate(self, value: object, origin: str) -> tuple[str, ...]:
+        """Return `value` as a tuple of patterns."""
+        listed: Any = value
+        if isinstance(value, str):
+            listed = list(filter(None, re.split(self.separators, value)))
+        is_list = isinstance(listed, list | tuple | set | frozenset)
+        if not is_list or not all(isinstance(pattern, str) for pattern in listed):
             raise SettingsError(
-                f"{origin}: {self.name} must be names of checks, such as 'finite, dead_*' or "
-                f"['finite', 'dead_*'], not {value!r} ({type(value).__name__})"
+                f"{origin}: {self.name} must be {self.kind}, not {value!r} ({type(value).__name__})"
             )
-        patterns = tuple(names)
-        for pattern in patterns:
-            require_check(pattern, self.one_of, f"{origin}: {self.name}")
-        return patterns
+        return tuple(listed)
 
     def parse(self, text: str, origin: str) -> SettingValue:
-        """Return the patterns in `text`, between commas or white space; ``none`` is none."""
-        return self.validate([] if text.strip().lower() == "none" else text, origin)
+        """Return the patterns in `text`."""
+        return self.validate(text, origin)
 
     def show(self, value: Any) -> str:
         """Return the patterns between commas."""
         return ", ".join(value) or "none"
 
 
-class LayerPatterns(Setting):
-    """Names of layers or shell wildcards: a list of strings, or one string with commas.
+class LayerPatterns(Patterns):
+    """Patterns of layers; whether each matches one is seen where a model is judged."""
 
-    The value is a tuple of patterns; whether each matches a layer is seen where a model is judged.
-    """
-
-    def validate(self, value: object, origin: str) -> SettingValue:
-        """Return `value` as a tuple of patterns.
-
-        Raises:
-            SettingsError: it is no string and no list of them, or names no layer.
-        """
-        listed: Any = re.split(r"[,\n]", value) if isinstance(value, str) else value
-        is_list = isinstance(listed, list | tuple | set | frozenset)
-        if not is_list or not all(isinstance(pattern, str) for pattern in listed):
-            raise SettingsError(
-                f"{origin}: {self.name} must be names or shell wildcards of layers, such as "
-                f"'encoder.*' or ['encoder.*', 'head'], not {value!r} ({type(value).__name__})"
-            )
+    def validate(self, value: object, origin: str) -> tuple[str, ...]:
+        """Return `value` as a tuple of patterns, of which there is one at least."""
+        listed = super().validate(value, origin)
         patterns = tuple(pattern.strip() for pattern in listed if pattern.strip())
         if not patterns:
             raise SettingsError(f"{origin}: {self.name}={value!r} names no layer; '*' is all")
         return patterns
 
-    def parse(self, text: str, origin: str) -> SettingValue:
-        """Return the patterns in `text`, between commas or a line each."""
-        return self.validate(text, origin)
 
-    def show(self, value: Any) -> str:
-        """Return the patterns between commas."""
-        return ", ".join(value)
+class CheckNames(Patterns):
+    """Patterns of checks, between commas or white space, each of which matches one in `one_of`."""
+
+    separators = r"[\s,]+"
+    kind = "names of checks, such as 'finite, dead_*' or ['finite', 'dead_*']"
+
+    def validate(self, value: object, origin: str) -> tuple[str, ...]:
+        """Return `value` as a tuple of patterns."""
+        patterns = super().validate(value, origin)
+        for pattern in patterns:
+            require_check(pattern, self.one_of, f"{origin}: {self.name}")
+        return patterns
+
+    def parse(self, text: str, origin: str) -> SettingValue:
+        """Return the patterns in `text`; ``none`` is none."""
+        return self.validate([] if text.strip().lower() == "none" else text, origin)
 
 
 class DtypeName(Setting):
     """A `torch.dtype` or its name; the value is the name without ``torch.``."""
 
     def validate(self, value: object, origin: str) -> SettingValue:
-        """Return the name of `value`.
-
-        Raises:
-            SettingsError: it is not one of those allowed.
-        """
-        # Told by its class's name, as settings are read where torch is not loaded.
+        """Return the name of `value`."""
+        # Known by its class's name, as settings are read where torch is not loaded.
         is_dtype = (type(value).__module__, type(value).__name__) == ("torch", "dtype")
         name = str(value) if is_dtype else value
         return super().validate(
@@ -135,23 +122,22 @@ class DtypeName(Setting):
         )
 
 
-def _split(text: str) -> list[str]:
-    return re.split(r"[\s,]+", text.strip(" \t\n,")) if text.strip(" \t\n,") else []
+class Rules(Setting):
+    """A setting whose values add up: what is laid over it comes last, and the last one wins."""
+
+    def over(self, below: Limit, value: Any, origin: str) -> Limit:
+        """Return the rules below and, after them, those of `value`."""
+        return Limit((*below.value, *value), origin)
 
 
-class Severities(Setting):
+class Severities(Rules):
     """``"warn"`` or ``"fail"`` for all checks, or a mapping from names or wildcards to them.
 
-    Each matches a check in `one_of`. The value is a tuple of `SeverityRule`; what is laid over it
-    is added, and the last one wins.
+    Each matches a check in `one_of`. The value is a tuple of `SeverityRule`.
     """
 
     def validate(self, value: object, origin: str) -> tuple[SeverityRule, ...]:
-        """Return `value` as a tuple of rules.
-
-        Raises:
-            SettingsError: an unknown check, or something other than ``warn`` and ``fail``.
-        """
+        """Return `value` as a tuple of rules."""
         by_check = value if isinstance(value, Mapping) else {"*": value}
         rules = []
         for checks, severity in by_check.items():
@@ -174,19 +160,13 @@ class Severities(Setting):
                 rules += self.validate({checks.strip() or "*": severity.strip()}, origin)
         return tuple(rules)
 
-    def over(self, below: Limit, value: Any, origin: str) -> Limit:
-        """Return the rules below and, after them, those of `value`."""
-        return Limit((*below.value, *value), origin)
-
     def show(self, value: Any) -> str:
         """Return the rules between commas."""
         return ", ".join(f"{rule.checks}: {rule.severity}" for rule in value) or "none"
 
 
-class LayerLimits(Setting):
-    """Thresholds by layer pattern: ``{"head.*": {"max_grad_norm": 100}}``.
-
-    The value is a tuple of `LayerLimit`; what is laid over it is added, and the last one wins.
+class LayerLimits(Rules):
+    """Thresholds by layer pattern, ``{"head.*": {"max_grad_norm": 100}}``: a tuple of `LayerLimit`.
 
     Args:
         known: the settings there are.
@@ -200,12 +180,7 @@ class LayerLimits(Setting):
         object.__setattr__(self, "known", known)  # as a data class it takes 1 ms to import
 
     def validate(self, value: object, origin: str) -> SettingValue:
-        """Return `value` as a tuple of limits.
-
-        Raises:
-            SettingsError: no mapping of mappings, an unknown setting, one that is no threshold of a
-                layer, or a wrong value.
-        """
+        """Return `value` as a tuple of limits."""
         limits = []
         for layers, thresholds in self._mapping(value, value, origin).items():
             for name, threshold in self._mapping(thresholds, value, origin).items():
@@ -256,10 +231,6 @@ class LayerLimits(Setting):
         for name, _, spelled in pairs:
             setting = self._declared(name.strip(), where)
             yield LayerLimit(layers, setting.name, Limit(setting.parse(spelled, where), where))
-
-    def over(self, below: Limit, value: Any, origin: str) -> Limit:
-        """Return the limits below and, after them, those of `value`."""
-        return Limit((*below.value, *value), origin)
 
     def show(self, value: Any) -> str:
         """Return a line a limit."""

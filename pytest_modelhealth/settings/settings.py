@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.settings.choices import (
@@ -21,15 +21,6 @@ from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
 if TYPE_CHECKING:
     from pytest_modelhealth.settings.waiver import Waiver
 
-LAYERS = LayerPatterns(
-    "layers",
-    list,
-    default=("*",),
-    help="names or shell wildcards of layers: only these are judged; all are still observed, so "
-    "that a fault is traced to where it begins",
-    per_layer=False,
-)
-
 Kind = TypeVar("Kind")
 
 
@@ -41,6 +32,14 @@ class Declarations(Protocol):
     settings: ClassVar[tuple[Setting, ...]]
 
 
+LAYERS = LayerPatterns(
+    "layers",
+    list,
+    default=("*",),
+    help="names or shell wildcards of layers: only these are judged; all are still observed, so "
+    "that a fault is traced to where it begins",
+    per_layer=False,
+)
 AUTO_CHECK = Setting(
     "auto_check",
     bool,
@@ -49,7 +48,6 @@ AUTO_CHECK = Setting(
     "the test ends; false is for a test that wants numbers of an unhealthy model",
     per_layer=False,
 )
-
 INCONCLUSIVE = Setting(
     "inconclusive",
     str,
@@ -64,35 +62,31 @@ INCONCLUSIVE = Setting(
 def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
     """Return the settings that belong to no check; those that choose know `checks`."""
     checks = tuple(checks)
-    names = tuple(check.name for check in checks)
-    declared = tuple(setting for check in checks for setting in check.settings)
+    of_checks: dict[str, Any] = {
+        "per_layer": False,
+        "one_of": tuple(check.name for check in checks),
+    }
     chosen = CheckNames(
-        "checks",
-        list,
-        default=("*",),
-        help="checks to run, by name or shell wildcard",
-        per_layer=False,
-        one_of=names,
+        "checks", list, ("*",), "checks to run, by name or shell wildcard", **of_checks
     )
     skipped = CheckNames(
         "skip_checks",
         list,
-        default=(),
-        help="checks to leave out, by name or shell wildcard; wins over checks",
-        per_layer=False,
-        one_of=names,
+        (),
+        "checks to leave out, by name or shell wildcard; wins over checks",
+        **of_checks,
     )
     severity = Severities(
         "severity",
         dict,
-        default=(),
-        help="warn or fail, for all checks or by name or shell wildcard: a violation of a check "
+        (),
+        "warn or fail, for all checks or by name or shell wildcard: a violation of a check "
         "that warns is shown and warned about, and fails nothing",
-        per_layer=False,
-        one_of=names,
+        **of_checks,
     )
+    general = (LAYERS, chosen, skipped, severity, AUTO_CHECK, INCONCLUSIVE)
     thresholds = LayerLimits(
-        (LAYERS, chosen, skipped, severity, AUTO_CHECK, INCONCLUSIVE, *declared),
+        (*general, *(setting for check in checks for setting in check.settings)),
         name="thresholds",
         type=dict,
         default=(),
@@ -100,7 +94,7 @@ def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
         "value for all layers, and of several that match the last one wins",
         per_layer=False,
     )
-    return (LAYERS, chosen, skipped, severity, thresholds, AUTO_CHECK, INCONCLUSIVE)
+    return (*general[:4], thresholds, *general[4:])
 
 
 class Settings(Mapping[str, Limit]):

@@ -121,7 +121,7 @@ def test_models_that_share_anything_are_one() -> None:
 
 def compare(reference: nn.Module, candidate: nn.Module) -> Any:
     """Compare two models as the fixture does."""
-    from pytest_modelhealth.comparison.compare import compare
+    from pytest_modelhealth.comparing import compare
 
     return compare(reference, candidate, X)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inputs, InspectionError, Inspector
-from pytest_modelhealth.comparison.compare import compare
+from pytest_modelhealth.comparing import compare
 
 _METHODS = {
     *("eq", "ne", "lt", "le", "gt", "ge", "bool", "len", "repr", "str", "hash", "iter", "getattr"),

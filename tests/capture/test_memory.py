@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.step.memory import Memory
-from pytest_modelhealth.comparison.compare import compare
+from pytest_modelhealth.comparing import compare
 from tests.capture.oracle import fingerprint, raw
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")

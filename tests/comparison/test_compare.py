@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_modelhealth.comparison.compare import compare
+from pytest_modelhealth.comparing import compare
 from tests.comparison.models import batch
 from tests.comparison.pairs import BENIGN, HARMFUL
 

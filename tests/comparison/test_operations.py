@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_modelhealth.comparison.compare import compare
+from pytest_modelhealth.comparing import compare
 
 
 class Block(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth.checks import default_settings
+from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import (
     HealthReport,
     Inconclusive,
@@ -28,7 +29,9 @@ def judged(
     seen: Observation, *violations: Violation, settings: Settings | None = None, **rest: Any
 ) -> HealthReport:
     """Return a report with exactly these findings, whatever the checks would say."""
-    return HealthReport(seen, settings or default_settings(), Verdicts(violations, **rest))
+    return HealthReport(
+        seen, settings or default_settings(), Verdicts(violations, **rest), renderer=renderer
+    )
 
 
 class Verdicts:

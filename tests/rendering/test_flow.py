@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.rendering.diagram import diagram
 
 
@@ -63,9 +64,8 @@ def test_dot_quotes_every_name(report: HealthReport) -> None:
 
 def test_a_large_model_is_folded_into_its_containers() -> None:
     """As deep as the boxes allow; every arrow joins two boxes that are drawn."""
-    flow = Inspector(Net(30)).run_inspection(torch.randn(64, 8)).flow
-    assert flow is not None
-    opened, folded = diagram(flow, 1000), diagram(flow)
+    report = Inspector(Net(30)).run_inspection(torch.randn(64, 8))
+    opened, folded = diagram(report, 1000), diagram(report)
     assert len(opened.boxes) > 60
     assert len(folded.boxes) == 30 + len(("input 0", 'h"<b>', "loss"))
     assert "blocks.7" in {box.label for box in folded.boxes}
@@ -88,7 +88,9 @@ def test_the_figure_has_every_box_and_marks_violations() -> None:
 
 def test_a_report_without_a_flow_has_nothing_to_draw(report: HealthReport) -> None:
     """Text says so; a figure is refused."""
-    empty = HealthReport(replace(report.observation, flow=None), report.settings, judge)
+    empty = HealthReport(
+        replace(report.observation, flow=None), report.settings, judge, renderer=renderer
+    )
     assert "no flow was recorded" in empty.render("mermaid") + empty.render("dot")
     with pytest.raises(InspectionError, match="no flow was recorded"):
         empty.plot_flow()

@@ -1,6 +1,7 @@
 import pytest
 
 from pytest_modelhealth.checks import default_settings
+from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport
 from tests.builders import layer, observation
 from tests.rendering import reports
@@ -30,5 +31,5 @@ def test_repr_does_not_raise_where_a_check_does() -> None:
     def broken(seen, settings):
         raise ZeroDivisionError("in a\ncheck")
 
-    report = HealthReport(observation(layer("fc")), default_settings(), broken)
+    report = HealthReport(observation(layer("fc")), default_settings(), broken, renderer=renderer)
     assert repr(report) == ("<HealthReport not judged (ZeroDivisionError: in a\\ncheck); 1 layer>")

@@ -7,7 +7,6 @@ implement the hook too.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import warnings
 from functools import cached_property
@@ -16,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from matplotlib.figure import Figure
 
 
@@ -30,6 +27,8 @@ class Evidence:
             stands, and this is what else was wrong.
     """
 
+    _drawn_by = "histogram"
+
     def __init__(self, report: Any, *, explains_failure: bool) -> None:
         self.report = report
         self.explains_failure = explains_failure
@@ -37,64 +36,54 @@ class Evidence:
     @cached_property
     def title(self) -> str:
         """The culprit and the layer before it: ``"conv2 beside conv1"``."""
-        from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
-        from pytest_modelhealth.rendering.notation import printable
-
-        found = culprit_and_predecessor(self.report)
-        if found is None:
-            return "evidence"
-        records = [found.culprit, found.predecessor]
-        return " beside ".join(printable(record.label) for record in records if record)
+        found = self._rendered("evidence", "culprit_and_predecessor")
+        records = (found.culprit, found.predecessor) if found else ()
+        return (
+            " beside ".join(_printable(record.label) for record in records if record) or "evidence"
+        )
 
     @cached_property
     def text(self) -> str:
         """Text histograms of the culprit beside its predecessor."""
-        with _warnings_ignored():
-            text: str = self.report.render("evidence")
-            return text
+        text: str = self._rendered("evidence", "render")
+        return text
 
     @cached_property
     def figures(self) -> dict[str, bytes]:
         """PNG files by name, such as ``"culprit"`` and ``"gradient_flow"``; what exists."""
-        from pytest_modelhealth.rendering.histogram import figures  # brings matplotlib
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            figures = self._rendered(self._drawn_by, "figures")  # brings matplotlib
+            return {name: _png(figure) for name, figure in figures.items()}
 
-        with _warnings_ignored():
-            return {name: _png(figure) for name, figure in figures(self.report).items()}
+    def _rendered(self, form: str, function: str, **options: Any) -> Any:
+        with warnings.catch_warnings():  # under -W error, one would cost the user the evidence
+            warnings.simplefilter("ignore")
+            return self.report.renderer(form, function)(self.report, **options)
 
 
 class ComparisonEvidence(Evidence):
     """The same of a comparison that failed: its `report` is the `Comparison`."""
 
+    _drawn_by = "error_depth"
+
     @cached_property
     def title(self) -> str:
         """The layer where the two models part."""
-        from pytest_modelhealth.rendering.notation import printable
-
         found = self.report.first_divergence
-        return "names changed" if found is None else f"{printable(found.label)} through depth"
+        return "names changed" if found is None else f"{_printable(found.label)} through depth"
 
     @cached_property
     def text(self) -> str:
         """The table of more layers around that one than the failure has; empty where it has all."""
-        from pytest_modelhealth.rendering.comparison import further
-
-        return further(self.report, max_rows=40)
-
-    @cached_property
-    def figures(self) -> dict[str, bytes]:
-        """A PNG file of the error through depth."""
-        from pytest_modelhealth.rendering.error_depth import figures  # brings matplotlib
-
-        with _warnings_ignored():
-            return {name: _png(figure) for name, figure in figures(self.report).items()}
+        text: str = self._rendered("comparison", "further", max_rows=40)
+        return text
 
 
-@contextlib.contextmanager
-def _warnings_ignored() -> Iterator[None]:
-    """Under -W error a missing glyph would cost the user the figure."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _printable(text: str) -> str:
+    from pytest_modelhealth.rendering.notation import printable
+
+    return printable(text)
 
 
 def _png(figure: Figure) -> bytes:

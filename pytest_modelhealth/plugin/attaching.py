@@ -8,7 +8,7 @@ import pytest
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
 from pytest_modelhealth.plugin.attachments import ComparisonEvidence, Evidence
-from pytest_modelhealth.plugin.inspections import INSPECTOR
+from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -36,7 +36,7 @@ def pytest_runtest_makereport(
 
 def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
     judged = error.report if isinstance(error, ModelHealthError) else None
-    if judged is not None and not _is_report(judged):
+    if judged is not None and not is_report(judged):
         comparison = ComparisonEvidence(judged, explains_failure=True)
         item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=comparison)
         return
@@ -45,12 +45,6 @@ def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) 
         item.stash.setdefault(_SHOWN, []).append(health)
         evidence = Evidence(health, explains_failure=health is judged)
         item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)
-
-
-def _is_report(judged: object) -> bool:
-    from pytest_modelhealth.report import HealthReport  # not loaded by a run without reports
-
-    return isinstance(judged, HealthReport)
 
 
 def _first_unhealthy(item: pytest.Item) -> HealthReport | None:

@@ -33,6 +33,7 @@ from pytest_modelhealth.comparison.subjects import (
     run,
 )
 from pytest_modelhealth.comparison.trace import Trace, container
+from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.tolerance import QUANTISED, RUNS, coarsest_epsilon, epsilon_of
 
@@ -196,6 +197,7 @@ def _comparison(
         basis=_basis(results),
         notes=tuple(dict.fromkeys(notes)),
         spilled=store.on_disk,
+        renderer=renderer,
     )
 
 
