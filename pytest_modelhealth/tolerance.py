@@ -268,6 +268,12 @@ def epsilon_of(dtype: str | torch.dtype) -> float:
     return 0.0
 
 
+TF32 = 2.0**-11
+"""Half the step of the inputs to a matrix product in TensorFloat-32."""
+
+BFLOAT16 = 2.0**-8
+"""The same of bfloat16, in which CPUs multiply where the precision is ``"medium"``."""
+
 QUANTISED = 2**-7
 """The step of eight quantised bits, by the largest magnitude."""
 

@@ -20,6 +20,7 @@ LAYERS = (
     {"report"},
     {"layers"},
     {"capture", "checks"},
+    {"alignment"},
     {"tolerance"},
     {"comparison", "snapshot"},
     {"inspector"},

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from pytest_modelhealth.alignment.causes import called
+from pytest_modelhealth.alignment.matching import align
+from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
-from pytest_modelhealth.comparison.alignment import Alignment, align
-from pytest_modelhealth.comparison.causes import called
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.judging import (
     FACTOR,
@@ -34,7 +35,7 @@ from pytest_modelhealth.comparison.subjects import (
 )
 from pytest_modelhealth.comparison.trace import Trace, container
 from pytest_modelhealth.settings import Setting
-from pytest_modelhealth.tolerance import QUANTISED, RUNS, coarsest_epsilon, epsilon_of
+from pytest_modelhealth.tolerance import QUANTISED, RUNS, TF32, coarsest_epsilon, epsilon_of
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors that a comparison keeps in memory."""
@@ -45,9 +46,6 @@ _ARGUMENTS = (
     Setting("memory_budget", int, MEMORY_BUDGET, "bytes", minimum=0),
     Setting("noise_runs", int, RUNS, "perturbed runs", minimum=1),
 )
-
-TF32 = 2**-11
-"""Half the step of the inputs to a matrix product in TensorFloat-32."""
 
 
 def compare(
@@ -100,7 +98,7 @@ def compare(
         a = run(ours, request, store)
         b = run(theirs, request, store, placement(theirs, inputs))
         notes = _notes(ours, theirs, a, b)
-        alignment = align(a.observation.layers, b.observation.layers)
+        alignment = align(a.layers, b.layers)
         lower = _lower(ours, theirs)
         epsilons = (
             _epsilon(ours, coarsest_epsilon(a.observation)),

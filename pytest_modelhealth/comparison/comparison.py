@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair
+from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
 from pytest_modelhealth.report.asked import HasVerdict

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair, kind
-from pytest_modelhealth.comparison.causes import CallChange, Causes, TieChange
+from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange
+from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.comparison.links import parameter_names
@@ -44,9 +44,6 @@ class Changed(NamedTuple):
 
 _UNCHANGED = Changed()
 
-MOST_CALLS = 2
-"""So many further layers that are called more or less often are named in a story."""
-
 SAME = 10
 """Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
 
@@ -74,7 +71,7 @@ class Story:
     @cached_property
     def causes(self) -> Causes:
         """What became of calls and ties."""
-        return Causes(self.alignment, self.a.observation.layers, self.b.observation.layers)
+        return Causes(self.alignment)
 
     @cached_property
     def operations(self) -> Operations:
@@ -279,7 +276,7 @@ class Story:
         cause: str = "",
     ) -> Divergence:
         """Return the story of a layer that is called more or less often."""
-        more = [str(other) for other in others[:MOST_CALLS]]
+        more = [str(other) for other in others[: MOST_CALLS - 1]]
         told = "; ".join([change.phrase, *more, story])
         return self._made(change.pair, "calls", first, diverged, told, cause)
 
@@ -386,7 +383,7 @@ class Story:
             elif (
                 pair.candidate is None
                 and pair.reference is not None
-                and not pair.note
+                and pair.reason is None
                 and _ran(self.a, pair.reference, start_a, stop_a)
             ):
                 lost.append(pair)
@@ -435,8 +432,8 @@ class Story:
         """Yield in what the two layers of a pair differ: their type, mode and settings."""
         if pair.reference is None or pair.candidate is None:
             return
-        x, y = self._records(pair.reference, pair.candidate)
-        if kind(x) != kind(y) or (x.type_name != y.type_name and x.functional == y.functional):
+        x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
+        if x.kind != y.kind or (x.type_name != y.type_name and x.functional == y.functional):
             yield f"it is a {y.type_name}, was a {x.type_name}"
         yield from self._set_up(pair)
 

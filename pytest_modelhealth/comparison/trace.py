@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_modelhealth.alignment.alignable import Alignable
 from pytest_modelhealth.capture.observing.tensors import (
     contents,
     find_tensors,
@@ -66,6 +67,11 @@ class Trace:
     observation: Observation
     entries: dict[Key, Entry]
     output: str
+
+    @cached_property
+    def layers(self) -> dict[str, Alignable]:
+        """What an alignment reads of the layers, by their names."""
+        return {name: Alignable.of(seen) for name, seen in self.observation.layers.items()}
 
     @cached_property
     def of_role(self) -> Mapping[tuple[str, str], list[Key]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
 from pytest_modelhealth import __version__
+from pytest_modelhealth.alignment.alignable import containers
 from pytest_modelhealth.report import ROLES, LayerRecord, Noises, Observation
 from pytest_modelhealth.snapshot.noise import Noise
 from pytest_modelhealth.snapshot.snapshot import (
@@ -19,7 +20,7 @@ from pytest_modelhealth.snapshot.snapshot import (
     judges_zeros,
 )
 from pytest_modelhealth.statistics import TensorStatistics
-from pytest_modelhealth.tolerance import coarsest_epsilon
+from pytest_modelhealth.tolerance import BFLOAT16, TF32, coarsest_epsilon
 
 
 def from_observation(observation: Observation, noise: Noises | None = None) -> Snapshot:
@@ -95,13 +96,6 @@ def matmul_epsilon(observation: Observation) -> float:
     return BFLOAT16 if "cpu" in devices and precision == "medium" else 0.0
 
 
-TF32 = 2.0**-11
-"""Half the step of the inputs to a matrix product in TensorFloat-32."""
-
-BFLOAT16 = 2.0**-8
-"""The same of bfloat16, in which CPUs multiply where the precision is ``"medium"``."""
-
-
 def _completed(record: LayerRecord) -> float:
     return math.inf if record.completed is None else record.completed
 
@@ -115,16 +109,6 @@ def _kept(
             continue
         for own_name, statistics in record.tensors(role).items():
             yield role, own_name, statistics
-
-
-def containers(layers: Iterable[str]) -> frozenset[str]:
-    """Return the names of the layers that others lie in; the model itself is one of them."""
-    found = {""}
-    for name in layers:
-        while "." in name:
-            name = name.rpartition(".")[0]
-            found.add(name)
-    return frozenset(found)
 
 
 def _tensor_line(role: str, layer: str, s: TensorStatistics) -> TensorLine:

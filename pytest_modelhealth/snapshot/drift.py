@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_modelhealth.snapshot.changes import LayerChange, MatchedTensor, Matching
 from pytest_modelhealth.snapshot.file_format import percentage
-from pytest_modelhealth.snapshot.matching import LayerChange, MatchedTensor, Matching
 from pytest_modelhealth.snapshot.snapshot import (
     FRACTIONS,
     Snapshot,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
-from pytest_modelhealth.snapshot.matching import phrases
 
 MOST_TENSORS = 12
 MOST_CHANGES = 6

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from pytest_modelhealth.comparison.causes import CallChange, TieChange
-from pytest_modelhealth.snapshot.matching import Matching
+from pytest_modelhealth.alignment.causes import CallChange, TieChange
+from pytest_modelhealth.snapshot.changes import Matching
 
 Drifted = Set[tuple[str, str]]
 """Role and layer of each tensor that drifted."""

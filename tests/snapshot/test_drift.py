@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.report import LayerRecord
+from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.content import from_observation
 from pytest_modelhealth.snapshot.drift import DriftReport, compare
 from pytest_modelhealth.snapshot.explanation import explain, note
 from pytest_modelhealth.snapshot.file_format import dump, load
-from pytest_modelhealth.snapshot.matching import phrases
 from pytest_modelhealth.snapshot.noise import Noise
 from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile, split
 from pytest_modelhealth.snapshot.tolerances import Tolerances

@@ -1,4 +1,4 @@
-"""Which layer of a snapshot is which of another: the alignment of comparisons, fed by two files."""
+"""What became of the layers and tensors of one snapshot in another."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair, align
-from pytest_modelhealth.comparison.causes import Causes
-from pytest_modelhealth.report import LayerRecord, Status
-from pytest_modelhealth.snapshot.content import containers
+from pytest_modelhealth.alignment.alignable import Alignable, Values, containers
+from pytest_modelhealth.alignment.causes import Causes
+from pytest_modelhealth.alignment.matching import align
+from pytest_modelhealth.alignment.result import Change, Fold, Pair
+from pytest_modelhealth.report import Status
 from pytest_modelhealth.snapshot.snapshot import LayerLine, Snapshot, TensorLine, split
-from pytest_modelhealth.statistics import TensorStatistics
-from pytest_modelhealth.statistics.exponents import ExponentCounts
 
 Key = tuple[str, str]
 """Role and own name of a tensor."""
@@ -60,53 +59,36 @@ class Side:
         """Whether a layer only holds others."""
         return layer in self.holders and not self.owns_parameters(layer)
 
-    def records(self) -> dict[str, LayerRecord]:
-        """Return the layers as far as a snapshot knows them, as an alignment reads them."""
-        return {
-            name: self._record(name, line, place)
-            for place, (name, line) in enumerate(self.snapshot.layers.items())
-        }
+    def alignables(self) -> dict[str, Alignable]:
+        """Return the layers as far as a snapshot knows them."""
+        lines = self.snapshot.layers.items()
+        return {name: self._alignable(name, line) for name, line in lines}
 
-    def _record(self, name: str, line: LayerLine, place: int) -> LayerRecord:
+    def _alignable(self, name: str, line: LayerLine) -> Alignable:
         tensors = self.tensors[name]
         seen = tensors.get(("activations", ""))
-        return LayerRecord(
+        return Alignable(
             name=name,
             type_name=line.type,
+            kind=line.activation or line.type,
+            order=self.place[name] if line.calls else None,
             status=Status(line.status) if line.status in set(Status) else Status.OBSERVED,
-            activation=line.activation or None,
-            entered=place if line.calls else None,
             calls=line.calls,
-            activations=None if seen is None else _statistics(seen),
-            parameters=_of_role("parameters", tensors),
-            parameter_gradients=_of_role("parameter_gradients", tensors),
+            output=() if seen is None else seen.shape,
+            output_size=None if seen is None else seen.count,
+            parameters={
+                own_name: _values(tensor)
+                for (role, own_name), tensor in tensors.items()
+                if role == "parameters"
+            },
+            trained=any(role == "parameter_gradients" for role, _ in tensors),
             tied=line.tied,
         )
 
 
-def _of_role(role: str, tensors: Mapping[Key, TensorLine]) -> dict[str, TensorStatistics]:
-    return {
-        own_name: _statistics(tensor) for (of, own_name), tensor in tensors.items() if of == role
-    }
-
-
-def _statistics(line: TensorLine) -> TensorStatistics:
-    return TensorStatistics(
-        count=line.count,
-        nan_count=line.nan,
-        positive_inf_count=line.inf,
-        negative_inf_count=0,
-        zero_count=round(line.zeros * line.count) if line.zeros == line.zeros else 0,
-        mean=line.mean,
-        std=line.std,
-        min=line.min,
-        max=line.max,
-        exponents=ExponentCounts(),
-        units=None,
-        shape=line.shape,
-        dtype=line.dtype,
-        device="",
-    )
+def _values(line: TensorLine) -> Values:
+    zeros = round(line.zeros * line.count) if line.zeros == line.zeros else 0
+    return Values(line.shape, line.count, zeros, line.min, line.max, line.rms)
 
 
 @dataclass(frozen=True)
@@ -157,9 +139,8 @@ class Matching:
 
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.old, self.new = Side(before), Side(now)
-        records = self.old.records(), self.new.records()
-        self.alignment: Alignment = align(*records)
-        self.causes = Causes(self.alignment, *records)
+        self.alignment = align(self.old.alignables(), self.new.alignables())
+        self.causes = Causes(self.alignment)
         self.origin = {pair.candidate: pair for pair in self.alignment.pairs if pair.aligned}
 
     @property
@@ -172,7 +153,7 @@ class Matching:
         """Yield every tensor that both have, in the order of the report's layers."""
         for layer, tensors in self.new.tensors.items():
             pair = self.origin.get(layer)
-            if pair is None or pair.reference is None or _is_norm_folded(pair):
+            if pair is None or pair.reference is None or pair.is_folded:
                 continue
             folded = pair.output_of is not None
             for (role, own_name), tensor in tensors.items():
@@ -211,8 +192,7 @@ class Matching:
 
     def _removed(self, pair: Pair, parts: set[str]) -> LayerChange:
         name = pair.reference or ""
-        folded = pair.note.startswith("is folded")
-        harmless = folded or name in parts or not self.old.computes(name)
+        harmless = pair.is_folded or name in parts or not self.old.computes(name)
         formal = not self.old.owns_parameters(name) or self.has_gained_parameters
         note = f", {pair.note}" if pair.note else ""
         rest = f" ({self.old.snapshot.layers[name].type}{note})"
@@ -236,8 +216,7 @@ class Matching:
         ]
         calls = self.causes.phrases.get(reference)
         altered = [calls] if calls else altered
-        is_folded = pair.output_of is not None or _is_norm_folded(pair)
-        if is_folded:
+        if isinstance(pair.reason, Fold):
             yield from self._noted(pair, candidate)
             return
         lost = list(self._tensors_come_and_gone(reference, candidate))
