@@ -64,9 +64,6 @@ class TieChange:
         return f"{self.label}: {self.phrase}"
 
 
-Cause = CallChange | TieChange
-
-
 class Causes:
     """What became of calls and ties between two models.
 

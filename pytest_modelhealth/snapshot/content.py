@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -33,11 +32,6 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
     """
     records = sorted(observation.layers.values(), key=_completed)
     holders = containers(observation.layers)
-    tensors: dict[str, dict[str, TensorLine]] = {}
-    for record in records:
-        for role, own_name, statistics in _kept(record, holders):
-            name = ".".join(filter(None, (record.name, own_name)))
-            tensors.setdefault(role, {})[name] = _tensor_line(role, record.name, statistics)
     snapshot = Snapshot(
         profile=profile_of_observation(observation),
         model=observation.model_type,
@@ -45,25 +39,14 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
         calibrated=noise is not None,
         epsilon=max(coarsest_epsilon(observation), matmul_epsilon(observation)),
         loss=observation.loss,
-        layers={
-            r.name: LayerLine(r.type_name, r.status.value, r.calls, r.activation or "", r.tied)
-            for r in records
-        },
-        tensors={role: tensors[role] for role in ROLES if role in tensors},
+        layers={record.name: _layer_line(record, holders) for record in records},
     )
     if noise is None:
         return snapshot
-    noises = Noise(snapshot)
-    return replace(
-        snapshot,
-        tensors={
-            role: {
-                name: replace(line, noise=noises.multiples(role, name, line, noise))
-                for name, line in lines.items()
-            }
-            for role, lines in snapshot.tensors.items()
-        },
-        loss_noise=noises.multiple_of_loss(observation.loss, noise),
+    noises, measured = Noise(snapshot), noise
+    snapshot = replace(snapshot, loss_noise=noises.multiple_of_loss(observation.loss, noise))
+    return snapshot.with_tensors(
+        lambda layer, key, line: replace(line, noise=noises.multiples(layer, key, line, measured))
     )
 
 
@@ -100,15 +83,18 @@ def _completed(record: LayerRecord) -> float:
     return math.inf if record.completed is None else record.completed
 
 
-def _kept(
-    record: LayerRecord, holders: frozenset[str]
-) -> Iterator[tuple[str, str, TensorStatistics]]:
-    for role in ROLES:
-        # What goes into a container goes into its first layer too.
-        if role == "inputs" and record.name and record.name in holders:
-            continue
-        for own_name, statistics in record.tensors(role).items():
-            yield role, own_name, statistics
+def _layer_line(record: LayerRecord, holders: frozenset[str]) -> LayerLine:
+    # What goes into a container goes into its first layer too.
+    is_inner = record.name and record.name in holders
+    tensors = {
+        (role, own_name): _tensor_line(role, record.name, statistics)
+        for role in ROLES
+        if role != "inputs" or not is_inner
+        for own_name, statistics in record.tensors(role).items()
+    }
+    activation = record.activation or ""
+    status, calls = record.status.value, record.calls
+    return LayerLine(record.type_name, status, calls, activation, record.tied, tensors)
 
 
 def _tensor_line(role: str, layer: str, s: TensorStatistics) -> TensorLine:
