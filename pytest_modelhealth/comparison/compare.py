@@ -15,6 +15,7 @@ from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
+from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.judging import (
     FACTOR,
     Further,
@@ -24,15 +25,15 @@ from pytest_modelhealth.comparison.judging import (
 )
 from pytest_modelhealth.comparison.links import link, missing_gradients
 from pytest_modelhealth.comparison.measures import coarser
-from pytest_modelhealth.comparison.store import TensorStore
-from pytest_modelhealth.comparison.story import Changed, Story, changed_values
-from pytest_modelhealth.comparison.subjects import (
-    Subject,
-    candidate_subject,
+from pytest_modelhealth.comparison.model_changes import Changed, changed_values
+from pytest_modelhealth.comparison.sides import (
+    Side,
+    candidate_side,
     placement,
-    reference_subject,
+    reference_side,
     run,
 )
+from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Trace, container
 from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.tolerance import QUANTISED, RUNS, TF32, coarsest_epsilon, epsilon_of
@@ -92,7 +93,7 @@ def compare(
     given = (strict_names, factor, memory_budget, noise_runs)
     for argument, value in zip(_ARGUMENTS, given, strict=True):
         argument.validate(value, "argument of compare")
-    ours, theirs = reference_subject(reference), candidate_subject(candidate, reference)
+    ours, theirs = reference_side(reference), candidate_side(candidate, reference)
     request = Request(reference, inputs, target, loss, backward)
     with TensorStore(memory_budget) as store:
         a = run(ours, request, store)
@@ -108,20 +109,38 @@ def compare(
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
         links = link(alignment, a, b, {name for name, found in changed.items() if found.others})
         results = judge(links, a, b, store, further, epsilons, lower, factor)
-        results += _problems(alignment, a, b, factor)
+        results += _missing(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
         set_aside = without_effect(results)
         notes += _without_effect(set_aside, a)
         aside = set(map(id, set_aside))
         results = [result for result in results if id(result) not in aside]
-        return _comparison(
-            ours, theirs, a, b, alignment, results, changed, notes, store, strict_names
+        modules = ours.modules, theirs.modules
+        search = Search(alignment, a, b, modules, changed, tuple(results))
+        divergence = search.first_divergence()
+        if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
+            divergence = _other_structure(a, b, results) or divergence
+        if divergence is None:
+            notes = [*_settings(search), *notes]
+        notes += _remarks(search, divergence)
+        return Comparison(
+            reference=a.observation.model_type,
+            candidate=b.observation.model_type,
+            alignment=alignment,
+            layers=_layers(search),
+            outputs=tuple(result for result in results if result.key.role == "outputs"),
+            divergence=divergence,
+            losses=(a.observation.loss, b.observation.loss),
+            strict_names=strict_names,
+            basis=_basis(results),
+            notes=tuple(dict.fromkeys(notes)),
+            spilled=store.on_disk,
         )
 
 
 def _changed(
-    ours: Subject,
-    theirs: Subject,
+    ours: Side,
+    theirs: Side,
     a: Trace,
     b: Trace,
     alignment: Alignment,
@@ -151,7 +170,7 @@ def _without_effect(set_aside: list[TensorResult], a: Trace) -> list[str]:
 
 def _difference_of(result: TensorResult, a: Trace) -> str:
     if result.unseen:
-        return f"its gradient was not seen in the candidate ({result.problem.rpartition(': ')[2]})"
+        return f"its gradient was not seen in the candidate ({result.unseen})"
     role = result.key.role
     if result.shape:
         before = "x".join(map(str, a.entries[result.key].shape))
@@ -162,73 +181,31 @@ def _difference_of(result: TensorResult, a: Trace) -> str:
     return f"its {role} are others, {difference.found:.6g} for {difference.expected:.6g}"
 
 
-def _comparison(
-    ours: Subject,
-    theirs: Subject,
-    a: Trace,
-    b: Trace,
-    alignment: Alignment,
-    results: list[TensorResult],
-    changed: dict[str, Changed],
-    notes: list[str],
-    store: TensorStore,
-    strict_names: bool,
-) -> Comparison:
-    modules = ours.modules, theirs.modules
-    story = Story(alignment, a, b, modules, changed, tuple(results))
-    divergence = story.first_divergence()
-    if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
-        divergence = _other_structure(a, b, results) or divergence
-    notes += _remarks(story, results, divergence)
-    if divergence is None:
-        notes = [*_settings(story), *notes]
-    return Comparison(
-        reference=a.observation.model_type,
-        candidate=b.observation.model_type,
-        alignment=alignment,
-        layers=_layers(alignment, a, b, results, changed),
-        outputs=tuple(result for result in results if result.key.role == "outputs"),
-        divergence=divergence,
-        losses=(a.observation.loss, b.observation.loss),
-        strict_names=strict_names,
-        basis=_basis(results),
-        notes=tuple(dict.fromkeys(notes)),
-        spilled=store.on_disk,
-    )
-
-
-def _settings(story: Story) -> Iterator[str]:
+def _settings(search: Search) -> Iterator[str]:
     """Yield how layers that give the same are set up differently: another batch may show it."""
-    for phrase, layers in story.other_settings().items():
+    for phrase, layers in search.other_settings().items():
         yield f"{_listed(layers)}: {phrase}; no number of this batch shows it"
 
 
-def _layers(
-    alignment: Alignment,
-    a: Trace,
-    b: Trace,
-    results: list[TensorResult],
-    changed: dict[str, Changed],
-) -> dict[tuple[str | None, str | None], AlignedLayer]:
-    of_layer: dict[str, list[TensorResult]] = defaultdict(list)
-    for result in results:
+def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]:
+    of_layer: dict[str | None, list[TensorResult]] = defaultdict(list)
+    for result in search.results:
         if result.key.role != "outputs":
             of_layer[result.key.layer].append(result)
     layers = {}
-    for pair in alignment.pairs:
-        side = a if pair.reference is not None else b
-        layers[pair.reference, pair.candidate] = AlignedLayer(
+    for pair in search.alignment.pairs:
+        name = pair.reference
+        side = search.b if name is None else search.a
+        layers[name, pair.candidate] = AlignedLayer(
             pair=pair,
-            type_name=side.observation.layers[pair.name].type_name,
-            tensors=tuple(of_layer.get(pair.reference, ())) if pair.reference is not None else (),
-            changed_parameters=changed[pair.reference].phrases
-            if pair.reference is not None
-            else (),
+            type_name=side.layers[pair.name].type_name,
+            tensors=tuple(of_layer[name]),
+            changed_parameters=search.changed[name].phrases if name is not None else (),
         )
     return layers
 
 
-def _problems(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[TensorResult]:
+def _missing(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[TensorResult]:
     """Return the gradients that the candidate does not have."""
     return [
         TensorResult(
@@ -240,7 +217,7 @@ def _problems(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[T
             noise=0.0,
             limit=factor,
             problem=f"there is no gradient in the candidate: {why}",
-            unseen=key.role == "gradients" and not a.observation.layers[key.layer].parameters,
+            unseen=why if key.role == "gradients" and not a.layers[key.layer].parameters else "",
         )
         for key, why in missing_gradients(alignment, a, b)
     ]
@@ -287,14 +264,14 @@ def _takes_floats(trace: Trace, layer: str) -> bool:
     return any(trace.entries[key].dtype.is_floating_point for key in keys)
 
 
-def _epsilon(subject: Subject, seen: float) -> float:
+def _epsilon(side: Side, seen: float) -> float:
     """Return the machine epsilon of a model's numbers, `seen` in its run, and of its products."""
     found = seen or epsilon_of(torch.float32)
-    if subject.quantised:
+    if side.quantised:
         found = max(found, QUANTISED)
     if any(
         p.is_cuda
-        for module in subject.modules.values()
+        for module in side.modules.values()
         for p in module._parameters.values()
         if p is not None
     ):
@@ -304,13 +281,13 @@ def _epsilon(subject: Subject, seen: float) -> float:
     return found
 
 
-def _lower(ours: Subject, theirs: Subject) -> torch.dtype | None:
+def _lower(ours: Side, theirs: Side) -> torch.dtype | None:
     """Return the dtype of the candidate's parameters, if it is coarser than the reference's."""
     dtypes = [
-        {p.dtype for p in subject.module.parameters() if p.is_floating_point()}
-        if subject.engine is not None
+        {p.dtype for p in side.module.parameters() if p.is_floating_point()}
+        if side.engine is not None
         else set()
-        for subject in (ours, theirs)
+        for side in (ours, theirs)
     ]
     if len(dtypes[0]) != 1 or len(dtypes[1]) != 1 or dtypes[0] == dtypes[1]:
         return None
@@ -331,21 +308,20 @@ def _basis(results: list[TensorResult]) -> str:
     return "bitwise equality"
 
 
-def _notes(ours: Subject, theirs: Subject, a: Trace, b: Trace) -> list[str]:
+def _notes(ours: Side, theirs: Side, a: Trace, b: Trace) -> list[str]:
     notes = [theirs.note] if theirs.note else []
     if theirs.quantised:
         notes.append("a quantised model has no gradients: the forward pass is compared")
-    for subject, trace in ((ours, a), (theirs, b)):
-        notes += [f"{subject.side}: {note}" for note in trace.observation.notes]
+    for side, trace in ((ours, a), (theirs, b)):
+        notes += [f"{side.name}: {note}" for note in trace.observation.notes]
     return notes
 
 
-def _remarks(story: Story, results: list[TensorResult], divergence: Divergence | None) -> list[str]:
-    """Return what is worth saying of the models beyond the verdict."""
-    notes = []
-    alignment, a, b, changed = story.alignment, story.a, story.b, story.changed
-    if b.observation.layers and len(alignment.to_candidate) <= 1 < len(a.observation.layers):
-        notes.append(
+def _remarks(search: Search, divergence: Divergence | None) -> Iterator[str]:
+    """Yield what is worth saying of the models beyond the verdict."""
+    a, b, results = search.a, search.b, search.results
+    if b.layers and len(search.alignment.to_candidate) <= 1 < len(a.layers):
+        yield (
             "no layer of the reference was found in the candidate: only the inputs and outputs of "
             "the models are compared"
         )
@@ -353,32 +329,32 @@ def _remarks(story: Story, results: list[TensorResult], divergence: Divergence |
     began = divergence.result if divergence is not None else None
     in_forward = began is not None and began.key.role in ("inputs", "activations")
     if in_forward and outputs and not any(result.diverged for result in outputs):
-        notes.append("the outputs agree all the same: later layers make up for what differs")
+        yield "the outputs agree all the same: later layers make up for what differs"
     both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]
     if both_nan:
         layers = list(dict.fromkeys(r.key.layer or a.observation.model_type for r in both_nan))
-        notes.append(f"equal, but NaN on both sides: {_listed(layers)}")
-    unused = [name for name, found in changed.items() if found.phrases]
+        yield f"equal, but NaN on both sides: {_listed(layers)}"
+    unused = [name for name, found in search.changed.items() if found.phrases]
     if unused and divergence is None:
-        phrase = changed[unused[0]].phrases[0]
-        notes.append(f"parameters differ that this batch does not show: {unused[0]}: {phrase}")
-    return [*notes, *_without_numbers(story, divergence)]
+        phrase = search.changed[unused[0]].phrases[0]
+        yield f"parameters differ that this batch does not show: {unused[0]}: {phrase}"
+    yield from _without_numbers(search, divergence)
 
 
-def _without_numbers(story: Story, divergence: Divergence | None) -> Iterator[str]:
+def _without_numbers(search: Search, divergence: Divergence | None) -> Iterator[str]:
     """Yield what the story does not say of calls and ties."""
-    told = "" if divergence is None else f"{divergence.label}: {divergence.story}"
+    said = () if divergence is None else divergence.causes
     unseen = "; no number of this batch shows it" if divergence is None else ""
-    for cause in (*story.causes.ties, *story.causes.calls):
-        if str(cause) not in told:
+    for cause in (*search.causes.ties, *search.causes.calls):
+        if cause not in said:
             yield f"{cause}{unseen}"
-    changed = {name for change in story.causes.calls for name in change.inside}
-    layers = story.a.observation.layers, story.b.observation.layers
-    for ours, theirs in story.alignment.to_candidate.items():
-        calls = layers[0][ours].calls, layers[1][theirs].calls
-        if calls[0] != calls[1] and min(calls) and ours not in changed:
-            those = "the first call is" if min(calls) == 1 else f"the first {min(calls)} calls are"
-            yield f"{ours}: {called(*calls)}, on as many numbers; {those} compared"
+    changed = {name for change in search.causes.calls for name in change.inside}
+    for _, ours, theirs in search.alignment.aligned:
+        least = min(ours.calls, theirs.calls)
+        if ours.calls != theirs.calls and least and ours.name not in changed:
+            those = "the first call is" if least == 1 else f"the first {least} calls are"
+            times = called(ours.calls, theirs.calls)
+            yield f"{ours.name}: {times}, on as many numbers; {those} compared"
 
 
 def _listed(names: list[str], most: int = 3) -> str:

@@ -64,7 +64,7 @@ class TensorResult:
         problem: what is wrong, where it is no number that is off: a shape, a missing gradient.
         shape: the candidate's shape, where the tensor flows through the layer in another one; else
             ``""``.
-        unseen: whether it is the gradient of a layer without parameters, and was not seen.
+        unseen: why it was not seen, where it is the gradient of a layer without parameters.
     """
 
     key: Key
@@ -76,7 +76,7 @@ class TensorResult:
     limit: float
     problem: str = ""
     shape: str = ""
-    unseen: bool = False
+    unseen: str = ""
 
     @property
     def diverged(self) -> bool:
