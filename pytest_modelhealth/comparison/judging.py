@@ -139,7 +139,29 @@ class Further:
     runs: int
     notes: list[str]
 
-    def run(self, build: Callable[[], tuple[nn.Module, Any, Any]], watcher: Watcher) -> str:
+    def converted(self, dtype: torch.dtype, watcher: Watcher, *, target: bool) -> str:
+        """Run a copy in another precision, on a batch in it, and maybe a target."""
+
+        def build() -> tuple[nn.Module, Any, Any]:
+            given = self.request.target
+            return (
+                converted_copy(self.model, dtype),
+                converted_batch(self.request.inputs, dtype),
+                converted_batch(given, dtype) if target else given,
+            )
+
+        return self._run(build, watcher)
+
+    def perturbed(self, epsilon: float, seed: int, watcher: Watcher) -> str:
+        """Run a copy whose parameters and inputs are off by up to an epsilon."""
+
+        def build() -> tuple[nn.Module, Any, Any]:
+            inputs = perturbed_batch(self.request.inputs, epsilon, seed)
+            return perturbed_copy(self.model, epsilon, seed), inputs, self.request.target
+
+        return self._run(build, watcher)
+
+    def _run(self, build: Callable[[], tuple[nn.Module, Any, Any]], watcher: Watcher) -> str:
         """Run a copy of the reference before `watcher`; return why that failed, if it did.
 
         The copy is not the user's model: what it raises or warns of is not for them.
@@ -393,14 +415,8 @@ def _measure_truth(
         if truth.shape == expected.shape:
             found.append((case, gap(expected, truth), gap(candidate, truth)))
 
-    def build() -> tuple[nn.Module, Any, Any]:
-        request = further.request
-        model = converted_copy(further.model, torch.float64)
-        inputs = converted_batch(request.inputs, torch.float64)
-        return model, inputs, converted_batch(request.target, torch.float64)
-
     with default_dtype(torch.float64):
-        failure = further.run(build, _Beside(cases, see))
+        failure = further.converted(torch.float64, _Beside(cases, see), target=True)
     if failure:
         further.notes.append(f"the reference has no float64 run to compare with: {failure}")
         return
@@ -423,12 +439,7 @@ def _measure_lower(
         if value.shape == expected.shape:
             case.own, case.source = gap(expected, value), "lower precision"
 
-    def build() -> tuple[nn.Module, Any, Any]:
-        request = further.request
-        model = converted_copy(further.model, lower)
-        return model, converted_batch(request.inputs, lower), request.target
-
-    failure = further.run(build, _Beside(cases, see))
+    failure = further.converted(lower, _Beside(cases, see), target=False)
     if failure:
         further.notes.append(f"the reference does not run in {lower}: {failure}")
 
@@ -452,13 +463,7 @@ def _measure_noise(
                 case.source = "perturbed"
 
     for seed in range(further.runs):
-
-        def build(seed: int = seed) -> tuple[nn.Module, Any, Any]:
-            request = further.request
-            model = perturbed_copy(further.model, epsilon, seed)
-            return model, perturbed_batch(request.inputs, epsilon, seed), request.target
-
-        failure = further.run(build, _Beside(cases, see))
+        failure = further.perturbed(epsilon, seed, _Beside(cases, see))
         if failure:
             further.notes.append(f"the noise could not be measured: {failure}")
             return
