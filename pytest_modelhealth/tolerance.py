@@ -48,38 +48,42 @@ TensorName = tuple[str, str, str]
 """Layer, role and own name of a tensor."""
 
 
-def perturbed_runs(request: Request, base: Observation) -> list[Observation]:
-    """Return what perturbed copies of the requested model show on copies of the batch.
+def observed(request: Request) -> Observation:
+    """Return what the run of a request shows."""
+    return find_engine(request.model).run(request)
 
-    Args:
-        request: what the unperturbed run was asked.
-        base: what it saw.
+
+def perturbed(request: Request, epsilon: float, seed: int) -> Request:
+    """Return a request for perturbed copies of the model and of the batch.
 
     Raises:
         InspectionError: the model cannot be copied.
-        Exception: whatever the model or the loss raises, untouched.
     """
     module = find_engine(request.model).module(request.model)
-    epsilon = coarsest_epsilon(base)
-    seen = []
-    for seed in range(RUNS):
-        model = perturbed_copy(module, epsilon, seed)
-        inputs = perturbed_batch(request.inputs, epsilon, seed)
-        seen.append(find_engine(model).run(replace(request, model=model, inputs=inputs)))
-    return seen
+    inputs = perturbed_batch(request.inputs, epsilon, seed)
+    return replace(request, model=perturbed_copy(module, epsilon, seed), inputs=inputs)
+
+
+def converted(request: Request, dtype: torch.dtype, *, target: bool = True) -> Request:
+    """Return a request for copies of the model, the batch and maybe the target in `dtype`.
+
+    Raises:
+        InspectionError: the model cannot be copied.
+    """
+    module = find_engine(request.model).module(request.model)
+    return replace(
+        request,
+        model=converted_copy(module, dtype),
+        inputs=converted_batch(request.inputs, dtype),
+        target=converted_batch(request.target, dtype) if target else request.target,
+    )
 
 
 def wide_run(request: Request) -> Observation | None:
     """Return what a float64 copy of the requested model shows; ``None`` where there is none."""
-    module = find_engine(request.model).module(request.model)
     try:
-        with warnings.catch_warnings(), default_dtype(torch.float64):
-            warnings.simplefilter("ignore")
-            model = converted_copy(module, torch.float64)
-            inputs = converted_batch(request.inputs, torch.float64)
-            target = converted_batch(request.target, torch.float64)
-            wide = replace(request, model=model, inputs=inputs, target=target)
-            return find_engine(model).run(wide)
+        with default_dtype(torch.float64):
+            return observed(converted(request, torch.float64))
     except Exception:  # noqa: BLE001 - not every model runs in float64
         return None
 
@@ -106,18 +110,19 @@ class Calibration:
         """Run the copies for one batch; a model that cannot be copied has no noise."""
         if self._failed:
             return
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the copies are not the user's
-                perturbed = perturbed_runs(request, base)
-        except Exception:  # noqa: BLE001 - what the model itself raises, the run itself has raised
-            self._failed = True
-            return
-        wide = wide_run(request)
+        epsilon = coarsest_epsilon(base)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the copies are not the user's
+            try:
+                runs = [observed(perturbed(request, epsilon, seed)) for seed in range(RUNS)]
+            except Exception:  # noqa: BLE001 - what the model itself raises, the run has raised
+                self._failed = True
+                return
+            wide = wide_run(request)
         if self._perturbed is None:
-            self._perturbed, self._wide = perturbed, wide
+            self._perturbed, self._wide = runs, wide
             return
-        self._perturbed = [a.merge(b) for a, b in zip(self._perturbed, perturbed, strict=True)]
+        self._perturbed = [a.merge(b) for a, b in zip(self._perturbed, runs, strict=True)]
         self._wide = None if self._wide is None or wide is None else self._wide.merge(wide)
 
     def noise(self, base: Observation) -> Noises | None:

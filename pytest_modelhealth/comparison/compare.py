@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,16 +17,16 @@ from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.first_divergence import Search
-from pytest_modelhealth.comparison.judging import (
-    FACTOR,
-    Further,
-    TensorResult,
-    judge,
-    without_effect,
-)
 from pytest_modelhealth.comparison.links import link, missing_gradients
 from pytest_modelhealth.comparison.measures import coarser
 from pytest_modelhealth.comparison.model_changes import Changed, changed_values
+from pytest_modelhealth.comparison.results import (
+    FACTOR,
+    Further,
+    TensorResult,
+    compare_tensors,
+    without_effect,
+)
 from pytest_modelhealth.comparison.sides import (
     Side,
     candidate_side,
@@ -105,10 +106,10 @@ def compare(
             _epsilon(ours, coarsest_epsilon(a.observation)),
             _epsilon(theirs, _overall_epsilon(b)),
         )
-        further = Further(ours.module, request, noise_runs, notes)
+        further = Further(replace(request, model=ours.module), noise_runs, notes)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
         links = link(alignment, a, b, {name for name, found in changed.items() if found.others})
-        results = judge(links, a, b, store, further, epsilons, lower, factor)
+        results = compare_tensors(links, a, b, store, further, epsilons, lower, factor)
         results += _missing(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
         set_aside = without_effect(results)

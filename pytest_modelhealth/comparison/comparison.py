@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.alignment.causes import CallChange, TieChange
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
-from pytest_modelhealth.comparison.judging import TensorResult
+from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
 from pytest_modelhealth.report.asked import HasVerdict
 

@@ -10,9 +10,9 @@ from pytest_modelhealth.alignment.alignable import is_inside
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
-from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.comparison.model_changes import Changed, Modules, other_settings
 from pytest_modelhealth.comparison.operations import Operations
+from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import Status
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
-from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.comparison.measures import Difference
+from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     abbreviate,

@@ -15,34 +15,30 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture import Request
 from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (
-    converted_batch,
-    converted_copy,
+    TRUSTED,
+    converted,
     default_dtype,
     floor,
-    perturbed_batch,
-    perturbed_copy,
+    observed,
+    perturbed,
 )
 
 FACTOR = 10.0
 """How many times the natural noise a difference may be."""
 
 BACKWARD = ("gradients", "parameter_gradients")
-
-TRUSTED = 30.0
-"""A float64 run that is further off than this multiple of the perturbation noise is no truth: the
-model keeps numbers in float32 whatever it is converted to, or draws others in float64."""
 
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
@@ -128,58 +124,30 @@ class Further:
     """Further runs of the reference.
 
     Args:
-        model: the module that has its layers.
-        request: batch, target, loss and backward.
+        request: the module that has its layers, batch, target, loss and backward.
         runs: how many perturbed runs at most.
         notes: takes what a reader should know.
     """
 
-    model: nn.Module
     request: Request
     runs: int
     notes: list[str]
 
-    def converted(self, dtype: torch.dtype, watcher: Watcher, *, target: bool) -> str:
-        """Run a copy in another precision, on a batch in it, and maybe a target."""
-
-        def build() -> tuple[nn.Module, Any, Any]:
-            given = self.request.target
-            return (
-                converted_copy(self.model, dtype),
-                converted_batch(self.request.inputs, dtype),
-                converted_batch(given, dtype) if target else given,
-            )
-
-        return self._run(build, watcher)
-
-    def perturbed(self, epsilon: float, seed: int, watcher: Watcher) -> str:
-        """Run a copy whose parameters and inputs are off by up to an epsilon."""
-
-        def build() -> tuple[nn.Module, Any, Any]:
-            inputs = perturbed_batch(self.request.inputs, epsilon, seed)
-            return perturbed_copy(self.model, epsilon, seed), inputs, self.request.target
-
-        return self._run(build, watcher)
-
-    def _run(self, build: Callable[[], tuple[nn.Module, Any, Any]], watcher: Watcher) -> str:
-        """Run a copy of the reference before `watcher`; return why that failed, if it did.
+    def run(self, made: Callable[[Request], Request], watcher: Watcher) -> str:
+        """Run copies of model and batch before `watcher`; return why that failed, if it did.
 
         The copy is not the user's model: what it raises or warns of is not for them.
         """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                model, inputs, target = build()
-                request = replace(
-                    self.request, model=model, inputs=inputs, target=target, visitor=watcher
-                )
-                errors = find_engine(model).run(request).errors
+                errors = observed(replace(made(self.request), visitor=watcher)).errors
         except Exception as error:  # noqa: BLE001 - a copy in another precision may fail anyhow
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return errors[0] if errors else ""
 
 
-def judge(
+def compare_tensors(
     links: Iterable[Link],
     a: Trace,
     b: Trace,
@@ -416,7 +384,7 @@ def _measure_truth(
             found.append((case, gap(expected, truth), gap(candidate, truth)))
 
     with default_dtype(torch.float64):
-        failure = further.converted(torch.float64, _Beside(cases, see), target=True)
+        failure = further.run(lambda given: converted(given, torch.float64), _Beside(cases, see))
     if failure:
         further.notes.append(f"the reference has no float64 run to compare with: {failure}")
         return
@@ -439,7 +407,7 @@ def _measure_lower(
         if value.shape == expected.shape:
             case.own, case.source = gap(expected, value), "lower precision"
 
-    failure = further.converted(lower, _Beside(cases, see), target=False)
+    failure = further.run(lambda given: converted(given, lower, target=False), _Beside(cases, see))
     if failure:
         further.notes.append(f"the reference does not run in {lower}: {failure}")
 
@@ -463,7 +431,7 @@ def _measure_noise(
                 case.source = "perturbed"
 
     for seed in range(further.runs):
-        failure = further.perturbed(epsilon, seed, _Beside(cases, see))
+        failure = further.run(partial(perturbed, epsilon=epsilon, seed=seed), _Beside(cases, see))
         if failure:
             further.notes.append(f"the noise could not be measured: {failure}")
             return
