@@ -144,6 +144,11 @@ def called(before: int, now: int) -> str:
     return f"called {now_times}, was {before_times}"
 
 
+def retyped(before: str, now: str) -> str:
+    """Spell that a layer is of another type."""
+    return f"it is a {now}, was a {before}"
+
+
 def dotted(layer: str, own_name: str) -> str:
     """Return the full name of a tensor, of a layer that may be the model itself."""
     return ".".join(filter(None, (layer, own_name)))

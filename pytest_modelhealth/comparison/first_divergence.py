@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_modelhealth.alignment.alignable import is_inside
-from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange
+from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.model_changes import Changed, Modules, other_settings
@@ -373,8 +373,8 @@ class Search:
         if pair.reference is None or pair.candidate is None:
             return ""
         x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
-        retyped = x.kind != y.kind or (x.type_name != y.type_name and x.functional == y.functional)
-        what = f"it is a {y.type_name}, was a {x.type_name}" if retyped else ""
+        is_other = x.kind != y.kind or (x.type_name != y.type_name and x.functional == y.functional)
+        what = retyped(x.type_name, y.type_name) if is_other else ""
         return _joined(what, *other_settings(pair, self.a, self.b, self.modules))
 
 

@@ -315,19 +315,16 @@ def _set_floors(cases: list[_Case], a: Trace, epsilon: float) -> None:
         key, difference = case.link.reference, case.difference
         if difference is None:
             continue
-        norm, most = difference.norm, difference.abs_max
-        if key.role == "parameter_gradients":
-            rms, abs_max = largest[key.layer]
-            norm, most = max(norm, rms * math.sqrt(difference.count)), max(most, abs_max)
+        norm, most, width = difference.norm, difference.abs_max, math.sqrt(difference.count)
         roundings = a.depths[a.entries[key].moment]
         if key.role == "parameter_gradients":
-            terms, rms = _terms(a, key)
+            (rms, abs_max), (terms, term) = largest[key.layer], _terms(a, key)
             roundings *= terms
-            norm = max(norm, rms * math.sqrt(terms * difference.count))
-            most = max(most, rms * math.sqrt(terms))
+            norm = max(norm, rms * width, term * math.sqrt(terms) * width)
+            most = max(most, abs_max, term * math.sqrt(terms))
         elif key.role == "buffers":
             rms = _size_of_inputs(a, key.layer)
-            norm, most = max(norm, rms * math.sqrt(difference.count)), max(most, rms)
+            norm, most = max(norm, rms * width), max(most, rms)
         relative = floor(epsilon, roundings)
         case.floor = relative * norm, relative * most
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from pytest_modelhealth.alignment.alignable import is_inside
-from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, TieChange
+from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, TieChange, retyped
 from pytest_modelhealth.snapshot.changes import SnapshotPair
 from pytest_modelhealth.snapshot.snapshot import is_given
 
@@ -173,7 +173,7 @@ class FirstDrift:
         known = self._given() + ["same weights"] * line.owns_parameters
         before = line if origin is None else self.old.layers[origin]
         hint = next((hint for word, hint in _HINTS if word in line.type.lower()), _NO_HINT)
-        cause = hint if before.type == line.type else f"it is a {line.type}, was a {before.type}"
+        cause = hint if before.type == line.type else retyped(before.type, line.type)
         return f"{self.label}: {', '.join([*known, 'other output'])}: {cause}"
 
     def _unmatched(self) -> list[str]:
