@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from pytest_modelhealth.alignment.causes import called
 from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request
@@ -18,8 +14,14 @@ from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.links import link, missing_gradients
-from pytest_modelhealth.comparison.measures import coarser
 from pytest_modelhealth.comparison.model_changes import Changed, changed_values
+from pytest_modelhealth.comparison.precision import coarser_dtype, machine_epsilons
+from pytest_modelhealth.comparison.remarks import (
+    notes_on_runs,
+    notes_on_settings,
+    notes_without_effect,
+    remarks,
+)
 from pytest_modelhealth.comparison.results import (
     FACTOR,
     Further,
@@ -37,7 +39,7 @@ from pytest_modelhealth.comparison.sides import (
 from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Trace, container
 from pytest_modelhealth.settings import Setting
-from pytest_modelhealth.tolerance import QUANTISED, RUNS, TF32, coarsest_epsilon, epsilon_of
+from pytest_modelhealth.tolerance import RUNS
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors that a comparison keeps in memory."""
@@ -99,13 +101,9 @@ def compare(
     with TensorStore(memory_budget) as store:
         a = run(ours, request, store)
         b = run(theirs, request, store, placement(theirs, inputs))
-        notes = _notes(ours, theirs, a, b)
+        notes = notes_on_runs(ours, theirs, a, b)
         alignment = align(a.layers, b.layers)
-        lower = _lower(ours, theirs)
-        epsilons = (
-            _epsilon(ours, coarsest_epsilon(a.observation)),
-            _epsilon(theirs, _overall_epsilon(b)),
-        )
+        lower, epsilons = coarser_dtype(ours, theirs), machine_epsilons(ours, theirs, a, b)
         further = Further(replace(request, model=ours.module), noise_runs, notes)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
         links = link(alignment, a, b, {name for name, found in changed.items() if found.others})
@@ -113,7 +111,7 @@ def compare(
         results += _missing(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
         set_aside = without_effect(results)
-        notes += _without_effect(set_aside, a)
+        notes += notes_without_effect(set_aside, a)
         aside = set(map(id, set_aside))
         results = [result for result in results if id(result) not in aside]
         modules = ours.modules, theirs.modules
@@ -122,8 +120,8 @@ def compare(
         if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
             divergence = _other_structure(a, b, results) or divergence
         if divergence is None:
-            notes = [*_settings(search), *notes]
-        notes += _remarks(search, divergence)
+            notes = [*notes_on_settings(search), *notes]
+        notes += remarks(search, divergence)
         return Comparison(
             reference=a.observation.model_type,
             candidate=b.observation.model_type,
@@ -155,37 +153,6 @@ def _changed(
         for pair in alignment.pairs
         if pair.reference is not None
     }
-
-
-def _without_effect(set_aside: list[TensorResult], a: Trace) -> list[str]:
-    """Return what to say of tensors that differ to no effect."""
-    first: dict[str, TensorResult] = {}
-    for result in set_aside:
-        first.setdefault(result.key.layer, result)
-    return [
-        f"{layer or a.observation.model_type}: {_difference_of(result, a)}; what is computed from "
-        f"{'it' if result.unseen else 'them'} agrees"
-        for layer, result in first.items()
-    ]
-
-
-def _difference_of(result: TensorResult, a: Trace) -> str:
-    if result.unseen:
-        return f"its gradient was not seen in the candidate ({result.unseen})"
-    role = result.key.role
-    if result.shape:
-        before = "x".join(map(str, a.entries[result.key].shape))
-        return f"its {role} are {result.shape}, were {before}: not compared"
-    difference = result.difference
-    if difference is None:
-        return f"its {role} differ"
-    return f"its {role} are others, {difference.found:.6g} for {difference.expected:.6g}"
-
-
-def _settings(search: Search) -> Iterator[str]:
-    """Yield how layers that give the same are set up differently: another batch may show it."""
-    for phrase, layers in search.other_settings().items():
-        yield f"{_listed(layers)}: {phrase}; no number of this batch shows it"
 
 
 def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]:
@@ -238,64 +205,6 @@ def _other_structure(a: Trace, b: Trace, results: list[TensorResult]) -> Diverge
     )
 
 
-def _overall_epsilon(trace: Trace) -> float:
-    """Return the machine epsilon of the precision that a candidate as a whole is in.
-
-    It is that of the coarsest parameter or output, or that in which every layer multiplies by a
-    matrix, as under autocast. A few coarse layers in the middle are no licence for the rest.
-    """
-    layers = trace.observation.layers.items()
-    kept = [p.dtype for _, layer in layers for p in layer.parameters.values()]
-    returned = [trace.entries[key].dtype for key in trace.of_role["", "outputs"]]
-    products = [
-        trace.entries[key].dtype
-        for name, layer in layers
-        if any(len(p.shape) > 1 for p in layer.parameters.values()) and _takes_floats(trace, name)
-        for key in trace.of_role[name, "activations"]
-    ]
-    return max(
-        max(map(epsilon_of, kept), default=0.0),
-        max(map(epsilon_of, returned), default=0.0),
-        min(map(epsilon_of, products), default=0.0),
-    )
-
-
-def _takes_floats(trace: Trace, layer: str) -> bool:
-    keys = trace.of_role[layer, "inputs"]
-    return any(trace.entries[key].dtype.is_floating_point for key in keys)
-
-
-def _epsilon(side: Side, seen: float) -> float:
-    """Return the machine epsilon of a model's numbers, `seen` in its run, and of its products."""
-    found = seen or epsilon_of(torch.float32)
-    if side.quantised:
-        found = max(found, QUANTISED)
-    if any(
-        p.is_cuda
-        for module in side.modules.values()
-        for p in module._parameters.values()
-        if p is not None
-    ):
-        cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        if cuda.allow_tf32 or cudnn.allow_tf32:
-            found = max(found, TF32)
-    return found
-
-
-def _lower(ours: Side, theirs: Side) -> torch.dtype | None:
-    """Return the dtype of the candidate's parameters, if it is coarser than the reference's."""
-    dtypes = [
-        {p.dtype for p in side.module.parameters() if p.is_floating_point()}
-        if side.engine is not None
-        else set()
-        for side in (ours, theirs)
-    ]
-    if len(dtypes[0]) != 1 or len(dtypes[1]) != 1 or dtypes[0] == dtypes[1]:
-        return None
-    (ours_dtype,), (theirs_dtype,) = dtypes
-    return theirs_dtype if coarser(ours_dtype, theirs_dtype) == theirs_dtype else None
-
-
 def _basis(results: list[TensorResult]) -> str:
     sources = {result.source for result in results}
     for source, phrase in (
@@ -307,57 +216,3 @@ def _basis(results: list[TensorResult]) -> str:
         if source in sources:
             return phrase
     return "bitwise equality"
-
-
-def _notes(ours: Side, theirs: Side, a: Trace, b: Trace) -> list[str]:
-    notes = [theirs.note] if theirs.note else []
-    if theirs.quantised:
-        notes.append("a quantised model has no gradients: the forward pass is compared")
-    for side, trace in ((ours, a), (theirs, b)):
-        notes += [f"{side.name}: {note}" for note in trace.observation.notes]
-    return notes
-
-
-def _remarks(search: Search, divergence: Divergence | None) -> Iterator[str]:
-    """Yield what is worth saying of the models beyond the verdict."""
-    a, b, results = search.a, search.b, search.results
-    if b.layers and len(search.alignment.to_candidate) <= 1 < len(a.layers):
-        yield (
-            "no layer of the reference was found in the candidate: only the inputs and outputs of "
-            "the models are compared"
-        )
-    outputs = [result for result in results if result.key.role == "outputs"]
-    began = divergence.result if divergence is not None else None
-    in_forward = began is not None and began.key.role in ("inputs", "activations")
-    if in_forward and outputs and not any(result.diverged for result in outputs):
-        yield "the outputs agree all the same: later layers make up for what differs"
-    both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]
-    if both_nan:
-        layers = list(dict.fromkeys(r.key.layer or a.observation.model_type for r in both_nan))
-        yield f"equal, but NaN on both sides: {_listed(layers)}"
-    unused = [name for name, found in search.changed.items() if found.phrases]
-    if unused and divergence is None:
-        phrase = search.changed[unused[0]].phrases[0]
-        yield f"parameters differ that this batch does not show: {unused[0]}: {phrase}"
-    yield from _without_numbers(search, divergence)
-
-
-def _without_numbers(search: Search, divergence: Divergence | None) -> Iterator[str]:
-    """Yield what the story does not say of calls and ties."""
-    said = () if divergence is None else divergence.causes
-    unseen = "; no number of this batch shows it" if divergence is None else ""
-    for cause in (*search.causes.ties, *search.causes.calls):
-        if cause not in said:
-            yield f"{cause}{unseen}"
-    changed = {name for change in search.causes.calls for name in change.inside}
-    for _, ours, theirs in search.alignment.aligned:
-        least = min(ours.calls, theirs.calls)
-        if ours.calls != theirs.calls and least and ours.name not in changed:
-            those = "the first call is" if least == 1 else f"the first {least} calls are"
-            times = called(ours.calls, theirs.calls)
-            yield f"{ours.name}: {times}, on as many numbers; {those} compared"
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
