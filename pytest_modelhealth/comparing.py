@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-import torch
-
+from pytest_modelhealth.alignment.matching import align
+from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
-from pytest_modelhealth.comparison.alignment import Alignment, align
-from pytest_modelhealth.comparison.causes import called
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
-from pytest_modelhealth.comparison.judging import (
+from pytest_modelhealth.comparison.first_divergence import Search
+from pytest_modelhealth.comparison.links import link, missing_gradients
+from pytest_modelhealth.comparison.model_changes import Changed, changed_values
+from pytest_modelhealth.comparison.precision import coarser_dtype, machine_epsilons
+from pytest_modelhealth.comparison.remarks import (
+    notes_on_runs,
+    notes_on_settings,
+    notes_without_effect,
+    remarks,
+)
+from pytest_modelhealth.comparison.results import (
     FACTOR,
     Further,
     TensorResult,
-    judge,
+    compare_tensors,
     without_effect,
 )
-from pytest_modelhealth.comparison.links import link, missing_gradients
-from pytest_modelhealth.comparison.measures import coarser
-from pytest_modelhealth.comparison.store import TensorStore
-from pytest_modelhealth.comparison.story import Changed, Story, changed_values
-from pytest_modelhealth.comparison.subjects import (
-    Subject,
-    candidate_subject,
+from pytest_modelhealth.comparison.sides import (
+    Side,
+    candidate_side,
     placement,
-    reference_subject,
+    reference_side,
     run,
 )
+from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Trace, container
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.settings import Setting
-from pytest_modelhealth.tolerance import QUANTISED, RUNS, coarsest_epsilon, epsilon_of
+from pytest_modelhealth.tolerance import RUNS
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors that a comparison keeps in memory."""
@@ -46,9 +51,6 @@ _ARGUMENTS = (
     Setting("memory_budget", int, MEMORY_BUDGET, "bytes", minimum=0),
     Setting("noise_runs", int, RUNS, "perturbed runs", minimum=1),
 )
-
-TF32 = 2**-11
-"""Half the step of the inputs to a matrix product in TensorFloat-32."""
 
 
 def compare(
@@ -95,36 +97,51 @@ def compare(
     given = (strict_names, factor, memory_budget, noise_runs)
     for argument, value in zip(_ARGUMENTS, given, strict=True):
         argument.validate(value, "argument of compare")
-    ours, theirs = reference_subject(reference), candidate_subject(candidate, reference)
+    ours, theirs = reference_side(reference), candidate_side(candidate, reference)
     request = Request(reference, inputs, target, loss, backward)
     with TensorStore(memory_budget) as store:
         a = run(ours, request, store)
         b = run(theirs, request, store, placement(theirs, inputs))
-        notes = _notes(ours, theirs, a, b)
-        alignment = align(a.observation.layers, b.observation.layers)
-        lower = _lower(ours, theirs)
-        epsilons = (
-            _epsilon(ours, coarsest_epsilon(a.observation)),
-            _epsilon(theirs, _overall_epsilon(b)),
-        )
-        further = Further(ours.module, request, noise_runs, notes)
+        notes = notes_on_runs(ours, theirs, a, b)
+        alignment = align(a.layers, b.layers)
+        lower, epsilons = coarser_dtype(ours, theirs), machine_epsilons(ours, theirs, a, b)
+        further = Further(replace(request, model=ours.module), noise_runs, notes)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
         links = link(alignment, a, b, {name for name, found in changed.items() if found.others})
-        results = judge(links, a, b, store, further, epsilons, lower, factor)
-        results += _problems(alignment, a, b, factor)
+        results = compare_tensors(links, a, b, store, further, epsilons, lower, factor)
+        results += _missing(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
         set_aside = without_effect(results)
-        notes += _without_effect(set_aside, a)
+        notes += notes_without_effect(set_aside, a)
         aside = set(map(id, set_aside))
         results = [result for result in results if id(result) not in aside]
-        return _comparison(
-            ours, theirs, a, b, alignment, results, changed, notes, store, strict_names
+        modules = ours.modules, theirs.modules
+        search = Search(alignment, a, b, modules, changed, tuple(results))
+        divergence = search.first_divergence()
+        if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
+            divergence = _other_structure(a, b, results) or divergence
+        if divergence is None:
+            notes = [*notes_on_settings(search), *notes]
+        notes += remarks(search, divergence)
+        return Comparison(
+            reference=a.observation.model_type,
+            candidate=b.observation.model_type,
+            alignment=alignment,
+            layers=_layers(search),
+            outputs=tuple(result for result in results if result.key.role == "outputs"),
+            divergence=divergence,
+            losses=(a.observation.loss, b.observation.loss),
+            strict_names=strict_names,
+            basis=_basis(results),
+            notes=tuple(dict.fromkeys(notes)),
+            spilled=store.on_disk,
+            renderer=renderer,
         )
 
 
 def _changed(
-    ours: Subject,
-    theirs: Subject,
+    ours: Side,
+    theirs: Side,
     a: Trace,
     b: Trace,
     alignment: Alignment,
@@ -140,99 +157,25 @@ def _changed(
     }
 
 
-def _without_effect(set_aside: list[TensorResult], a: Trace) -> list[str]:
-    """Return what to say of tensors that differ to no effect."""
-    first: dict[str, TensorResult] = {}
-    for result in set_aside:
-        first.setdefault(result.key.layer, result)
-    return [
-        f"{layer or a.observation.model_type}: {_difference_of(result, a)}; what is computed from "
-        f"{'it' if result.unseen else 'them'} agrees"
-        for layer, result in first.items()
-    ]
-
-
-def _difference_of(result: TensorResult, a: Trace) -> str:
-    if result.unseen:
-        return f"its gradient was not seen in the candidate ({result.problem.rpartition(': ')[2]})"
-    role = result.key.role
-    if result.shape:
-        before = "x".join(map(str, a.entries[result.key].shape))
-        return f"its {role} are {result.shape}, were {before}: not compared"
-    difference = result.difference
-    if difference is None:
-        return f"its {role} differ"
-    return f"its {role} are others, {difference.found:.6g} for {difference.expected:.6g}"
-
-
-def _comparison(
-    ours: Subject,
-    theirs: Subject,
-    a: Trace,
-    b: Trace,
-    alignment: Alignment,
-    results: list[TensorResult],
-    changed: dict[str, Changed],
-    notes: list[str],
-    store: TensorStore,
-    strict_names: bool,
-) -> Comparison:
-    modules = ours.modules, theirs.modules
-    story = Story(alignment, a, b, modules, changed, tuple(results))
-    divergence = story.first_divergence()
-    if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
-        divergence = _other_structure(a, b, results) or divergence
-    notes += _remarks(story, results, divergence)
-    if divergence is None:
-        notes = [*_settings(story), *notes]
-    return Comparison(
-        reference=a.observation.model_type,
-        candidate=b.observation.model_type,
-        alignment=alignment,
-        layers=_layers(alignment, a, b, results, changed),
-        outputs=tuple(result for result in results if result.key.role == "outputs"),
-        divergence=divergence,
-        losses=(a.observation.loss, b.observation.loss),
-        strict_names=strict_names,
-        basis=_basis(results),
-        notes=tuple(dict.fromkeys(notes)),
-        spilled=store.on_disk,
-        renderer=renderer,
-    )
-
-
-def _settings(story: Story) -> Iterator[str]:
-    """Yield how layers that give the same are set up differently: another batch may show it."""
-    for phrase, layers in story.other_settings().items():
-        yield f"{_listed(layers)}: {phrase}; no number of this batch shows it"
-
-
-def _layers(
-    alignment: Alignment,
-    a: Trace,
-    b: Trace,
-    results: list[TensorResult],
-    changed: dict[str, Changed],
-) -> dict[tuple[str | None, str | None], AlignedLayer]:
-    of_layer: dict[str, list[TensorResult]] = defaultdict(list)
-    for result in results:
+def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]:
+    of_layer: dict[str | None, list[TensorResult]] = defaultdict(list)
+    for result in search.results:
         if result.key.role != "outputs":
             of_layer[result.key.layer].append(result)
     layers = {}
-    for pair in alignment.pairs:
-        side = a if pair.reference is not None else b
-        layers[pair.reference, pair.candidate] = AlignedLayer(
+    for pair in search.alignment.pairs:
+        name = pair.reference
+        side = search.b if name is None else search.a
+        layers[name, pair.candidate] = AlignedLayer(
             pair=pair,
-            type_name=side.observation.layers[pair.name].type_name,
-            tensors=tuple(of_layer.get(pair.reference, ())) if pair.reference is not None else (),
-            changed_parameters=changed[pair.reference].phrases
-            if pair.reference is not None
-            else (),
+            type_name=side.layers[pair.name].type_name,
+            tensors=tuple(of_layer[name]),
+            changed_parameters=search.changed[name].phrases if name is not None else (),
         )
     return layers
 
 
-def _problems(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[TensorResult]:
+def _missing(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[TensorResult]:
     """Return the gradients that the candidate does not have."""
     return [
         TensorResult(
@@ -244,7 +187,7 @@ def _problems(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[T
             noise=0.0,
             limit=factor,
             problem=f"there is no gradient in the candidate: {why}",
-            unseen=key.role == "gradients" and not a.observation.layers[key.layer].parameters,
+            unseen=why if key.role == "gradients" and not a.layers[key.layer].parameters else "",
         )
         for key, why in missing_gradients(alignment, a, b)
     ]
@@ -264,64 +207,6 @@ def _other_structure(a: Trace, b: Trace, results: list[TensorResult]) -> Diverge
     )
 
 
-def _overall_epsilon(trace: Trace) -> float:
-    """Return the machine epsilon of the precision that a candidate as a whole is in.
-
-    It is that of the coarsest parameter or output, or that in which every layer multiplies by a
-    matrix, as under autocast. A few coarse layers in the middle are no licence for the rest.
-    """
-    layers = trace.observation.layers.items()
-    kept = [p.dtype for _, layer in layers for p in layer.parameters.values()]
-    returned = [trace.entries[key].dtype for key in trace.of_role["", "outputs"]]
-    products = [
-        trace.entries[key].dtype
-        for name, layer in layers
-        if any(len(p.shape) > 1 for p in layer.parameters.values()) and _takes_floats(trace, name)
-        for key in trace.of_role[name, "activations"]
-    ]
-    return max(
-        max(map(epsilon_of, kept), default=0.0),
-        max(map(epsilon_of, returned), default=0.0),
-        min(map(epsilon_of, products), default=0.0),
-    )
-
-
-def _takes_floats(trace: Trace, layer: str) -> bool:
-    keys = trace.of_role[layer, "inputs"]
-    return any(trace.entries[key].dtype.is_floating_point for key in keys)
-
-
-def _epsilon(subject: Subject, seen: float) -> float:
-    """Return the machine epsilon of a model's numbers, `seen` in its run, and of its products."""
-    found = seen or epsilon_of(torch.float32)
-    if subject.quantised:
-        found = max(found, QUANTISED)
-    if any(
-        p.is_cuda
-        for module in subject.modules.values()
-        for p in module._parameters.values()
-        if p is not None
-    ):
-        cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        if cuda.allow_tf32 or cudnn.allow_tf32:
-            found = max(found, TF32)
-    return found
-
-
-def _lower(ours: Subject, theirs: Subject) -> torch.dtype | None:
-    """Return the dtype of the candidate's parameters, if it is coarser than the reference's."""
-    dtypes = [
-        {p.dtype for p in subject.module.parameters() if p.is_floating_point()}
-        if subject.engine is not None
-        else set()
-        for subject in (ours, theirs)
-    ]
-    if len(dtypes[0]) != 1 or len(dtypes[1]) != 1 or dtypes[0] == dtypes[1]:
-        return None
-    (ours_dtype,), (theirs_dtype,) = dtypes
-    return theirs_dtype if coarser(ours_dtype, theirs_dtype) == theirs_dtype else None
-
-
 def _basis(results: list[TensorResult]) -> str:
     sources = {result.source for result in results}
     for source, phrase in (
@@ -333,58 +218,3 @@ def _basis(results: list[TensorResult]) -> str:
         if source in sources:
             return phrase
     return "bitwise equality"
-
-
-def _notes(ours: Subject, theirs: Subject, a: Trace, b: Trace) -> list[str]:
-    notes = [theirs.note] if theirs.note else []
-    if theirs.quantised:
-        notes.append("a quantised model has no gradients: the forward pass is compared")
-    for subject, trace in ((ours, a), (theirs, b)):
-        notes += [f"{subject.side}: {note}" for note in trace.observation.notes]
-    return notes
-
-
-def _remarks(story: Story, results: list[TensorResult], divergence: Divergence | None) -> list[str]:
-    """Return what is worth saying of the models beyond the verdict."""
-    notes = []
-    alignment, a, b, changed = story.alignment, story.a, story.b, story.changed
-    if b.observation.layers and len(alignment.to_candidate) <= 1 < len(a.observation.layers):
-        notes.append(
-            "no layer of the reference was found in the candidate: only the inputs and outputs of "
-            "the models are compared"
-        )
-    outputs = [result for result in results if result.key.role == "outputs"]
-    began = divergence.result if divergence is not None else None
-    in_forward = began is not None and began.key.role in ("inputs", "activations")
-    if in_forward and outputs and not any(result.diverged for result in outputs):
-        notes.append("the outputs agree all the same: later layers make up for what differs")
-    both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]
-    if both_nan:
-        layers = list(dict.fromkeys(r.key.layer or a.observation.model_type for r in both_nan))
-        notes.append(f"equal, but NaN on both sides: {_listed(layers)}")
-    unused = [name for name, found in changed.items() if found.phrases]
-    if unused and divergence is None:
-        phrase = changed[unused[0]].phrases[0]
-        notes.append(f"parameters differ that this batch does not show: {unused[0]}: {phrase}")
-    return [*notes, *_without_numbers(story, divergence)]
-
-
-def _without_numbers(story: Story, divergence: Divergence | None) -> Iterator[str]:
-    """Yield what the story does not say of calls and ties."""
-    told = "" if divergence is None else f"{divergence.label}: {divergence.story}"
-    unseen = "; no number of this batch shows it" if divergence is None else ""
-    for cause in (*story.causes.ties, *story.causes.calls):
-        if str(cause) not in told:
-            yield f"{cause}{unseen}"
-    changed = {name for change in story.causes.calls for name in change.inside}
-    layers = story.a.observation.layers, story.b.observation.layers
-    for ours, theirs in story.alignment.to_candidate.items():
-        calls = layers[0][ours].calls, layers[1][theirs].calls
-        if calls[0] != calls[1] and min(calls) and ours not in changed:
-            those = "the first call is" if min(calls) == 1 else f"the first {min(calls)} calls are"
-            yield f"{ours}: {called(*calls)}, on as many numbers; {those} compared"
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -15,18 +15,16 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import ROLES, Noises, Observation
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -44,102 +42,48 @@ STATISTICS = (
     "zero_fraction",
     "dead_fraction",
 )
-"""The statistics whose noise `measure_noise` gives."""
+"""The statistics whose noise is measured."""
 
 TensorName = tuple[str, str, str]
 """Layer, role and own name of a tensor."""
 
 
-@dataclass(frozen=True)
-class Noise:
-    """How far rounding alone moves each statistic of each tensor.
-
-    Args:
-        deviations: the largest absolute deviation over the runs, by tensor and statistic.
-        runs: number of perturbed runs.
-        epsilon: largest relative perturbation of a parameter or input element.
-    """
-
-    deviations: Mapping[TensorName, Mapping[str, float]]
-    runs: int
-    epsilon: float
-
-    def of(self, layer: str, role: str, tensor: str, statistic: str) -> float:
-        """Return the noise of one statistic; 0 where the tensor was not seen."""
-        return self.deviations.get((layer, role, tensor), {}).get(statistic, 0.0)
+def observed(request: Request) -> Observation:
+    """Return what the run of a request shows."""
+    return find_engine(request.model).run(request)
 
 
-def measure_noise(
-    model: Any,
-    inputs: Any,
-    target: Any = None,
-    *,
-    loss: Loss | None = None,
-    backward: Backward = None,
-    selection: Selection | None = None,
-    runs: int = RUNS,
-    base: Observation | None = None,
-) -> Noise:
-    """Return the noise of each statistic of `model` on this batch, from `runs` perturbed runs.
-
-    Args:
-        model: as for `Inspector`; it is left as it was, and copied once a run.
-        inputs: the batch, as for `Inspector.run_inspection`; likewise `target`, `loss`, `backward`.
-        target: what `loss` compares the output with.
-        loss: as there.
-        backward: as there; ``None`` or ``False``.
-        selection: which roles of which layers to observe.
-        runs: number of perturbed runs.
-        base: what an unperturbed run saw, if there was one; it is run otherwise.
+def perturbed(request: Request, epsilon: float, seed: int) -> Request:
+    """Return a request for perturbed copies of the model and of the batch.
 
     Raises:
         InspectionError: the model cannot be copied.
-        Exception: whatever the model or the loss raises, untouched.
-    """
-    engine = find_engine(model)
-    chosen = Selection() if selection is None else selection
-    if base is None:
-        base = engine.run(Request(model, inputs, target, loss, backward, selection=chosen))
-    request = Request(model, inputs, target, loss, backward, selection=chosen)
-    seen = perturbed_runs(request, base, runs)
-    return Noise(deviations(base, seen), runs, coarsest_epsilon(base))
-
-
-def perturbed_runs(request: Request, base: Observation, runs: int = RUNS) -> list[Observation]:
-    """Return what perturbed copies of the requested model show on copies of the batch.
-
-    Args:
-        request: what the unperturbed run was asked.
-        base: what it saw.
-        runs: number of perturbed runs.
-
-    Raises:
-        InspectionError: the model cannot be copied.
-        Exception: whatever the model or the loss raises, untouched.
     """
     module = find_engine(request.model).module(request.model)
-    epsilon = coarsest_epsilon(base)
-    seen = []
-    for seed in range(runs):
-        model = perturbed_copy(module, epsilon, seed)
-        inputs = perturbed_batch(request.inputs, epsilon, seed)
-        seen.append(find_engine(model).run(replace(request, model=model, inputs=inputs)))
-    return seen
+    inputs = perturbed_batch(request.inputs, epsilon, seed)
+    return replace(request, model=perturbed_copy(module, epsilon, seed), inputs=inputs)
+
+
+def converted(request: Request, dtype: torch.dtype, *, target: bool = True) -> Request:
+    """Return a request for copies of the model, the batch and maybe the target in `dtype`.
+
+    Raises:
+        InspectionError: the model cannot be copied.
+    """
+    module = find_engine(request.model).module(request.model)
+    return replace(
+        request,
+        model=converted_copy(module, dtype),
+        inputs=converted_batch(request.inputs, dtype),
+        target=converted_batch(request.target, dtype) if target else request.target,
+    )
 
 
 def wide_run(request: Request) -> Observation | None:
     """Return what a float64 copy of the requested model shows; ``None`` where there is none."""
-    module = find_engine(request.model).module(request.model)
     try:
-        model = converted_copy(module, torch.float64)
-        inputs, target = (
-            converted_batch(batch, torch.float64) for batch in (request.inputs, request.target)
-        )
-        with warnings.catch_warnings(), default_dtype(torch.float64):
-            warnings.simplefilter("ignore")
-            return find_engine(model).run(
-                replace(request, model=model, inputs=inputs, target=target)
-            )
+        with default_dtype(torch.float64):
+            return observed(converted(request, torch.float64))
     except Exception:  # noqa: BLE001 - not every model runs in float64
         return None
 
@@ -158,40 +102,37 @@ class Calibration:
     """The further runs of one inspection, merged over its batches."""
 
     def __init__(self) -> None:
-        self._perturbed: list[Observation] = []
+        self._perturbed: list[Observation] | None = None
         self._wide: Observation | None = None
-        self._batches = 0
         self._failed = False
 
     def add(self, request: Request, base: Observation) -> None:
         """Run the copies for one batch; a model that cannot be copied has no noise."""
         if self._failed:
             return
-        first = not self._batches
-        self._batches += 1
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the copies are not the user's
-                perturbed = perturbed_runs(request, base)
-        except Exception:  # noqa: BLE001 - what the model itself raises, the run itself has raised
-            self._failed = True
+        epsilon = coarsest_epsilon(base)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the copies are not the user's
+            try:
+                runs = [observed(perturbed(request, epsilon, seed)) for seed in range(RUNS)]
+            except Exception:  # noqa: BLE001 - what the model itself raises, the run has raised
+                self._failed = True
+                return
+            wide = wide_run(request)
+        if self._perturbed is None:
+            self._perturbed, self._wide = runs, wide
             return
-        wide = wide_run(request)
-        if first:
-            self._perturbed, self._wide = perturbed, wide
-            return
-        self._perturbed = [a.merge(b) for a, b in zip(self._perturbed, perturbed, strict=True)]
+        self._perturbed = [a.merge(b) for a, b in zip(self._perturbed, runs, strict=True)]
         self._wide = None if self._wide is None or wide is None else self._wide.merge(wide)
 
     def noise(self, base: Observation) -> Noises | None:
         """Return the noise of each statistic of `base`; ``None`` where it was not measured."""
-        if self._failed or not self._batches:
+        if self._failed or self._perturbed is None:
             return None
-        noise = {name: dict(values) for name, values in deviations(base, self._perturbed).items()}
+        noise = deviations(base, self._perturbed)
         noise[LOSS] = {"value": _loss_deviation(base, self._perturbed)}
         if self._wide is not None:
-            wide = deviations(base, [self._wide])
-            for name, values in wide.items():
+            for name, values in deviations(base, [self._wide]).items():
                 noise[name] = _widened(noise[name], values)
         return noise
 
@@ -267,6 +208,12 @@ def epsilon_of(dtype: str | torch.dtype) -> float:
         return torch.finfo(found).eps
     return 0.0
 
+
+TF32 = 2.0**-11
+"""Half the step of the inputs to a matrix product in TensorFloat-32."""
+
+BFLOAT16 = 2.0**-8
+"""The same of bfloat16, in which CPUs multiply where the precision is ``"medium"``."""
 
 QUANTISED = 2**-7
 """The step of eight quantised bits, by the largest magnitude."""

@@ -19,7 +19,6 @@ from pytest_modelhealth.tolerance import (
     deviations,
     epsilon_of,
     floor,
-    measure_noise,
     perturbed_batch,
     perturbed_copy,
 )
@@ -75,16 +74,14 @@ def test_measured_noise_is_small_and_covers_gradients():
     batch = torch.randn(16, 8)
     original = model()
     state = copy.deepcopy(original.state_dict())
-    noise = measure_noise(original, batch, runs=2)
-    report = Inspector(original).run_inspection(batch)
-    assert noise.epsilon == EPSILON
+    report = Inspector(original, calibrate=True).run_inspection(batch)
+    noise = report.noise
     for record in report:
         for role in ("activations", "gradients", "parameter_gradients"):
             for name, statistics in record.tensors(role).items():
-                found = noise.of(record.name, role, name, "abs_max")
+                found = noise[record.name, role, name]["abs_max"]
                 assert found <= 100 * EPSILON * statistics.abs_max
-    assert noise.of("3", "activations", "", "abs_max") > 0
-    assert noise.of("no such layer", "activations", "", "mean") == 0
+    assert noise["3", "activations", ""]["abs_max"] > 0
     for name, value in original.state_dict().items():
         assert torch.equal(value, state[name])
 
@@ -95,9 +92,9 @@ def test_a_change_of_a_weight_is_far_outside_the_noise():
     batch = torch.randn(16, 8)
     original, scaled = model(), model()
     scaled[0].weight.data *= 1.001
-    noise = measure_noise(original, batch)
-    a, b = (Inspector(m).run_inspection(batch)["0"].activations for m in (original, scaled))
-    allowed = max(noise.of("0", "activations", "", "rms"), floor(EPSILON, 1) * a.rms)
+    report = Inspector(original, calibrate=True).run_inspection(batch)
+    a, b = report["0"].activations, Inspector(scaled).run_inspection(batch)["0"].activations
+    allowed = max(report.noise["0", "activations", ""]["rms"], floor(EPSILON, 1) * a.rms)
     assert abs(a.rms - b.rms) > 100 * allowed
 
 

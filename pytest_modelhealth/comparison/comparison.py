@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_modelhealth.comparison.alignment import Alignment, Change, Pair
-from pytest_modelhealth.comparison.judging import TensorResult
+from pytest_modelhealth.alignment.causes import CallChange, TieChange
+from pytest_modelhealth.alignment.result import Alignment, Change, Pair
+from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
 from pytest_modelhealth.report.asked import HasVerdict, Renderer
 
@@ -76,6 +77,7 @@ class Divergence:
         story: what of the culprit is the same and what is not, one sentence.
         cause: the likely cause, one sentence; ``""`` where nothing tells.
         affected: names of the other layers that diverged, which only show what began here.
+        causes: the changes of calls and tied weights that the story names.
     """
 
     layer: str
@@ -86,6 +88,7 @@ class Divergence:
     story: str
     cause: str
     affected: tuple[str, ...] = ()
+    causes: tuple[CallChange | TieChange, ...] = ()
 
 
 @dataclass(eq=False, repr=False)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.comparison.alignment import Alignment, Pair, Split, fingerprint
+from pytest_modelhealth.alignment.result import Alignment, Pair, Split
 from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import Status
-from pytest_modelhealth.statistics import TensorStatistics
 
 FLOWING = ("inputs", "activations", "gradients")
 
@@ -153,21 +152,15 @@ def _parameter_gradients(ours: str, theirs: str, a: Trace, b: Trace) -> Iterator
 
 def parameter_names(ours: str, theirs: str, a: Trace, b: Trace) -> dict[str, str]:
     """Return the candidate's name of each parameter of a layer: the same, or that of its values."""
-    x, y = a.observation.layers[ours], b.observation.layers[theirs]
+    x, y = a.layers[ours], b.layers[theirs]
     if set(x.parameters) & set(y.parameters) or len(x.parameters) != len(y.parameters):
         return {name: name for name in x.parameters if name in y.parameters}
-    if fingerprint(x) == fingerprint(y):
-        order = [_by_values(x.parameters), _by_values(y.parameters)]
-        return dict(zip(*order, strict=True))
-    return dict(zip(x.parameters, y.parameters, strict=True))
-
-
-def _by_values(parameters: Mapping[str, TensorStatistics]) -> list[str]:
-    def values(name: str) -> tuple[float, ...]:
-        tensor = parameters[name]
-        return tensor.count, tensor.zero_count, tensor.min, tensor.max
-
-    return sorted(parameters, key=values)
+    if x.fingerprint != y.fingerprint:
+        return dict(zip(x.parameters, y.parameters, strict=True))
+    by_values = (
+        sorted(one.parameters, key=lambda n: one.parameters[n].fingerprint) for one in (x, y)
+    )
+    return dict(zip(*by_values, strict=True))
 
 
 def _is_transposed(key: Key, other: Key, a: Trace, b: Trace) -> bool:

@@ -12,7 +12,7 @@ CHUNK = 1 << 20
 """Elements that are brought to float64 at a time."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Difference:
     """What separates a tensor of the candidate from the reference's, element by element.
 
@@ -27,11 +27,12 @@ class Difference:
         other_infinities: elements that are infinite on one side, or with another sign.
         max_abs: largest absolute error.
         max_rel: largest error by the reference's magnitude, where that is not 0.
-        error_norm: L2 norm of the error.
-        norm: L2 norm of the reference.
-        abs_max: largest magnitude in the reference.
-        cosine: cosine of the angle between the two; NaN where one is zero.
         max_ulp: largest distance in units in the last place of the coarser dtype.
+        abs_max: largest magnitude in the reference.
+        error_squares: sum of the squared errors.
+        squares: sum of the reference's squares.
+        other_squares: sum of the candidate's squares.
+        products: sum of the products of the two.
         at: index of the largest absolute error, or of the first element that is NaN or infinite on
             one side only.
         expected: the reference's value there.
@@ -46,14 +47,33 @@ class Difference:
     other_infinities: int = 0
     max_abs: float = 0.0
     max_rel: float = 0.0
-    error_norm: float = 0.0
-    norm: float = 0.0
-    abs_max: float = 0.0
-    cosine: float = 1.0
     max_ulp: float = 0.0
+    abs_max: float = 0.0
+    error_squares: float = 0.0
+    squares: float = 0.0
+    other_squares: float = 0.0
+    products: float = 0.0
     at: tuple[int, ...] | None = None
     expected: float = math.nan
     found: float = math.nan
+
+    @property
+    def error_norm(self) -> float:
+        """L2 norm of the error."""
+        return math.sqrt(self.error_squares)
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of the reference."""
+        return math.sqrt(self.squares)
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the two; NaN where one is zero."""
+        if not self.unequal:
+            return 1.0
+        lengths = math.sqrt(self.squares * self.other_squares)
+        return self.products / lengths if lengths else math.nan
 
     @property
     def nonfinite(self) -> int:
@@ -94,31 +114,18 @@ def equal_nans(reference: Tensor, candidate: Tensor) -> int | None:
 
 def measure(reference: Tensor, candidate: Tensor) -> Difference:
     """Return what separates two real, strided tensors of one shape."""
-    sums = _Sums()
     flat, other = reference.reshape(-1), candidate.reshape(-1)
+    sums = Difference(flat.numel())
+    place = odd_place = None
     for start in range(0, flat.numel(), CHUNK):
-        sums.add(flat[start : start + CHUNK], other[start : start + CHUNK], start)
-    place = sums.nonfinite_at if sums.nonfinite_at is not None else sums.at
-    at = None if place is None else _index(place, tuple(reference.shape))
-    lengths = math.sqrt(sums.squares * sums.other_squares)
-    return Difference(
-        count=flat.numel(),
-        unequal=sums.unequal,
-        nan_reference=sums.nan_reference,
-        nan_candidate=sums.nan_candidate,
-        nan_both=sums.nan_both,
-        other_infinities=sums.other_infinities,
-        max_abs=sums.max_abs,
-        max_rel=sums.max_rel,
-        error_norm=math.sqrt(sums.error_squares),
-        norm=math.sqrt(sums.squares),
-        abs_max=sums.abs_max,
-        cosine=sums.products / lengths if lengths else math.nan,
-        max_ulp=sums.max_ulp,
-        at=at,
-        expected=math.nan if place is None else float(flat[place]),
-        found=math.nan if place is None else float(other[place]),
-    )
+        largest, odd = _add(sums, flat[start : start + CHUNK], other[start : start + CHUNK])
+        place = start + largest if largest is not None else place
+        odd_place = start + odd if odd is not None and odd_place is None else odd_place
+    place = odd_place if odd_place is not None else place
+    if place is not None:
+        sums.at = _index(place, tuple(reference.shape))
+        sums.expected, sums.found = float(flat[place]), float(other[place])
+    return sums
 
 
 SAFE = 1e-15, 1e15
@@ -153,71 +160,51 @@ def _wide_gap(a: Tensor, b: Tensor) -> tuple[float, float]:
     return math.sqrt(squares), largest
 
 
-@dataclass
-class _Sums:
-    """What `measure` adds up over chunks."""
+def _add(sums: Difference, reference: Tensor, candidate: Tensor) -> tuple[int | None, int | None]:
+    """Add the elements of a chunk; return where its error is the largest yet, or not finite."""
+    a, b = reference.double(), candidate.double()
+    error = b - a
+    if math.isfinite(float(error @ error)):  # then so are all elements
+        sums.unequal += int(error.count_nonzero())
+        sums.max_ulp = max(sums.max_ulp, _max_ulp(reference, candidate))
+        return _add_finite(sums, a, b, error), None
+    odd = _count_nonfinite(sums, a, b)
+    finite = a.isfinite() & b.isfinite()
+    if not bool(finite.any()):
+        return None, odd
+    sums.max_ulp = max(sums.max_ulp, _max_ulp(reference[finite], candidate[finite]))
+    largest = _add_finite(sums, a[finite], b[finite], error[finite])
+    return None if largest is None else int(finite.nonzero()[largest]), odd
 
-    unequal: int = 0
-    nan_reference: int = 0
-    nan_candidate: int = 0
-    nan_both: int = 0
-    other_infinities: int = 0
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    max_ulp: float = 0.0
-    abs_max: float = 0.0
-    error_squares: float = 0.0
-    squares: float = 0.0
-    other_squares: float = 0.0
-    products: float = 0.0
-    at: int | None = None
-    nonfinite_at: int | None = None
 
-    def add(self, reference: Tensor, candidate: Tensor, start: int) -> None:
-        a, b = reference.double(), candidate.double()
-        error = b - a
-        if math.isfinite(float(error @ error)):  # then so are all elements
-            self.unequal += int(error.count_nonzero())
-            self._add_finite(a, b, error, start, None)
-            self.max_ulp = max(self.max_ulp, _max_ulp(reference, candidate))
-            return
-        self._count_nonfinite(a, b, start)
-        finite = a.isfinite() & b.isfinite()
-        places = finite.nonzero().squeeze(-1)
-        if len(places):
-            a, b = a[finite], b[finite]
-            self._add_finite(a, b, b - a, start, places)
-            self.max_ulp = max(self.max_ulp, _max_ulp(reference[finite], candidate[finite]))
+def _count_nonfinite(sums: Difference, a: Tensor, b: Tensor) -> int | None:
+    """Count what is no number; return where the first is of one side only."""
+    nan_a, nan_b = a.isnan(), b.isnan()
+    same = (a == b) | (nan_a & nan_b)
+    one_sided = ~same & ~(a.isfinite() & b.isfinite())
+    sums.unequal += int((~same).sum())
+    sums.nan_both += int((nan_a & nan_b).sum())
+    sums.nan_reference += int((nan_a & ~nan_b).sum())
+    sums.nan_candidate += int((nan_b & ~nan_a).sum())
+    sums.other_infinities += int((one_sided & ~nan_a & ~nan_b).sum())
+    return int(one_sided.int().argmax()) if bool(one_sided.any()) else None
 
-    def _count_nonfinite(self, a: Tensor, b: Tensor, start: int) -> None:
-        nan_a, nan_b = a.isnan(), b.isnan()
-        same = (a == b) | (nan_a & nan_b)
-        one_sided = ~same & ~(a.isfinite() & b.isfinite())
-        self.unequal += int((~same).sum())
-        self.nan_both += int((nan_a & nan_b).sum())
-        self.nan_reference += int((nan_a & ~nan_b).sum())
-        self.nan_candidate += int((nan_b & ~nan_a).sum())
-        self.other_infinities += int((one_sided & ~nan_a & ~nan_b).sum())
-        if self.nonfinite_at is None and bool(one_sided.any()):
-            self.nonfinite_at = start + int(one_sided.int().argmax())
 
-    def _add_finite(
-        self, a: Tensor, b: Tensor, error: Tensor, start: int, places: Tensor | None
-    ) -> None:
-        self.error_squares += float(error @ error)
-        self.squares += float(a @ a)
-        self.other_squares += float(b @ b)
-        self.products += float(a @ b)
-        error = error.abs_()
-        largest = float(error.amax())
-        if largest > self.max_abs:
-            where = int(error.argmax())
-            self.max_abs = largest
-            self.at = start + (where if places is None else int(places[where]))
-        magnitude = a.abs()
-        self.abs_max = max(self.abs_max, float(magnitude.max()))
-        relative = torch.where(magnitude > 0, error.div_(magnitude), 0.0)
-        self.max_rel = max(self.max_rel, float(relative.max()))
+def _add_finite(sums: Difference, a: Tensor, b: Tensor, error: Tensor) -> int | None:
+    """Add finite elements; return where their error is the largest yet, if it is."""
+    sums.error_squares += float(error @ error)
+    sums.squares += float(a @ a)
+    sums.other_squares += float(b @ b)
+    sums.products += float(a @ b)
+    error = error.abs_()
+    largest = float(error.amax())
+    place = int(error.argmax()) if largest > sums.max_abs else None
+    sums.max_abs = max(sums.max_abs, largest)
+    magnitude = a.abs()
+    sums.abs_max = max(sums.abs_max, float(magnitude.max()))
+    relative = torch.where(magnitude > 0, error.div_(magnitude), 0.0)
+    sums.max_rel = max(sums.max_rel, float(relative.max()))
+    return place
 
 
 _INTEGERS = {

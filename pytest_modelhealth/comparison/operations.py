@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pytest_modelhealth.report import Flow, Observation
+from pytest_modelhealth.report import Flow
 from pytest_modelhealth.report.flow import Operation
 from pytest_modelhealth.report.flow.differences import (
     function,
@@ -35,11 +35,6 @@ class Operations:
     candidate: Flow | None
     names: Mapping[str, str]
 
-    @classmethod
-    def of(cls, a: Observation, b: Observation, names: Mapping[str, str]) -> Operations:
-        """Return the operations of two runs."""
-        return cls(a.flow, b.flow, names)
-
     def change(self, ours: str, theirs: str, label: str, *, backward: bool = False) -> str:
         """Return what became of the operations of a layer's own code, ``""`` where nothing did.
 
@@ -63,9 +58,9 @@ class Operations:
             return _rewired(before, now, whose)
         if len(gone) > MOST or len(new) > MOST:
             return ""
-        told = [f"{phrase(one, whose)} is gone" for one in gone]
-        told += [f"{phrase(one, whose)} is new{near_line(one.line)}" for one in new]
-        return ", ".join(told)
+        changes = [f"{phrase(one, whose)} is gone" for one in gone]
+        changes += [f"{phrase(one, whose)} is new{near_line(one.line)}" for one in new]
+        return ", ".join(changes)
 
     def _renamed(self, one: Operation) -> Operation:
         return replace(one, operands=tuple(self.names.get(name, name) for name in one.operands))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
+from pytest_modelhealth.alignment.alignable import Alignable
 from pytest_modelhealth.capture.observing.tensors import (
     contents,
     find_tensors,
@@ -31,10 +32,6 @@ class Key(NamedTuple):
     role: str
     tensor: str = ""
     number: int = 0
-
-
-OUTPUT = Key("", "outputs")
-"""The tensors that the model returns; their number counts them."""
 
 
 class Entry(NamedTuple):
@@ -68,6 +65,11 @@ class Trace:
     output: str
 
     @cached_property
+    def layers(self) -> dict[str, Alignable]:
+        """What an alignment reads of the layers, by their names."""
+        return {name: Alignable.of(seen) for name, seen in self.observation.layers.items()}
+
+    @cached_property
     def of_role(self) -> Mapping[tuple[str, str], list[Key]]:
         """The names of the tensors of each layer and role, in order of appearance."""
         found: dict[tuple[str, str], list[Key]] = defaultdict(list)
@@ -85,24 +87,6 @@ class Trace:
                 seen.add(entry.slot)
                 depth += 1
         return found
-
-
-class _Seen:
-    """Recognises a tensor that is shown again unchanged, without keeping it alive."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Any]] = {}
-
-    def get(self, tensor: Tensor) -> Any:
-        found = self._seen.get(id(tensor))
-        if found is None or found[0]() is not tensor or found[1] != version(tensor):
-            return None
-        return found[2]
-
-    def put(self, tensor: Tensor, value: Any) -> None:
-        current = version(tensor)
-        if current is not None:
-            self._seen[id(tensor)] = (weakref.ref(tensor), current, value)
 
 
 class Watcher:
@@ -152,7 +136,7 @@ class Keeper(Watcher):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._slots = _Seen()
+        self._seen: MutableMapping[Tensor, tuple[int, Entry]] = WeakIdKeyDictionary()
         self._memory_is_reused = False
 
     def see_output(self, output: Any) -> None:
@@ -162,19 +146,20 @@ class Keeper(Watcher):
 
     def forget(self) -> None:
         """Keep every tensor anew."""
-        self._slots = _Seen()
+        self._seen.clear()
         self._memory_is_reused = True
 
     def take(self, key: Key, value: Tensor) -> None:
-        """Keep a tensor, once if it is shown several times."""
+        """Keep a tensor, once if it is shown several times unchanged."""
         if self._memory_is_reused and key.role == "gradients":  # which come without a word
-            self._slots = _Seen()
-        known: Entry | None = self._slots.get(value)
-        if known is None:
+            self._seen.clear()
+        current = version(value)
+        before, known = self._seen.get(value, (None, None))
+        if known is None or before != current:
             values = dense_values(value).values
-            slot = self.store.put(values)
-            known = Entry(slot, 0, tuple(values.shape), values.dtype)
-            self._slots.put(value, known)
+            known = Entry(self.store.put(values), 0, tuple(values.shape), values.dtype)
+            if current is not None:
+                self._seen[value] = current, known
         self.entries[key] = known._replace(moment=len(self.entries))
 
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pytest_modelhealth.comparison.alignment import Change, Pair
+from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
-from pytest_modelhealth.comparison.judging import TensorResult
 from pytest_modelhealth.comparison.measures import Difference
+from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     abbreviate,
@@ -255,7 +255,7 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
 
 def _tells(pair: Pair) -> bool:
     """Whether a pair has a note that no other pair's note says too."""
-    return bool(pair.note) and not pair.note.startswith("is a part of") and not pair.output_of
+    return pair.reason is not None and not pair.is_noted_elsewhere
 
 
 def _names(names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
-from pytest_modelhealth.comparison.judging import TensorResult
+from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.figure import (
     ACTIVATIONS,
     ALARM,

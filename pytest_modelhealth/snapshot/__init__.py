@@ -2,8 +2,8 @@
 
 `record` and `check` need no pytest. `snapshot` is what is kept, `content` takes it from reports,
 `file_format` writes and reads it, `noise` is how far rounding moves a statistic, `tolerances` how
-far it may move, `matching` which layer is which, `drift` compares two snapshots, `story` and
-`explanation` say what is different, `extension` is the part that syrupy calls.
+far it may move. `changes` puts two snapshots side by side, `detection` finds what drifted,
+`root_cause` what began it, and `drift` is the result in words. `extension` is what syrupy calls.
 """
 
 from __future__ import annotations

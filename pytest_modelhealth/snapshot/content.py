@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
 
 from pytest_modelhealth import __version__
+from pytest_modelhealth.alignment.alignable import containers
 from pytest_modelhealth.report import ROLES, LayerRecord, Noises, Observation
 from pytest_modelhealth.snapshot.noise import Noise
 from pytest_modelhealth.snapshot.snapshot import (
@@ -19,7 +19,7 @@ from pytest_modelhealth.snapshot.snapshot import (
     judges_zeros,
 )
 from pytest_modelhealth.statistics import TensorStatistics
-from pytest_modelhealth.tolerance import coarsest_epsilon
+from pytest_modelhealth.tolerance import BFLOAT16, TF32, coarsest_epsilon
 
 
 def from_observation(observation: Observation, noise: Noises | None = None) -> Snapshot:
@@ -32,11 +32,6 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
     """
     records = sorted(observation.layers.values(), key=_completed)
     holders = containers(observation.layers)
-    tensors: dict[str, dict[str, TensorLine]] = {}
-    for record in records:
-        for role, own_name, statistics in _kept(record, holders):
-            name = ".".join(filter(None, (record.name, own_name)))
-            tensors.setdefault(role, {})[name] = _tensor_line(role, record.name, statistics)
     snapshot = Snapshot(
         profile=profile_of_observation(observation),
         model=observation.model_type,
@@ -44,25 +39,14 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
         calibrated=noise is not None,
         epsilon=max(coarsest_epsilon(observation), matmul_epsilon(observation)),
         loss=observation.loss,
-        layers={
-            r.name: LayerLine(r.type_name, r.status.value, r.calls, r.activation or "", r.tied)
-            for r in records
-        },
-        tensors={role: tensors[role] for role in ROLES if role in tensors},
+        layers={record.name: _layer_line(record, holders) for record in records},
     )
     if noise is None:
         return snapshot
-    noises = Noise(snapshot)
-    return replace(
-        snapshot,
-        tensors={
-            role: {
-                name: replace(line, noise=noises.multiples(role, name, line, noise))
-                for name, line in lines.items()
-            }
-            for role, lines in snapshot.tensors.items()
-        },
-        loss_noise=noises.multiple_of_loss(observation.loss, noise),
+    noises, measured = Noise(snapshot), noise
+    snapshot = replace(snapshot, loss_noise=noises.multiple_of_loss(observation.loss, noise))
+    return snapshot.with_tensors(
+        lambda layer, key, line: replace(line, noise=noises.multiples(layer, key, line, measured))
     )
 
 
@@ -95,36 +79,22 @@ def matmul_epsilon(observation: Observation) -> float:
     return BFLOAT16 if "cpu" in devices and precision == "medium" else 0.0
 
 
-TF32 = 2.0**-11
-"""Half the step of the inputs to a matrix product in TensorFloat-32."""
-
-BFLOAT16 = 2.0**-8
-"""The same of bfloat16, in which CPUs multiply where the precision is ``"medium"``."""
-
-
 def _completed(record: LayerRecord) -> float:
     return math.inf if record.completed is None else record.completed
 
 
-def _kept(
-    record: LayerRecord, holders: frozenset[str]
-) -> Iterator[tuple[str, str, TensorStatistics]]:
-    for role in ROLES:
-        # What goes into a container goes into its first layer too.
-        if role == "inputs" and record.name and record.name in holders:
-            continue
-        for own_name, statistics in record.tensors(role).items():
-            yield role, own_name, statistics
-
-
-def containers(layers: Iterable[str]) -> frozenset[str]:
-    """Return the names of the layers that others lie in; the model itself is one of them."""
-    found = {""}
-    for name in layers:
-        while "." in name:
-            name = name.rpartition(".")[0]
-            found.add(name)
-    return frozenset(found)
+def _layer_line(record: LayerRecord, holders: frozenset[str]) -> LayerLine:
+    # What goes into a container goes into its first layer too.
+    is_inner = record.name and record.name in holders
+    tensors = {
+        (role, own_name): _tensor_line(role, record.name, statistics)
+        for role in ROLES
+        if role != "inputs" or not is_inner
+        for own_name, statistics in record.tensors(role).items()
+    }
+    activation = record.activation or ""
+    status, calls = record.status.value, record.calls
+    return LayerLine(record.type_name, status, calls, activation, record.tied, tensors)
 
 
 def _tensor_line(role: str, layer: str, s: TensorStatistics) -> TensorLine:

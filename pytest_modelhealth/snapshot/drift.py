@@ -1,39 +1,21 @@
-"""Drift: where a report left its snapshot by more than rounding explains, the cause first."""
+"""Drift: where a report left its snapshot by more than rounding explains, in words and as a table.
+
+It is for people who have not seen the model for a year: the cause comes first.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from pytest_modelhealth.snapshot.file_format import percentage
-from pytest_modelhealth.snapshot.matching import LayerChange, MatchedTensor, Matching
-from pytest_modelhealth.snapshot.snapshot import (
-    FRACTIONS,
-    Snapshot,
-    TensorLine,
-    is_judged_whole,
-    shape_text,
-)
-from pytest_modelhealth.snapshot.story import Cause, find_cause, tell
-from pytest_modelhealth.snapshot.tolerances import Allowance, Tolerances
-
-EXACT = ("dtype", "shape", "count", "nan", "inf")
-REAL = ("rms", "std", "mean", "min", "max")
-"""In this order: of several that moved alike, the first is shown."""
+from pytest_modelhealth.snapshot.changes import LayerChange, phrases
+from pytest_modelhealth.snapshot.snapshot import TensorKey, TensorLine
+from pytest_modelhealth.snapshot.tolerances import Allowance
 
 LOSS = "loss"
-
-_STAGES = (
-    ("inputs",),
-    ("parameters",),
-    ("buffers", "inputs", "activations"),
-    (LOSS,),
-    ("gradients", "parameter_gradients"),
-)
-"""A run from its causes to its effects, and in each stage the roles of a layer likewise. Only in
-the last do later layers come first. The inputs of the first stage are those of the model. Buffers
-may be either: a batch norm's follow earlier layers."""
+MOST_TENSORS = 12
+MOST_CHANGES = 6
 
 
 @dataclass(frozen=True)
@@ -73,8 +55,13 @@ class Drift:
     @property
     def moved(self) -> str:
         """How far it moved, for people."""
+        return self.by_how_much or "has to be equal"
+
+    @property
+    def by_how_much(self) -> str:
+        """The same as a multiple of its noise or tolerance; ``""`` where it may not move at all."""
         if math.isinf(self.excess):
-            return "has to be equal"
+            return ""
         noise = self.allowance.noise
         if noise is not None:
             return f"{_count(self.distance / noise)} times its noise"
@@ -101,8 +88,8 @@ class DriftReport:
         remarks: what may explain the differences, a sentence each.
         strict_names: whether changes that change no number are failures too.
         has_common_layers: whether any layer is on both sides.
-        kept: names of the tensors that did not drift, by role, as the report calls them, each
-            with its line in the snapshot.
+        kept: the tensors that did not drift, by layer in the report, role and own name, each with
+            its line in the snapshot.
     """
 
     drifts: tuple[Drift, ...]
@@ -113,7 +100,7 @@ class DriftReport:
     remarks: tuple[str, ...]
     strict_names: bool
     has_common_layers: bool
-    kept: Mapping[tuple[str, str], TensorLine]
+    kept: Mapping[tuple[str, TensorKey], TensorLine]
 
     @property
     def failing_changes(self) -> tuple[LayerChange, ...]:
@@ -127,208 +114,129 @@ class DriftReport:
         return bool(self.drifts or self.failing_changes) or not self.has_common_layers
 
     def __str__(self) -> str:
-        from pytest_modelhealth.snapshot.explanation import explain
-
         return "\n".join(explain(self)) or f"no drift in {self.tensors} tensors"
 
 
-def compare(before: Snapshot, now: Snapshot, *, strict_names: bool = False) -> DriftReport:
-    """Compare two snapshots.
-
-    Args:
-        before: the baseline; its noise or scale sets the tolerances.
-        now: what is compared with it.
-        strict_names: whether renamed, moved, retyped and inserted layers that change no number fail
-            too.
-    """
-    matching = Matching(before, now)
-    tolerances = Tolerances(before, now.epsilon)
-    pairs = list(matching.tensors())
-    found = [(pair, _tensor_drift(matching, tolerances, pair)) for pair in pairs]
-    drifts = [drift for _, drift in found if drift is not None]
-    drifts += _loss_drift(tolerances, before, now.loss)
-    place = matching.new.place
-    drifts.sort(key=lambda drift: _stage(drift, place))
-    drifts = _with_inputs_judged(drifts)
-    changes = tuple(matching.changes())
-    if _is_form_only(drifts, changes, matching):
-        changes = (*(replace(c, harmless=True) for c in changes), *map(_as_change, drifts))
-        drifts = []
-    cause, story = Cause(), ""
-    if drifts:
-        first = drifts[0]
-        cause = find_cause(first.role, first.layer, matching)
-        drifted = {(drift.role, drift.layer) for drift in drifts}
-        story = cause.text or tell(first.role, first.layer, drifted, matching)
-    return DriftReport(
-        drifts=tuple(drifts),
-        changes=changes,
-        tensors=len(pairs),
-        story=story,
-        told=cause.layers,
-        remarks=tuple(_remarks(before, now, drifts, tolerances)),
-        strict_names=strict_names,
-        has_common_layers=matching.has_common_layers,
-        kept={(pair.role, _name(pair)): pair.before for pair, drift in found if drift is None},
+def explain(report: DriftReport) -> list[str]:
+    """Return the differences as lines, the verdict first; none where nothing may fail."""
+    if not report.drifted:
+        return []
+    changes = phrases(
+        [change for change in report.changes if change.layer not in report.told]
+        if report.drifts
+        else report.failing_changes
     )
+    changes = changes if report.drifts or not report.has_common_layers else changes[1:]
+    lines = [_headline(report)]
+    if report.story and not report.told:
+        lines.append(report.story)
+    lines += changes[:MOST_CHANGES]
+    lines += _rest(changes, MOST_CHANGES, "changes of layers")
+    shown, folded = _folded(report.drifts)
+    if shown:
+        lines += _table(shown)
+    if folded:
+        lines.append(_fold_line(shown, folded))
+    return [*lines, *report.remarks]
 
 
-def _with_inputs_judged(drifts: list[Drift]) -> list[Drift]:
-    """Return the drifts, those of inputs as formal where the layer gives what it gave."""
-    others = {drift.layer for drift in drifts if drift.role != "inputs" and not drift.formal}
-    return [
-        replace(drift, formal=True)
-        if drift.role == "inputs" and drift.layer and drift.layer not in others
-        else drift
-        for drift in drifts
-    ]
+def summary(report: DriftReport) -> str:
+    """Return in one line what drifted, by how much and in how many layers."""
+    layers = {drift.layer for drift in report.drifts if drift.role != LOSS}
+    if not layers:
+        return _headline(report)
+    return f"{_headline(report)}, in {len(layers):,} {'layer' if len(layers) == 1 else 'layers'}"
 
 
-def _is_form_only(
-    drifts: Sequence[Drift], changes: Sequence[LayerChange], matching: Matching
-) -> bool:
-    """Whether what is recorded of some layers is another thing, and every number agrees.
-
-    Among these numbers has to be the model's own output.
-    """
-    output = ("activations", "")
+def note(report: DriftReport) -> str:
+    """Return what is worth saying of a report that did not drift; ``""`` for nothing."""
+    harmless = phrases(change for change in report.changes if change.harmless)
+    if report.drifted or not harmless:
+        return ""
+    shown = "; ".join(harmless[:MOST_CHANGES])
+    more = f"; {len(harmless) - MOST_CHANGES} more" if len(harmless) > MOST_CHANGES else ""
     return (
-        all(output in side.tensors.get("", {}) for side in (matching.old, matching.new))
-        and all(drift.formal for drift in drifts)
-        and all(change.harmless or change.formal for change in changes)
+        f"all {report.tensors} tensors agree with the snapshot, but layers changed: {shown}{more}"
     )
 
 
-def _as_change(drift: Drift) -> LayerChange:
-    seen = f"{drift.statistic} {drift.before}, now {drift.now}"
-    rest = f": its {drift.role} are another thing ({seen}), all others agree"
-    return LayerChange("changed", drift.label, rest, harmless=True, layer=drift.layer)
+def _headline(report: DriftReport) -> str:
+    if not report.has_common_layers:
+        return "not the model of the snapshot: no layer of it is in the report"
+    if not report.drifts:
+        first, *others = phrases(report.failing_changes)
+        more = f", and {len(others)} more" if others else ""
+        what = "not the layers of the snapshot"
+        if report.strict_names and all(change.harmless for change in report.changes):
+            what = "not the names of the snapshot (strict_names; every number agrees)"
+        return f"{what}: {first}{more}"
+    count = len(report.drifts)
+    if report.told:
+        follow = "1 drift follows" if count == 1 else f"{count:,} drifts follow"
+        return f"drift in {report.story}; {follow} ({report.tensors:,} tensors compared)"
+    drift = report.drifts[0]
+    what = drift.label if drift.role == LOSS else f"{drift.label} ({drift.role})"
+    place = "the only drift" if count == 1 else f"first of {count:,} drifts"
+    moved = f"moved {drift.by_how_much}" if drift.by_how_much else drift.moved
+    return (
+        f"drift in {what}: {drift.statistic} {drift.before} is now {drift.now}, {moved}, "
+        f"{place} ({report.tensors:,} tensors compared)"
+    )
 
 
-def _name(pair: MatchedTensor) -> str:
-    return ".".join(filter(None, (pair.layer, pair.own_name)))
+def _folded(drifts: Sequence[Drift]) -> tuple[list[Drift], list[Drift]]:
+    """Return what is shown, and what is folded since it may only follow from that.
 
-
-def _stage(drift: Drift, place: Mapping[str, int]) -> tuple[int, int, int]:
-    position = place.get(drift.layer, -1)
-    if drift.role == "inputs":
-        stage = 2 if drift.layer else 0
-    else:
-        stage = next(i for i, roles in enumerate(_STAGES) if drift.role in roles)
-    backward = stage == len(_STAGES) - 1
-    return stage, -position if backward else position, _STAGES[stage].index(drift.role)
-
-
-def _tensor_drift(matching: Matching, tolerances: Tolerances, pair: MatchedTensor) -> Drift | None:
-    found: list[Drift] = []
-    before, now = pair.before, pair.now
-    for statistic in _judged(matching, pair):
-        a, b = getattr(before, statistic), getattr(now, statistic)
-        if a == b or (a != a and b != b) or a is None or b is None:
-            continue  # whether a tensor has units may hang on who made it
-        if statistic in EXACT:
-            distance, allowance = math.inf, Allowance(0.0)
-        else:
-            distance = abs(b - a)
-            allowance = tolerances.of(pair.role, pair.origin, before, statistic, a)
-        if not distance <= allowance.distance:  # a NaN on one side only is never within
-            label = matching.new.label(pair.layer, pair.own_name)
-            texts = _spelled(statistic, a, b)
-            found.append(
-                Drift(pair.role, pair.layer, label, statistic, *texts, distance, allowance)
-            )
-    largest = max((drift.excess for drift in found), default=0.0)
-    # Most often all of them moved alike, and then the first says most.
-    first = next((drift for drift in found if drift.excess >= largest / 2), None)
-    if first is None or not _is_formal(pair, {drift.statistic for drift in found}):
-        return first
-    return replace(first, formal=True)
-
-
-def _is_formal(pair: MatchedTensor, statistics: set[str]) -> bool:
-    """Whether a tensor within the model has another shape, or is recorded in another number.
-
-    In another shape it has the same numbers. In another number, as of a layer that is called twice
-    or returns a tensor more, no statistic of it can be compared. Gradients of the model's own
-    outputs come in any order, and the last has the shape.
+    Shown are parameters and the batch, which follow from nothing, the first layer that drifted in
+    each pass, and the loss.
     """
-    inner = bool(pair.layer and pair.origin)
-    if not statistics & {"shape", "count"} or not (inner or pair.role == "gradients"):
-        return False
-    free = {"shape", "dead"}
-    if inner and "count" in statistics and pair.role in ("activations", "gradients"):
-        free |= {"count", *REAL, *FRACTIONS}
-    return statistics <= free
+    causes = [d for d in drifts if d.role == "parameters" or (d.role == "inputs" and not d.layer)]
+    shown: list[Drift] = list(causes[:MOST_TENSORS])
+    for roles in (("buffers", "inputs", "activations"), (LOSS,), ("gradients",)):
+        found = [d for d in drifts if d.role in roles and d not in causes]
+        shown += [d for d in found if d.layer == found[0].layer]
+    if not any(d.role == "gradients" for d in shown):
+        found = [d for d in drifts if d.role == "parameter_gradients"]
+        shown += [d for d in found if d.layer == found[0].layer]
+    ordered = [d for d in drifts if d in shown]
+    return ordered[:MOST_TENSORS], [d for d in drifts if d not in ordered[:MOST_TENSORS]]
 
 
-def _judged(matching: Matching, pair: MatchedTensor) -> tuple[str, ...]:
-    """Return the statistics to compare.
-
-    Inputs of inner layers serve the story: their form may change, as in another order of
-    dimensions. A retyped layer may store its weights transposed.
-    """
-    if not is_judged_whole(pair.role, pair.layer):
-        return REAL if pair.before.count == pair.now.count else ()
-    statistics = (*EXACT, *REAL, *FRACTIONS)
-    transposed = pair.before.shape[::-1] == pair.now.shape
-    if transposed and matching.is_retyped(pair) and "parameter" in pair.role:
-        return tuple(statistic for statistic in statistics if statistic != "shape")
-    return statistics
+def _fold_line(shown: Sequence[Drift], folded: Sequence[Drift]) -> str:
+    layers = {d.layer for d in folded} - {d.layer for d in shown}
+    furthest = max(folded, key=lambda drift: drift.excess)
+    tensors = f"{len(folded):,} more {'tensor' if len(folded) == 1 else 'tensors'}"
+    many = f"{len(layers):,} {'layer' if len(layers) == 1 else 'layers'} after it ({tensors})"
+    what = many if layers else f"{tensors} of these layers"
+    return f"... and {what}, the furthest {furthest.label} ({furthest.role}): {furthest.moved}"
 
 
-def _loss_drift(tolerances: Tolerances, before: Snapshot, now: float | None) -> list[Drift]:
-    a = before.loss
-    if a == now or (a != a and now != now):
-        return []
-    if a is None or now is None:
-        distance, allowance = math.inf, Allowance(0.0)
-    else:
-        distance, allowance = abs(now - a), tolerances.loss(a, before.loss_noise)
-    if distance <= allowance.distance:
-        return []
-    return [Drift(LOSS, "", LOSS, "value", *_spelled("value", a, now), distance, allowance)]
+_TABLE = {
+    "layer": "label",
+    "role": "role",
+    "statistic": "statistic",
+    "snapshot": "before",
+    "now": "now",
+    "moved": "moved",
+}
+"""The columns of the table, each with the field of `Drift` that fills it."""
+
+_FLUSH_LEFT = 3
 
 
-def _spelled(statistic: str, a: object, b: object) -> tuple[str, str]:
-    """Return two values with as many digits as show that they differ, and at least five."""
-    if statistic in FRACTIONS:
-        return _fraction(a), _fraction(b)
-    for digits in (5, 7, 9, 17):
-        texts = _spell(a, digits), _spell(b, digits)
-        if texts[0] != texts[1]:
-            break
-    return texts
+def _table(drifts: Sequence[Drift]) -> list[str]:
+    rows = [list(_TABLE)]
+    rows += [[getattr(drift, field) for field in _TABLE.values()] for drift in drifts]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if index < _FLUSH_LEFT else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
-def _fraction(value: object) -> str:
-    return percentage(value if isinstance(value, float) else None)
-
-
-def _spell(value: object, digits: int) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, tuple):
-        return shape_text(value)
-    return format(value + 0.0, f".{digits}g") if isinstance(value, float) else str(value)
-
-
-def _remarks(
-    before: Snapshot, now: Snapshot, drifts: Sequence[Drift], tolerances: Tolerances
-) -> Iterator[str]:
-    roles = [drift.role for drift in drifts]
-    if any(drift.role == "inputs" and not drift.layer for drift in drifts):
-        yield "The batch itself changed; the rest may only follow from that."
-    elif roles.count("parameters") > len(now.tensors.get("parameters", ())) / 2:
-        yield "Most parameters changed: seed before the model is built (torch.manual_seed)."
-    if not before.calibrated:
-        yield (
-            "The snapshot holds no measured noise, so its tolerances are fixed; recording it anew "
-            "with the inspector fixture measures it."
-        )
-    if tolerances.widened > 1:
-        yield (
-            f"Matrix products are coarser than when it was recorded: tolerances are "
-            f"{tolerances.widened:,.0f} times wider."
-        )
-    if before.recorded != now.recorded:
-        yield f"The snapshot was recorded with {before.recorded}; this is {now.recorded}."
+def _rest(items: Sequence[object], shown: int, what: str) -> list[str]:
+    return [f"... and {len(items) - shown} more {what}"] if len(items) > shown else []

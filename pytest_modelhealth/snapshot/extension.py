@@ -19,8 +19,8 @@ from syrupy.location import PyTestLocation
 from pytest_modelhealth.errors import ModelHealthError, ModelHealthWarning
 from pytest_modelhealth.report import HealthReport, Verdict
 from pytest_modelhealth.snapshot.content import profile_of_observation
-from pytest_modelhealth.snapshot.drift import compare
-from pytest_modelhealth.snapshot.explanation import explain, note, summary
+from pytest_modelhealth.snapshot.detection import detect_drift
+from pytest_modelhealth.snapshot.drift import explain, note, summary
 from pytest_modelhealth.snapshot.file_format import UNKNOWN_TEST, SnapshotFormatError, load
 from pytest_modelhealth.snapshot.recording import (
     another_test,
@@ -105,7 +105,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         if self.renews and snapshot.calibrated and not before_it.calibrated:
             self.change = "its noise was not measured before"
             return [self.change]
-        found = compare(before_it, snapshot, strict_names=self.strict_names)
+        found = detect_drift(before_it, snapshot, strict_names=self.strict_names)
         self.note, lines = note(found), explain(found)
         self.change = summary(found) if lines else ""
         return lines

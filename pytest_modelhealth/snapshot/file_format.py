@@ -42,10 +42,10 @@ from pytest_modelhealth.snapshot.snapshot import (
     LayerLine,
     Snapshot,
     SnapshotFile,
+    TensorKey,
     TensorLine,
     judges_zeros,
     shape_text,
-    split,
 )
 from pytest_modelhealth.snapshot.tolerances import Tolerances
 
@@ -191,11 +191,6 @@ class _Writer:
     def __init__(self, snapshot: Snapshot) -> None:
         self._dtype = snapshot.profile.rpartition(" ")[2]
         self._tolerances = Tolerances(snapshot)
-        self._tensors: dict[str, dict[tuple[str, str], TensorLine]] = {}
-        for role in _ROLES:
-            for name, tensor in snapshot.tensors.get(role, {}).items():
-                layer, own_name = split(role, name)
-                self._tensors.setdefault(layer, {})[role, own_name] = tensor
         self._last: dict[str, TensorLine] = {}
 
     def line(self, name: str, line: LayerLine) -> str:
@@ -206,16 +201,13 @@ class _Writer:
             head.append(f"status:{_quote(line.status)}")
         if line.calls != _usual_calls(line.status):
             head.append(f"calls:{line.calls}")
-        tensors = self._tensors.get(name, {})
-        groups = [
-            self._group(role, name, own_name, tensors, tensor)
-            for (role, own_name), tensor in tensors.items()
-        ]
-        self._last |= {role: t for (role, _), t in tensors.items() if role not in OWN_NAMES}
+        groups = [self._group(name, line.tensors, key, one) for key, one in line.tensors.items()]
+        self._last |= {role: t for (role, _), t in line.tensors.items() if role not in OWN_NAMES}
         ties = [f"{_key('parameters', own)} {_TIED} {_quote(to)}" for own, to in line.tied.items()]
         return " | ".join([" ".join(head), *groups, *ties])
 
-    def _group(self, role: str, layer: str, own_name: str, line: Line, tensor: TensorLine) -> str:
+    def _group(self, layer: str, line: Line, of: TensorKey, tensor: TensorLine) -> str:
+        role, own_name = of
         key = _key(role, own_name)
         for word, other in _above(self._last, role, layer).items():
             if other is not None and _is_same(tensor, _reshaped(other, tensor.shape)):
@@ -270,8 +262,8 @@ class _Usual:
     dead: float | None
 
 
-Line = Mapping[tuple[str, str], TensorLine]
-"""The tensors of a layer, by role and own name."""
+Line = Mapping[TensorKey, TensorLine]
+"""The tensors of a layer."""
 
 
 def _usual(role: str, own_name: str, dtype: str, line: Line) -> _Usual:
@@ -428,7 +420,6 @@ class _Reader:
         self._row = start
         self._profile = lines[start].strip("= ")
         self._dtype = self._profile.rpartition(" ")[2]
-        self._tensors: dict[str, dict[str, TensorLine]] = {}
         self._last: dict[str, TensorLine] = {}
 
     def snapshot(self) -> Snapshot:
@@ -462,7 +453,6 @@ class _Reader:
             loss=loss,
             loss_noise=times,
             layers=layers,
-            tensors={role: self._tensors[role] for role in _ROLES if role in self._tensors},
         )
 
     def _line(self, text: str) -> tuple[str, LayerLine]:
@@ -477,7 +467,7 @@ class _Reader:
             raise self._wrong("a name and a type", " ".join(plain))
         name, kind = map(self._unquoted, plain)
         status = self._unquoted(options.get("status", Status.OBSERVED.value))
-        tensors: dict[tuple[str, str], TensorLine] = {}
+        tensors: dict[TensorKey, TensorLine] = {}
         tied = {}
         for group in groups[1:]:
             role, own_name = self._key(group)
@@ -485,13 +475,10 @@ class _Reader:
                 tied[own_name] = self._unquoted(group[2])
                 continue
             tensors[role, own_name] = self._tensor(role, name, own_name, group[1:], tensors)
-        for (role, own_name), tensor in tensors.items():
-            full_name = ".".join(filter(None, (name, own_name)))
-            self._tensors.setdefault(role, {})[full_name] = tensor
         self._last |= {role: t for (role, _), t in tensors.items() if role not in OWN_NAMES}
         calls = self._count(options.get("calls", str(_usual_calls(status))))
         activation = self._unquoted(options.get("fn", '""'))
-        return name, LayerLine(kind, status, calls, activation, tied)
+        return name, LayerLine(kind, status, calls, activation, tied, tensors)
 
     def _key(self, group: list[str]) -> tuple[str, str]:
         key = self._unquoted(group[0]) if group else ""

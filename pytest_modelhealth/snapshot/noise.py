@@ -8,7 +8,6 @@ are the numbers that were measured to move further, as multiples of it.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 
 from pytest_modelhealth.report import Noises
 from pytest_modelhealth.snapshot.snapshot import (
@@ -16,11 +15,11 @@ from pytest_modelhealth.snapshot.snapshot import (
     GRADIENTS,
     REAL,
     Snapshot,
+    TensorKey,
     TensorLine,
     is_given,
     is_judged_whole,
     judges_zeros,
-    split,
 )
 from pytest_modelhealth.tolerance import LOSS, epsilon_of, floor
 
@@ -36,12 +35,7 @@ class Noise:
         self._epsilon = snapshot.epsilon
         called = [name for name, line in snapshot.layers.items() if line.calls]
         self._place = {name: place for place, name in enumerate(called, start=1)}
-        self._gradients = snapshot.tensors.get("gradients", {})
-        self._largest: defaultdict[str, float] = defaultdict(float)
-        for name, tensor in snapshot.tensors.get("parameter_gradients", {}).items():
-            if math.isfinite(tensor.rms):
-                layer, _ = split("parameter_gradients", name)
-                self._largest[layer] = max(self._largest[layer], tensor.rms)
+        self._layers = snapshot.layers
 
     def of(self, role: str, layer: str, tensor: TensorLine, statistic: str) -> float | None:
         """Return how far rounding moves a statistic; ``None`` where that is not known."""
@@ -83,10 +77,10 @@ class Noise:
         return (times or (1.0 if loss else 0.0)) * self._usual_of_loss(loss) or None
 
     def multiples(
-        self, role: str, name: str, tensor: TensorLine, measured: Noises
+        self, layer: str, key: TensorKey, tensor: TensorLine, measured: Noises
     ) -> dict[str, float]:
         """Return what a line keeps of the noise that was measured."""
-        layer, own_name = split(role, name)
+        role, own_name = key
         if is_given(role, layer):
             return {}
         moved = measured.get((layer, role, own_name), {})
@@ -113,10 +107,6 @@ class Noise:
             return 0.0
         return floor(self._epsilon, len(self._place)) * (abs(loss) or 1.0)
 
-    def largest_gradient(self, layer: str) -> float:
-        """Return the largest root mean square among the gradients of a layer's parameters."""
-        return self._largest[layer]
-
     def _sum_scale(self, layer: str, tensor: TensorLine) -> float:
         """Return what the terms that sum to a parameter's gradient let it be, if they cancel.
 
@@ -124,8 +114,8 @@ class Noise:
         rounding: its scale is that of the other gradients of its layer, and of the terms
         themselves.
         """
-        scale = self._largest[layer]
-        seen = self._gradients.get(layer)
+        line = self._layers[layer]
+        scale, seen = line.largest_gradient, line.tensors.get(("gradients", ""))
         if seen is not None and len(tensor.shape) == 1 and math.isfinite(seen.rms):
             terms = max(seen.count // max(tensor.count, 1), 1)
             scale = max(scale, math.sqrt(terms) * seen.rms)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.snapshot.content import from_observation
-from pytest_modelhealth.snapshot.drift import LOSS, DriftReport, compare
+from pytest_modelhealth.snapshot.detection import detect_drift
+from pytest_modelhealth.snapshot.drift import LOSS, DriftReport
 from pytest_modelhealth.snapshot.file_format import (
     UNKNOWN_TEST,
     FutureFormatError,
@@ -70,7 +71,7 @@ def check(text: str, report: HealthReport, *, strict_names: bool = False) -> Dri
     before = file.snapshots.get(now.profile)
     if before is None:
         raise SnapshotFormatError(missing_profile(now.profile, file))
-    return compare(before, now, strict_names=strict_names)
+    return detect_drift(before, now, strict_names=strict_names)
 
 
 def missing_profile(profile: str, file: SnapshotFile) -> str:
@@ -145,12 +146,8 @@ def _updated(before: Snapshot, now: Snapshot) -> Snapshot:
     """Return the section to write: `now`, with the lines of `before` that did not drift."""
     if before.epsilon != now.epsilon or (now.calibrated and not before.calibrated):
         return now
-    report = compare(before, now)
-    tensors = {
-        role: {name: report.kept.get((role, name), line) for name, line in lines.items()}
-        for role, lines in now.tensors.items()
-    }
-    found = replace(now, tensors=tensors)
+    report = detect_drift(before, now)
+    found = now.with_tensors(lambda layer, key, line: report.kept.get((layer, key), line))
     if any(drift.role == LOSS for drift in report.drifts):
         return found
     return replace(found, loss=before.loss, loss_noise=before.loss_noise)

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from pytest_modelhealth.alignment.alignable import containers
+from pytest_modelhealth.alignment.causes import dotted
+from pytest_modelhealth.report import Status
 
 REAL = ("mean", "std", "min", "max")
 """The real numbers that are kept of a tensor; the root mean square follows from the first two."""
 
 FRACTIONS = ("zeros", "dead")
-GRADIENTS = ("gradients", "parameter_gradients")
+PARAMETER_GRADIENTS = "parameter_gradients"
+GRADIENTS = ("gradients", PARAMETER_GRADIENTS)
 OWN_NAMES = ("parameters", "parameter_gradients", "buffers")
 """The roles of which a layer has several tensors, each with a name of its own."""
-
-
-@dataclass(frozen=True)
-class LayerLine:
-    """What a snapshot keeps of a layer itself.
-
-    Args:
-        type: name of its class, or of the function.
-        status: what became of it.
-        calls: how often it was called.
-        activation: canonical name of the activation function it is, ``""`` for none.
-        tied: as in `LayerRecord`.
-    """
-
-    type: str
-    status: str
-    calls: int
-    activation: str = ""
-    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,7 +56,42 @@ class TensorLine:
         return math.hypot(self.mean, self.std)
 
 
-Tensors = Mapping[str, Mapping[str, TensorLine]]
+TensorKey = tuple[str, str]
+"""Role and own name of a tensor of a layer, ``""`` where the role has one tensor."""
+
+
+@dataclass(frozen=True)
+class LayerLine:
+    """What a snapshot keeps of a layer.
+
+    Args:
+        type: name of its class, or of the function.
+        status: what became of it.
+        calls: how often it was called.
+        activation: canonical name of the activation function it is, ``""`` for none.
+        tied: as in `LayerRecord`.
+        tensors: its tensors.
+    """
+
+    type: str
+    status: str
+    calls: int
+    activation: str = ""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[TensorKey, TensorLine] = field(default_factory=dict)
+
+    @property
+    def owns_parameters(self) -> bool:
+        """Whether it has parameters of its own."""
+        return any(role == "parameters" for role, _ in self.tensors)
+
+    @cached_property
+    def largest_gradient(self) -> float:
+        """Largest root mean square among the gradients of its parameters."""
+        found = (
+            line.rms for (role, _), line in self.tensors.items() if role == PARAMETER_GRADIENTS
+        )
+        return max(filter(math.isfinite, found), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -83,9 +105,7 @@ class Snapshot:
         calibrated: whether the noise of its numbers was measured.
         epsilon: machine epsilon of the coarsest dtype that the model computed in.
         loss: value of the loss; ``None`` where there was none.
-        layers: by name, in the order of the file.
-        tensors: by role, then by name, which is the layer's, followed by a dot and the tensor's
-            own name where the role has several. A role without tensors is missing.
+        layers: by name, in the order in which they returned.
         loss_noise: how many times further than usual rounding moves the loss; ``None`` where that
             is not more.
     """
@@ -97,8 +117,43 @@ class Snapshot:
     epsilon: float
     loss: float | None
     layers: Mapping[str, LayerLine]
-    tensors: Tensors
     loss_noise: float | None = None
+
+    @cached_property
+    def holders(self) -> frozenset[str]:
+        """Names of the layers that others lie in."""
+        return containers(self.layers)
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """Place of each layer in the order in which they returned."""
+        return {name: place for place, name in enumerate(self.layers)}
+
+    def label(self, layer: str, own_name: str = "") -> str:
+        """Return the name of a layer or tensor for people."""
+        return dotted(layer or self.model, own_name)
+
+    def computes(self, layer: str) -> bool:
+        """Whether a layer may change a number: an Identity and a mere container do not."""
+        line = self.layers[layer]
+        if line.status == Status.NOT_CALLED or line.owns_parameters:
+            return line.status != Status.NOT_CALLED
+        idle = line.status == Status.ALIAS_OF_INPUT or line.type == "Identity"
+        return not (idle or layer in self.holders)
+
+    def is_mere_container(self, layer: str) -> bool:
+        """Whether a layer only holds others."""
+        return layer in self.holders and not self.layers[layer].owns_parameters
+
+    def with_tensors(self, made: Callable[[str, TensorKey, TensorLine], TensorLine]) -> Snapshot:
+        """Return the snapshot with each tensor replaced by what `made` returns for it."""
+        layers = {
+            name: replace(
+                line, tensors={key: made(name, key, tensor) for key, tensor in line.tensors.items()}
+            )
+            for name, line in self.layers.items()
+        }
+        return replace(self, layers=layers)
 
 
 @dataclass(frozen=True)
@@ -112,14 +167,6 @@ class SnapshotFile:
 
     test: str
     snapshots: Mapping[str, Snapshot]
-
-
-def split(role: str, name: str) -> tuple[str, str]:
-    """Return the layer of a tensor, and its own name, which never has a dot."""
-    if role not in OWN_NAMES:
-        return name, ""
-    layer, _, own_name = name.rpartition(".")
-    return layer, own_name
 
 
 def is_given(role: str, layer: str) -> bool:

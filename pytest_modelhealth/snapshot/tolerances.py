@@ -67,6 +67,7 @@ class Tolerances:
     def __init__(self, snapshot: Snapshot, epsilon: float = 0.0) -> None:
         recorded = snapshot.epsilon
         self.noise = Noise(snapshot)
+        self._layers = snapshot.layers
         self.widened = max(epsilon / recorded, 1.0) if recorded else 1.0
         coarsest = max(recorded, epsilon)
         self._forward = max(FORWARD, LOW_PRECISION["forward"] * coarsest)
@@ -90,7 +91,7 @@ class Tolerances:
             return Allowance(GRADIENT_FACTOR * noise, noise)
         scale = max(_magnitude(tensor.rms), _magnitude(value))
         if role == "parameter_gradients":
-            scale += self.noise.largest_gradient(layer)
+            scale += self._layers[layer].largest_gradient
         return Allowance(scale * (self._backward if role in GRADIENTS else self._forward))
 
     def _of_fraction(self, tensor: TensorLine, statistic: str) -> Allowance:

@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_modelhealth import Comparison, Inspector, compare
 from pytest_modelhealth.snapshot import check, record
-from pytest_modelhealth.snapshot.drift import DriftReport
-from pytest_modelhealth.snapshot.explanation import explain
+from pytest_modelhealth.snapshot.drift import DriftReport, explain
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Comparison, LayerNotFoundError, ModelHealthError, compare
-from pytest_modelhealth.comparison.alignment import Change
+from pytest_modelhealth.alignment.result import Change
 from tests.comparison.models import Cnn, Gpt, Mlp, batch, seeded
 from tests.comparison.pairs import BENIGN, HARMFUL, twins
 

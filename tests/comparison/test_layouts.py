@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth import compare
-from pytest_modelhealth.comparison.judging import TensorResult, without_effect
+from pytest_modelhealth.comparison.results import TensorResult, without_effect
 from pytest_modelhealth.comparison.trace import Key
 from tests.comparison.models import seeded
 

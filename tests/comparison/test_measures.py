@@ -81,7 +81,7 @@ def test_tensors_without_a_difference_measure_nothing():
     for tensor in (torch.randn(3), torch.empty(0, 4), torch.tensor(2.0)):
         found = measure(tensor, tensor.clone())
         assert (found.unequal, found.relative_l2, found.sqnr) == (0, 0.0, math.inf)
-    assert Difference(count=1, error_norm=1.0).relative_l2 == math.inf
+    assert Difference(count=1, error_squares=1.0).relative_l2 == math.inf
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.report import LayerRecord
+from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.content import from_observation
-from pytest_modelhealth.snapshot.drift import DriftReport, compare
-from pytest_modelhealth.snapshot.explanation import explain, note
+from pytest_modelhealth.snapshot.detection import detect_drift
+from pytest_modelhealth.snapshot.drift import DriftReport, explain, note
 from pytest_modelhealth.snapshot.file_format import dump, load
-from pytest_modelhealth.snapshot.matching import phrases
 from pytest_modelhealth.snapshot.noise import Noise
-from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile, split
+from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile, TensorLine
 from pytest_modelhealth.snapshot.tolerances import Tolerances
 from tests.builders import layer, observation
 
@@ -104,8 +104,8 @@ def inspected(
 def test_rounding_is_within_tolerance(dtype: torch.dtype, change: dict[str, object]) -> None:
     """Another memory layout or other kernels change digits, and nothing drifts."""
     before, now = inspected(dtype=dtype), inspected(dtype=dtype, **change)
-    assert before.tensors != now.tensors
-    assert explain(compare(before, now)) == []
+    assert before.layers != now.layers
+    assert explain(detect_drift(before, now)) == []
 
 
 def test_threads_are_within_tolerance() -> None:
@@ -117,13 +117,13 @@ def test_threads_are_within_tolerance() -> None:
         now = inspected()
     finally:
         torch.set_num_threads(threads)
-    assert explain(compare(before, now)) == []
+    assert explain(detect_drift(before, now)) == []
 
 
 @pytest.mark.parametrize("name", ["conv", "fc1", "fc2"])
 def test_a_layer_scaled_by_a_thousandth_is_named_first(name: str) -> None:
     """Weights times 1.001 drift, and their layer heads the table, not a layer that follows it."""
-    comparison = compare(inspected(), inspected(name))
+    comparison = detect_drift(inspected(), inspected(name))
     assert drifted(comparison)[0] == (f"{name}.weight", "parameters")
     assert explain(comparison)[0].startswith(f"drift in {name}.weight (parameters): rms ")
 
@@ -141,7 +141,7 @@ def test_causes_come_before_effects() -> None:
         a, b = layer("a", **seen), layer("b", **seen, buffers={"mean": x})
         return snapshot(a, b, layer("", inputs=x, **seen), loss=factor)
 
-    assert drifted(compare(net(1.0), net(1.1))) == [
+    assert drifted(detect_drift(net(1.0), net(1.1))) == [
         ("Model", "inputs"),
         ("a.w", "parameters"),
         ("b.w", "parameters"),
@@ -172,8 +172,8 @@ def test_without_a_noise_a_tolerance_is_a_part_of_the_scale(
     The batch is given rather than computed: it may move by twenty machine epsilons.
     """
     before = snapshot(layer("", **{role: values()}))
-    assert compare(before, snapshot(layer("", **{role: values() * (1 + passes)}))).drifts == ()
-    assert compare(before, snapshot(layer("", **{role: values() * (1 + drifts)}))).drifts != ()
+    assert detect_drift(before, snapshot(layer("", **{role: values() * (1 + passes)}))).drifts == ()
+    assert detect_drift(before, snapshot(layer("", **{role: values() * (1 + drifts)}))).drifts != ()
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_half_precision_has_wider_tolerances(role: str, passes: float, drifts: f
         coarse = layer("a", activations=values().bfloat16())
         return snapshot(coarse, layer("b", **{role: values() * factor}))
 
-    assert compare(net(1), net(1 + passes)).drifts == ()
-    assert drifted(compare(net(1), net(1 + drifts))) == [("b", role)]
+    assert detect_drift(net(1), net(1 + passes)).drifts == ()
+    assert drifted(detect_drift(net(1), net(1 + drifts))) == [("b", role)]
 
 
 def test_half_precision_may_round_to_zero() -> None:
@@ -198,17 +198,17 @@ def test_half_precision_may_round_to_zero() -> None:
         return snapshot(layer("a", activations=x.to(dtype)))
 
     full, half = torch.float32, torch.bfloat16
-    (drift,) = compare(net(0, full), net(0.01, full)).drifts
+    (drift,) = detect_drift(net(0, full), net(0.01, full)).drifts
     assert drift.statistic == "zeros"
     assert 0.001 < drift.distance < 0.015
-    assert compare(net(0, half), net(0.01, half)).drifts == ()
+    assert detect_drift(net(0, half), net(0.01, half)).drifts == ()
 
 
 def test_a_mean_near_zero_is_judged_by_the_tensor_s_scale() -> None:
     """A mean that doubles is no drift while it is a millionth of the values."""
     centred = values() - values().mean()
     before = snapshot(layer("a", activations=centred + 1e-5))
-    assert compare(before, snapshot(layer("a", activations=centred + 2e-5))).drifts == ()
+    assert detect_drift(before, snapshot(layer("a", activations=centred + 2e-5))).drifts == ()
 
 
 def test_a_gradient_of_nothing_but_rounding_has_its_layer_s_scale() -> None:
@@ -218,8 +218,9 @@ def test_a_gradient_of_nothing_but_rounding_has_its_layer_s_scale() -> None:
         gradients = {"weight": values() * weight, "bias": values()[0] * bias}
         return snapshot(layer("a", parameter_gradients=gradients))
 
-    assert compare(net(1e-9, 1.0), net(2e-9, 1.0)).drifts == ()
-    assert drifted(compare(net(1e-9, 1.0), net(1e-9, 1.1))) == [("a.weight", "parameter_gradients")]
+    assert detect_drift(net(1e-9, 1.0), net(2e-9, 1.0)).drifts == ()
+    found = detect_drift(net(1e-9, 1.0), net(1e-9, 1.1))
+    assert drifted(found) == [("a.weight", "parameter_gradients")]
 
 
 @pytest.mark.parametrize("role", ["gradients", "parameter_gradients"])
@@ -231,7 +232,7 @@ def test_a_gradient_may_be_zero_or_rounding(role: str) -> None:
         x[0] = first
         return snapshot(layer("a", **{role: x if role == "gradients" else {"w": x}}))
 
-    assert explain(compare(net(0.0), net(1e-12))) == []
+    assert explain(detect_drift(net(0.0), net(1e-12))) == []
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_a_gradient_may_be_zero_or_rounding(role: str) -> None:
 )
 def test_what_changed_is_the_statistic_named(before: Tensor, now: Tensor, statistic: str) -> None:
     """The table names what changed most, exact properties first."""
-    comparison = compare(
+    comparison = detect_drift(
         snapshot(layer("a", activations=before)), snapshot(layer("a", activations=now))
     )
     assert comparison.drifts[0].statistic == statistic
@@ -256,23 +257,22 @@ def test_what_changed_is_the_statistic_named(before: Tensor, now: Tensor, statis
 def test_nan_on_both_sides_is_equal() -> None:
     """A tensor without a finite value has NaN moments, and equals itself."""
     lost = snapshot(layer("a", activations=torch.full((4, 4), math.nan)), loss=math.nan)
-    assert explain(compare(lost, lost)) == []
+    assert explain(detect_drift(lost, lost)) == []
 
 
 def test_a_number_that_became_nan_drifts() -> None:
     """NaN on one side only is beyond every tolerance."""
     before = snapshot(layer("a", activations=values()))
-    line = replace(before.tensors["activations"]["a"], mean=math.nan)
-    now = replace(before, tensors={"activations": {"a": line}})
-    assert "nan" in compare(before, now).drifts[0].now
-    assert "nan" in compare(now, before).drifts[0].before
+    now = before.with_tensors(lambda layer, key, line: replace(line, mean=math.nan))
+    assert "nan" in detect_drift(before, now).drifts[0].now
+    assert "nan" in detect_drift(now, before).drifts[0].before
 
 
 @pytest.mark.parametrize("pair", [(1.0, 1.01), (None, 1.0), (1.0, None), (1.0, math.nan)])
 def test_the_loss_is_compared(pair: tuple[float | None, float | None]) -> None:
     """A loss that moved, came or went is a drift."""
     before, now = (snapshot(layer("a"), loss=loss) for loss in pair)
-    assert explain(compare(before, now))[0].startswith("drift in loss: value ")
+    assert explain(detect_drift(before, now))[0].startswith("drift in loss: value ")
 
 
 def chain(*names: str, **types: str) -> Snapshot:
@@ -287,14 +287,14 @@ def chain(*names: str, **types: str) -> Snapshot:
 
 def test_a_renamed_layer_is_said_to_be_renamed() -> None:
     """One that went and one of the same type and shapes that came are one layer, still compared."""
-    comparison = compare(chain("a", "b"), chain("a", "c"))
+    comparison = detect_drift(chain("a", "b"), chain("a", "c"))
     assert phrases(comparison.changes) == ["renamed b to c"]
     assert comparison.tensors == 2
     assert explain(comparison) == []
     assert note(comparison) == (
         "all 2 tensors agree with the snapshot, but layers changed: renamed b to c"
     )
-    strict = compare(chain("a", "b"), chain("a", "c"), strict_names=True)
+    strict = detect_drift(chain("a", "b"), chain("a", "c"), strict_names=True)
     assert explain(strict)[0] == (
         "not the names of the snapshot (strict_names; every number agrees): renamed b to c"
     )
@@ -308,10 +308,10 @@ def test_layers_that_came_and_went_are_listed() -> None:
         (("a",), "removed b (Linear)"),
         (("c", "d", "e", "a", "b"), "added c and 2 more (Linear)"),
     ):
-        found = compare(before, chain(*names))
+        found = detect_drift(before, chain(*names))
         assert found.drifted
         assert phrases(found.failing_changes) == [phrase]
-    changed = compare(before, chain("a", "b", b="Fast"))
+    changed = detect_drift(before, chain("a", "b", b="Fast"))
     assert phrases(changed.changes) == ["changed b: type Linear is now Fast"]
     assert not changed.drifted
 
@@ -320,31 +320,31 @@ def test_a_tensor_that_is_no_longer_seen_is_listed() -> None:
     """A layer that lost its gradient differs, though no number drifted."""
     before = snapshot(layer("a", activations=values(), gradients=values()))
     now = snapshot(layer("a", activations=values()))
-    assert phrases(compare(before, now).failing_changes) == ["no gradients any more of a"]
-    assert phrases(compare(now, before).failing_changes) == ["new gradients of a"]
+    assert phrases(detect_drift(before, now).failing_changes) == ["no gradients any more of a"]
+    assert phrases(detect_drift(now, before).failing_changes) == ["new gradients of a"]
 
 
 def test_a_changed_batch_is_said_to_be_the_cause() -> None:
     """Where the model's input drifted, the message says so."""
     before, now = (snapshot(layer("", inputs=values(seed))) for seed in (0, 1))
     assert "The batch itself changed; the rest may only follow from that." in explain(
-        compare(before, now)
+        detect_drift(before, now)
     )
 
 
 def test_missing_seeds_are_said_to_be_the_cause() -> None:
     """Where most parameters drifted, the message points to the seed."""
     before, now = (snapshot(layer("a", parameters={"w": values(seed)})) for seed in (0, 1))
-    assert any("torch.manual_seed" in line for line in explain(compare(before, now)))
+    assert any("torch.manual_seed" in line for line in explain(detect_drift(before, now)))
 
 
 def test_another_torch_is_no_drift_but_said_where_something_drifted() -> None:
     """Versions and devices are not compared; they explain."""
     before = replace(snapshot(layer("a", activations=values())), recorded="torch 1.0, cuda")
     now = snapshot(layer("a", activations=values()))
-    assert explain(compare(before, now)) == []
+    assert explain(detect_drift(before, now)) == []
     moved = snapshot(layer("a", activations=values() * 2))
-    assert explain(compare(before, moved))[-1].startswith(
+    assert explain(detect_drift(before, moved))[-1].startswith(
         "The snapshot was recorded with torch 1.0, cuda; this is pytest-modelhealth "
     )
 
@@ -357,7 +357,7 @@ def test_a_large_drift_fits_on_a_screen() -> None:
         *(layer(name, activations=values() * 2) for name in names),
         *(layer(f"new{i}", type_name=f"New{i}") for i in range(50)),
     )
-    lines = explain(compare(before, now))
+    lines = explain(detect_drift(before, now))
     assert len(lines) <= 24
     assert any(line.startswith("... and 99 layers after it (99 more tensors)") for line in lines)
     assert "... and 44 more changes of layers" in lines
@@ -412,12 +412,12 @@ def test_measured_noise_catches_what_a_fixed_tolerance_cannot() -> None:
     calibrated, plain = tower(calibrate=True), tower()
     assert calibrated.calibrated
     assert not plain.calibrated
-    assert explain(compare(calibrated, plain)) == []
-    found = compare(calibrated, changed(scale))
+    assert explain(detect_drift(calibrated, plain)) == []
+    found = detect_drift(calibrated, changed(scale))
     assert drifted(found)[0] == ("second.weight", "parameters")
     assert ("second", "activations") in drifted(found)
     assert "times its noise" in explain(found)[0]
-    unmeasured = compare(plain, changed(scale))
+    unmeasured = detect_drift(plain, changed(scale))
     assert "activations" not in {role for _, role in drifted(unmeasured)}
     assert any("no measured noise" in line for line in explain(unmeasured))
 
@@ -441,18 +441,18 @@ def test_the_story_tells_input_parameters_and_computation_apart(
     change: Callable[[Tower], object], story: str
 ) -> None:
     """The second line says what of the first drifting layer is the same and what is not."""
-    assert explain(compare(tower(calibrate=True), changed(change)))[1].startswith(story)
+    assert explain(detect_drift(tower(calibrate=True), changed(change)))[1].startswith(story)
 
 
 def test_a_changed_batch_loss_and_backward_are_told_apart() -> None:
     """The batch, the loss alone, and gradients alone each have their own story."""
     before = tower(calibrate=True)
-    assert explain(compare(before, tower(shift=1)))[1] == "Tower: the batch is another one"
-    loss = compare(before, replace(tower(), loss=7.0))
+    assert explain(detect_drift(before, tower(shift=1)))[1] == "Tower: the batch is another one"
+    loss = detect_drift(before, replace(tower(), loss=7.0))
     assert explain(loss)[1].startswith("every layer agrees and the loss does not")
     model = Tower()
     model.second.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
-    story = explain(compare(before, tower(model)))[1]
+    story = explain(detect_drift(before, tower(model)))[1]
     assert "the forward pass agrees" in story
 
 
@@ -471,13 +471,13 @@ class Wrapped(nn.Module):
 def test_a_wrapped_model_agrees_with_a_note() -> None:
     """Prefixes and an Identity change no number: a note, and a failure where names are strict."""
     before, now = tower(calibrate=True), tower(Wrapped(Tower()))
-    found = compare(before, now)
+    found = detect_drift(before, now)
     assert not found.drifted
     assert "renamed first to inner.first" in note(found)
-    assert compare(before, now, strict_names=True).drifted
+    assert detect_drift(before, now, strict_names=True).drifted
     wrong = Tower()
     wrong.norm.eps = 1e-3
-    assert drifted(compare(before, tower(Wrapped(wrong))))[0] == ("inner.norm", "activations")
+    assert drifted(detect_drift(before, tower(Wrapped(wrong))))[0] == ("inner.norm", "activations")
 
 
 def test_a_layer_with_parameters_never_goes_unmatched() -> None:
@@ -486,11 +486,11 @@ def test_a_layer_with_parameters_never_goes_unmatched() -> None:
     root = layer("", activations=values(), type_name="Net")
     inner = layer("a", activations=values(columns=8), parameters=w)
     extra = layer("b", activations=values(seed=3), parameters={"weight": values(seed=4)})
-    found = compare(snapshot(inner, extra, root), snapshot(inner, root))
+    found = detect_drift(snapshot(inner, extra, root), snapshot(inner, root))
     assert found.drifts == ()
     assert explain(found)[0] == "not the layers of the snapshot: removed b (Linear)"
     bare = layer("c", type_name="softmax", activations=values(seed=3))
-    passed = compare(snapshot(inner, bare, root), snapshot(inner, root))
+    passed = detect_drift(snapshot(inner, bare, root), snapshot(inner, root))
     assert not passed.drifted
     assert "removed c (softmax)" in note(passed)
 
@@ -501,7 +501,7 @@ def test_models_without_a_common_layer_are_said_to_be_others() -> None:
         layer("x", type_name="Conv2d", activations=values(rows=8)), layer("", type_name="CNN")
     )
     before = snapshot(layer("a", activations=values()), layer("", type_name="Net"))
-    assert explain(compare(before, other))[0] == (
+    assert explain(detect_drift(before, other))[0] == (
         "not the model of the snapshot: no layer of it is in the report"
     )
 
@@ -510,10 +510,18 @@ def test_coarser_matrix_products_widen_the_tolerances() -> None:
     """Products in bfloat16 are no drift, and the text says by how much tolerances grew."""
     before = tower(calibrate=True)
     moved = changed(lambda model: model.second.weight.mul_(1.0001))
-    assert compare(before, moved).drifts
+    assert detect_drift(before, moved).drifts
     coarse = replace(moved, epsilon=2.0**-8)
-    assert "activations" not in {role for _, role in drifted(compare(before, coarse))}
-    assert any("times wider" in line for line in compare(before, coarse).remarks)
+    assert "activations" not in {role for _, role in drifted(detect_drift(before, coarse))}
+    assert any("times wider" in line for line in detect_drift(before, coarse).remarks)
+
+
+def tensors_of(recorded: Snapshot, role: str) -> Iterator[tuple[str, TensorLine]]:
+    """Yield each tensor of a role with its layer."""
+    for name, line in recorded.layers.items():
+        for (of, _), tensor in line.tensors.items():
+            if of == role:
+                yield name, tensor
 
 
 @pytest.mark.parametrize(
@@ -523,8 +531,8 @@ def test_coarser_matrix_products_widen_the_tolerances() -> None:
 def test_a_tolerance_is_a_multiple_of_the_measured_noise(role: str, factor: int) -> None:
     """Gradients have the larger multiple: kernels of older processors move them further."""
     recorded = tower(calibrate=True)
-    name, tensor = next(item for item in recorded.tensors[role].items() if item[1].rms)
-    tolerances, layer = Tolerances(recorded), split(role, name)[0]
+    layer, tensor = next(item for item in tensors_of(recorded, role) if item[1].rms)
+    tolerances = Tolerances(recorded)
     allowance = tolerances.of(role, layer, tensor, "std", tensor.std)
     assert allowance.noise == tolerances.noise.of(role, layer, tensor, "std")
     assert allowance.distance == pytest.approx(factor * allowance.noise)
@@ -537,8 +545,8 @@ def test_a_tolerance_is_a_multiple_of_the_measured_noise(role: str, factor: int)
 def test_single_gradients_may_move_by_a_thousandth(role: str, part: float) -> None:
     """Rounding takes an activation across zero, and one gradient comes or goes."""
     recorded = tower(calibrate=True)
-    name, tensor = next(item for item in recorded.tensors[role].items() if item[1].max)
-    tensor, layer = replace(tensor, noise={}), split(role, name)[0]
+    layer, tensor = next(item for item in tensors_of(recorded, role) if item[1].max)
+    tensor = replace(tensor, noise={})
     allowance = Tolerances(recorded).of(role, layer, tensor, "max", tensor.max)
     noise = Noise(recorded).of(role, layer, tensor, "max") or 0.0
     factor = 50 if role == "gradients" else 20

@@ -30,7 +30,6 @@ from pytest_modelhealth.snapshot.snapshot import (
     TensorLine,
     is_judged_whole,
     judges_zeros,
-    split,
 )
 from pytest_modelhealth.snapshot.tolerances import Tolerances
 from tests.builders import layer, observation
@@ -71,7 +70,7 @@ def reread(snapshot: Snapshot) -> Snapshot:
 
 def test_the_numbers_in_the_file_are_those_of_the_tensor() -> None:
     """Mean, std, extremes and rms agree with torch's own to the digits the file has."""
-    line = reread(from_observation(small_observation())).tensors["activations"]["fc"]
+    line = reread(from_observation(small_observation())).layers["fc"].tensors["activations", ""]
     values = spread().double()
     expected = {
         "mean": values.mean(),
@@ -98,7 +97,9 @@ def test_containers_have_no_inputs_of_their_own() -> None:
         layer("block", inputs=spread()),
         layer("block.fc", inputs=spread()),
     )
-    assert list(from_observation(seen).tensors["inputs"]) == ["", "block.fc"]
+    layers = from_observation(seen).layers.items()
+    with_inputs = [name for name, line in layers if ("inputs", "") in line.tensors]
+    assert sorted(with_inputs) == ["", "block.fc"]
 
 
 reals = st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf, -0.0])
@@ -136,13 +137,13 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     """Layers of any names, each with some of the tensors that a layer may have."""
     lines = st.builds(LayerLine, names, names, counts, st.sampled_from(["", "relu"]))
     layers = draw(st.dictionaries(names, lines, max_size=3))
-    tensors: dict[str, dict[str, TensorLine]] = {}
-    for name in layers:
+    for name, line in layers.items():
+        tensors: dict[tuple[str, str], TensorLine] = {}
         for role in ("inputs", "activations", "gradients", *OWN_NAMES):
             for own_name in draw(st.sets(own_names, max_size=2)) if role in OWN_NAMES else [""]:
-                full_name = ".".join(filter(None, (name, own_name)))
                 if draw(st.booleans()):
-                    tensors.setdefault(role, {})[full_name] = draw(tensor_lines(role, name))
+                    tensors[role, own_name] = draw(tensor_lines(role, name))
+        layers[name] = replace(line, tensors=tensors)
     return Snapshot(
         profile="cpu float32",
         model="Net",
@@ -151,7 +152,6 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         epsilon=2.0**-23,
         loss=draw(st.none() | reals),
         layers=layers,
-        tensors=tensors,
     )
 
 
@@ -159,20 +159,21 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 def test_what_is_written_is_read_back(snapshot: Snapshot) -> None:
     """Any names and counts as they are, any number to a tenth of its tolerance, its noise whole."""
     again = reread(snapshot)
-    assert list(again.layers.items()) == list(snapshot.layers.items())
+    assert list(again.layers) == list(snapshot.layers)
     assert (again.calibrated, again.epsilon) == (snapshot.calibrated, snapshot.epsilon)
     tolerances = Tolerances(snapshot)
-    for role, tensors in snapshot.tensors.items():
-        assert list(again.tensors[role]) == list(tensors)
-        for name, line in tensors.items():
-            read, (layer, _) = again.tensors[role][name], split(role, name)
+    for layer_name, written in snapshot.layers.items():
+        assert replace(again.layers[layer_name], tensors={}) == replace(written, tensors={})
+        assert list(again.layers[layer_name].tensors) == list(written.tensors)
+        for (role, own_name), line in written.tensors.items():
+            read = again.layers[layer_name].tensors[role, own_name]
             for exact in ("dtype", "shape", "count", "nan", "inf"):
                 assert getattr(read, exact) == getattr(line, exact)
             assert read.dead == pytest.approx(line.dead)
             assert read.zeros == pytest.approx(line.zeros)
             for real in REAL:
                 value = getattr(line, real)
-                allowance = tolerances.of(role, layer, line, real, value)
+                allowance = tolerances.of(role, layer_name, line, real, value)
                 error = max(allowance.distance / PART * 1.001, 1e-15 * abs(value))
                 assert getattr(read, real) == pytest.approx(value, rel=0, abs=error, nan_ok=True)
                 if allowance.noise and math.isfinite(value):
@@ -182,10 +183,11 @@ def test_what_is_written_is_read_back(snapshot: Snapshot) -> None:
 def test_a_new_value_changes_the_line_of_its_layer() -> None:
     """One changed number is a diff of one line, and equal tensors follow by their sign."""
     before = from_observation(small_observation())
-    tensors = {role: dict(lines) for role, lines in before.tensors.items()}
-    line = tensors["activations"]["fc"]
-    tensors["activations"] = dict.fromkeys(("fc", ""), replace(line, mean=-1.2345e-30, count=12))
-    old, new = (text_of(s).split("\n") for s in (before, replace(before, tensors=tensors)))
+    moved = replace(before.layers["fc"].tensors["activations", ""], mean=-1.2345e-30, count=12)
+    now = before.with_tensors(
+        lambda layer, key, line: moved if key == ("activations", "") else line
+    )
+    old, new = (text_of(s).split("\n") for s in (before, now))
     (changed,) = [b for a, b in zip(old, new, strict=True) if a != b]
     assert changed == (
         "fc Linear | out 8x4 count:12 ~0 1.396 -1.8387..3 zeros:12.5% | grad 0.508 1.396 -1.839..3"

@@ -13,8 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.snapshot import check, record
-from pytest_modelhealth.snapshot.drift import DriftReport
-from pytest_modelhealth.snapshot.explanation import explain, note
+from pytest_modelhealth.snapshot.drift import DriftReport, explain, note
 
 
 def read(

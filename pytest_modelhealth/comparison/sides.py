@@ -29,18 +29,18 @@ from pytest_modelhealth.tolerance import converted_batch, copied_batch
 
 
 @dataclass(frozen=True)
-class Subject:
+class Side:
     """A model under comparison.
 
     Args:
         model: what runs.
-        side: ``"reference"`` or ``"candidate"``.
+        name: ``"reference"`` or ``"candidate"``.
         engine: what runs it; ``None`` for a model that only gives outputs.
         note: what a reader should know of how it came about.
     """
 
     model: Any
-    side: str
+    name: str
     engine: Engine | None
     note: str = ""
 
@@ -63,7 +63,7 @@ class Subject:
         return any(".quantized" in type(module).__module__ for module in self.modules.values())
 
 
-def reference_subject(model: Any) -> Subject:
+def reference_side(model: Any) -> Side:
     """Return the reference, which must be a model.
 
     Raises:
@@ -74,35 +74,35 @@ def reference_subject(model: Any) -> Subject:
             f"the reference is a {type(model).__name__}: it must be a model that runs in PyTorch; "
             "a state_dict or an ONNX file can only be the candidate"
         )
-    return Subject(model, "reference", _engine(model, "reference"))
+    return Side(model, "reference", _engine(model, "reference"))
 
 
-def candidate_subject(candidate: Any, reference: Any) -> Subject:
+def candidate_side(candidate: Any, reference: Any) -> Side:
     """Return the candidate: a model, a `state_dict` for a copy of the reference, or ONNX.
 
     Raises:
         InspectionError: it is nothing of these, or the `state_dict` does not fit the reference.
     """
     if onnx.is_onnx(candidate):
-        return Subject(onnx.load(candidate), "candidate", None, "an ONNX model: outputs only")
+        return Side(onnx.load(candidate), "candidate", None, "an ONNX model: outputs only")
     if isinstance(candidate, Mapping):
         loaded = _loaded(candidate, reference)
         note = f"a copy of the reference with the {len(candidate)} tensors of the state_dict"
-        return Subject(loaded, "candidate", find_engine(loaded), note)
-    return Subject(candidate, "candidate", _engine(candidate, "candidate"))
+        return Side(loaded, "candidate", find_engine(loaded), note)
+    return Side(candidate, "candidate", _engine(candidate, "candidate"))
 
 
-def _engine(model: Any, side: str) -> Engine:
+def _engine(model: Any, name: str) -> Engine:
     if isinstance(model, str | Path):
         raise InspectionError(
-            f"the {side} is the path {str(model)!r}: load it first; only ONNX files (*.onnx) are "
+            f"the {name} is the path {str(model)!r}: load it first; only ONNX files (*.onnx) are "
             "read from disk"
         )
     compiled = isinstance(model, nn.Module) and any(map(is_compiled, model.modules()))
     try:
         return find_engine(model, compiled="observe" if compiled else "eager")
     except InspectionError as error:
-        raise InspectionError(f"the {side}: {error}") from None
+        raise InspectionError(f"the {name}: {error}") from None
 
 
 def _loaded(state: Mapping[Any, Any], reference: Any) -> nn.Module:
@@ -133,15 +133,10 @@ def _ensure_fits(state: Mapping[Any, Any], own: Mapping[str, Any]) -> None:
     missing = [key for key in own if key not in state]
     unexpected = [str(key) for key in state if key not in own]
     if missing or unexpected:
-        raise InspectionError(
-            "the state_dict does not fit the reference: "
-            + "; ".join(
-                filter(
-                    None, (_listed("missing", missing), _listed("not in the reference", unexpected))
-                )
-            )
-            + _advice(missing, unexpected)
-        )
+        what = (("missing", missing), ("not in the reference", unexpected))
+        listed = "; ".join(_listed(*keys) for keys in what if keys[1])
+        advice = _advice(missing, unexpected)
+        raise InspectionError(f"the state_dict does not fit the reference: {listed}{advice}")
     for key, value in state.items():
         shape = getattr(value, "shape", None)
         if isinstance(own[key], Tensor) and shape != own[key].shape:
@@ -152,8 +147,6 @@ def _ensure_fits(state: Mapping[Any, Any], own: Mapping[str, Any]) -> None:
 
 
 def _listed(what: str, keys: list[str]) -> str:
-    if not keys:
-        return ""
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     return f"{len(keys)} keys {what}: {', '.join(map(repr, keys[:3]))}{more}"
 
@@ -166,15 +159,15 @@ def _advice(missing: list[str], unexpected: list[str]) -> str:
 
 
 def run(
-    subject: Subject,
+    side: Side,
     request: Request,
     store: TensorStore,
     like: tuple[torch.dtype | None, torch.device | None] = (None, None),
 ) -> Trace:
-    """Run the request's batch through a subject, and keep every tensor.
+    """Run the request's batch through a side, and keep every tensor.
 
     Args:
-        subject: what to run.
+        side: what to run.
         request: batch, target, loss and backward; its model is not read.
         store: keeps the tensors.
         like: dtype and device to bring the floating tensors of the batch to.
@@ -185,23 +178,23 @@ def run(
     """
     keeper = Keeper(store)
     try:
-        if subject.engine is None:
-            return _outputs_of(subject.model, request.inputs, keeper)
+        if side.engine is None:
+            return _outputs_of(side.model, request.inputs, keeper)
         batch = converted_batch(request.inputs, *like)
         target = converted_batch(request.target, None, like[1]) if like[1] else request.target
-        own = replace(request, model=subject.model, inputs=batch, target=target, visitor=keeper)
-        if subject.quantised:
+        own = replace(request, model=side.model, inputs=batch, target=target, visitor=keeper)
+        if side.quantised:
             own = replace(own, backward=False)
         with hinted(own):
-            observation = subject.engine.run(own)
-        if subject.engine.compiled:
-            observation = _with_compiled_outputs(subject, own, keeper, observation)
+            observation = side.engine.run(own)
+        if side.engine.compiled:
+            observation = _with_compiled_outputs(side, own, keeper, observation)
     except Exception as error:
-        error.add_note(f"raised while the {subject.side} of compare(reference, candidate, ...) ran")
+        error.add_note(f"raised while the {side.name} of compare(reference, candidate, ...) ran")
         raise
     if observation.errors:
         raise InspectionError(
-            f"could not keep what the {subject.side} computes: {observation.errors[0]}"
+            f"could not keep what the {side.name} computes: {observation.errors[0]}"
         )
     return Trace(observation, keeper.entries, keeper.output)
 
@@ -213,11 +206,11 @@ def _outputs_of(session: Any, inputs: Any, keeper: Keeper) -> Trace:
 
 
 def _with_compiled_outputs(
-    subject: Subject, request: Request, keeper: Keeper, observation: Observation
+    side: Side, request: Request, keeper: Keeper, observation: Observation
 ) -> Observation:
     """Take outputs, buffers and parameter gradients from compiled code, which nothing watches."""
     own = Keeper(keeper.store)
-    bare = run_step(replace(request, visitor=own), subject.model, [], watch=_unwatched)
+    bare = run_step(replace(request, visitor=own), side.model, [], watch=_unwatched)
     for key, entry in own.entries.items():
         if key.role in ("outputs", "buffers", "parameter_gradients"):
             moment = keeper.entries[key].moment if key in keeper.entries else len(keeper.entries)
@@ -230,15 +223,15 @@ def _unwatched(recorder: Recorder) -> Iterator[Hooks]:
     yield Hooks(recorder)
 
 
-def placement(subject: Subject, inputs: Any) -> tuple[torch.dtype | None, torch.device | None]:
+def placement(side: Side, inputs: Any) -> tuple[torch.dtype | None, torch.device | None]:
     """Return the dtype and device that the batch must have for this model; ``None`` as it is.
 
     A model whose parameters are all of one floating dtype, or all on one device, takes its batch
     likewise.
     """
-    if subject.engine is None:
+    if side.engine is None:
         return None, None
-    parameters = [p for p in subject.module.parameters() if not p.is_meta]
+    parameters = [p for p in side.module.parameters() if not p.is_meta]
     dtypes = {p.dtype for p in parameters if p.is_floating_point()}
     devices = {p.device for p in parameters}
     tensors = list(find_tensors(_plain(inputs)))

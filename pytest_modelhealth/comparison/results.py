@@ -15,34 +15,30 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture import Request
 from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (
-    converted_batch,
-    converted_copy,
+    TRUSTED,
+    converted,
     default_dtype,
     floor,
-    perturbed_batch,
-    perturbed_copy,
+    observed,
+    perturbed,
 )
 
 FACTOR = 10.0
 """How many times the natural noise a difference may be."""
 
 BACKWARD = ("gradients", "parameter_gradients")
-
-TRUSTED = 30.0
-"""A float64 run that is further off than this multiple of the perturbation noise is no truth: the
-model keeps numbers in float32 whatever it is converted to, or draws others in float64."""
 
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
@@ -64,7 +60,7 @@ class TensorResult:
         problem: what is wrong, where it is no number that is off: a shape, a missing gradient.
         shape: the candidate's shape, where the tensor flows through the layer in another one; else
             ``""``.
-        unseen: whether it is the gradient of a layer without parameters, and was not seen.
+        unseen: why it was not seen, where it is the gradient of a layer without parameters.
     """
 
     key: Key
@@ -76,7 +72,7 @@ class TensorResult:
     limit: float
     problem: str = ""
     shape: str = ""
-    unseen: bool = False
+    unseen: str = ""
 
     @property
     def diverged(self) -> bool:
@@ -128,36 +124,30 @@ class Further:
     """Further runs of the reference.
 
     Args:
-        model: the module that has its layers.
-        request: batch, target, loss and backward.
+        request: the module that has its layers, batch, target, loss and backward.
         runs: how many perturbed runs at most.
         notes: takes what a reader should know.
     """
 
-    model: nn.Module
     request: Request
     runs: int
     notes: list[str]
 
-    def run(self, build: Callable[[], tuple[nn.Module, Any, Any]], watcher: Watcher) -> str:
-        """Run a copy of the reference before `watcher`; return why that failed, if it did.
+    def run(self, made: Callable[[Request], Request], watcher: Watcher) -> str:
+        """Run copies of model and batch before `watcher`; return why that failed, if it did.
 
         The copy is not the user's model: what it raises or warns of is not for them.
         """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                model, inputs, target = build()
-                request = replace(
-                    self.request, model=model, inputs=inputs, target=target, visitor=watcher
-                )
-                errors = find_engine(model).run(request).errors
+                errors = observed(replace(made(self.request), visitor=watcher)).errors
         except Exception as error:  # noqa: BLE001 - a copy in another precision may fail anyhow
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return errors[0] if errors else ""
 
 
-def judge(
+def compare_tensors(
     links: Iterable[Link],
     a: Trace,
     b: Trace,
@@ -325,19 +315,16 @@ def _set_floors(cases: list[_Case], a: Trace, epsilon: float) -> None:
         key, difference = case.link.reference, case.difference
         if difference is None:
             continue
-        norm, most = difference.norm, difference.abs_max
-        if key.role == "parameter_gradients":
-            rms, abs_max = largest[key.layer]
-            norm, most = max(norm, rms * math.sqrt(difference.count)), max(most, abs_max)
+        norm, most, width = difference.norm, difference.abs_max, math.sqrt(difference.count)
         roundings = a.depths[a.entries[key].moment]
         if key.role == "parameter_gradients":
-            terms, rms = _terms(a, key)
+            (rms, abs_max), (terms, term) = largest[key.layer], _terms(a, key)
             roundings *= terms
-            norm = max(norm, rms * math.sqrt(terms * difference.count))
-            most = max(most, rms * math.sqrt(terms))
+            norm = max(norm, rms * width, term * math.sqrt(terms) * width)
+            most = max(most, abs_max, term * math.sqrt(terms))
         elif key.role == "buffers":
             rms = _size_of_inputs(a, key.layer)
-            norm, most = max(norm, rms * math.sqrt(difference.count)), max(most, rms)
+            norm, most = max(norm, rms * width), max(most, rms)
         relative = floor(epsilon, roundings)
         case.floor = relative * norm, relative * most
 
@@ -393,14 +380,8 @@ def _measure_truth(
         if truth.shape == expected.shape:
             found.append((case, gap(expected, truth), gap(candidate, truth)))
 
-    def build() -> tuple[nn.Module, Any, Any]:
-        request = further.request
-        model = converted_copy(further.model, torch.float64)
-        inputs = converted_batch(request.inputs, torch.float64)
-        return model, inputs, converted_batch(request.target, torch.float64)
-
     with default_dtype(torch.float64):
-        failure = further.run(build, _Beside(cases, see))
+        failure = further.run(lambda given: converted(given, torch.float64), _Beside(cases, see))
     if failure:
         further.notes.append(f"the reference has no float64 run to compare with: {failure}")
         return
@@ -423,12 +404,7 @@ def _measure_lower(
         if value.shape == expected.shape:
             case.own, case.source = gap(expected, value), "lower precision"
 
-    def build() -> tuple[nn.Module, Any, Any]:
-        request = further.request
-        model = converted_copy(further.model, lower)
-        return model, converted_batch(request.inputs, lower), request.target
-
-    failure = further.run(build, _Beside(cases, see))
+    failure = further.run(lambda given: converted(given, lower, target=False), _Beside(cases, see))
     if failure:
         further.notes.append(f"the reference does not run in {lower}: {failure}")
 
@@ -452,13 +428,7 @@ def _measure_noise(
                 case.source = "perturbed"
 
     for seed in range(further.runs):
-
-        def build(seed: int = seed) -> tuple[nn.Module, Any, Any]:
-            request = further.request
-            model = perturbed_copy(further.model, epsilon, seed)
-            return model, perturbed_batch(request.inputs, epsilon, seed), request.target
-
-        failure = further.run(build, _Beside(cases, see))
+        failure = further.run(partial(perturbed, epsilon=epsilon, seed=seed), _Beside(cases, see))
         if failure:
             further.notes.append(f"the noise could not be measured: {failure}")
             return

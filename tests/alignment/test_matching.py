@@ -11,15 +11,22 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.comparison.alignment import Alignment, Change, Split, align
+from pytest_modelhealth.alignment.alignable import Alignable
+from pytest_modelhealth.alignment.matching import align
+from pytest_modelhealth.alignment.result import Alignment, Change, Fold, Split
 from pytest_modelhealth.report import LayerRecord, Status
 from tests.builders import layer, observation
 
 
-def seen(model: nn.Module, batch: torch.Tensor | None = None) -> dict[str, LayerRecord]:
+def seen(model: nn.Module, batch: torch.Tensor | None = None) -> dict[str, Alignable]:
     """Return the layers of a model that was run once."""
     batch = torch.randn(4, 8) if batch is None else batch
-    return dict(Inspector(model).run_inspection(batch).layers)
+    return alignables(*Inspector(model).run_inspection(batch).layers.values())
+
+
+def alignables(*records: LayerRecord) -> dict[str, Alignable]:
+    """Return what an alignment reads of layers."""
+    return {record.name: Alignable.of(record) for record in records}
 
 
 def changes(alignment: Alignment) -> dict[str, tuple[str | None, str]]:
@@ -204,7 +211,8 @@ def test_a_batch_norm_folded_into_a_convolution_is_said():
     alignment = align(seen(reference, batch), seen(candidate, batch))
     assert alignment.by_reference["conv"].output_of == "bn"
     assert alignment.by_reference["bn"].change is Change.REMOVED
-    assert "folded" in alignment.by_reference["bn"].note
+    assert alignment.by_reference["bn"].reason == Fold("bn", "conv")
+    assert alignment.by_reference["bn"].note == "is folded into conv"
     assert alignment.to_candidate["act"] == "act"
 
 
@@ -239,9 +247,12 @@ def test_layers_never_called_are_matched_too():
     """What no batch reaches still ends in one pair, by its name or else by its parameters."""
     weight = {"weight": torch.arange(4.0)}
     idle = {"status": Status.NOT_CALLED, "parameters": weight}
-    reference = observation(layer("a"), layer("unused", **idle)).layers
-    assert align(reference, observation(layer("a"), layer("unused", **idle)).layers).same_names
-    renamed = align(reference, observation(layer("a"), layer("spare", **idle)).layers)
+    reference, again, other = (
+        alignables(*observation(layer("a"), layer(name, **idle)).layers.values())
+        for name in ("unused", "unused", "spare")
+    )
+    assert align(reference, again).same_names
+    renamed = align(reference, other)
     assert renamed.by_reference["unused"].candidate == "spare"
 
 
@@ -257,17 +268,17 @@ def test_every_layer_of_both_sides_is_in_exactly_one_pair():
         assert sorted(p.candidate for p in pairs if p.candidate is not None) == sorted(sides[1])
 
 
-def renamed_blocks(count: int) -> tuple[dict[str, LayerRecord], dict[str, LayerRecord]]:
+def renamed_blocks(count: int) -> tuple[dict[str, Alignable], dict[str, Alignable]]:
     """Return two sides of as many blocks, all renamed, each with a weight of its own."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(4, generator=generator) for _ in range(count)]
 
-    def side(prefix: str) -> dict[str, LayerRecord]:
+    def side(prefix: str) -> dict[str, Alignable]:
         records = []
         for index, weight in enumerate(weights):
             records.append(layer(f"{prefix}{index}.fc", parameters={"weight": weight}))
             records.append(layer(f"{prefix}{index}.act", type_name="ReLU", activation="relu"))
-        return dict(observation(*records).layers)
+        return alignables(*observation(*records).layers.values())
 
     return side("block"), side("layer")
 

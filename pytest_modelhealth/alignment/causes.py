@@ -1,0 +1,159 @@
+"""Causes that need no numbers: a layer called more or less often, a weight tied or no longer.
+
+The stories of a comparison and of a drift say them in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from pytest_modelhealth.alignment.alignable import Alignable, is_inside
+from pytest_modelhealth.alignment.result import Alignment, Pair
+from pytest_modelhealth.report import Status
+
+MOST_CALLS = 3
+"""So many layers that are called more or less often are named in a story."""
+
+
+@dataclass(frozen=True)
+class CallChange:
+    """A layer that is called more or less often.
+
+    Args:
+        pair: the layer; the outermost of several, one in the other, that changed alike.
+        phrase: what became of its calls: ``"called twice, was once"``.
+        inside: the names in the reference of the layer and of all inside it.
+        more: whether it is called more often.
+        both: whether it is called in both.
+    """
+
+    pair: Pair
+    phrase: str
+    inside: frozenset[str]
+    more: bool
+    both: bool
+
+    def __str__(self) -> str:
+        return f"{self.pair.name}: {self.phrase}"
+
+
+@dataclass(frozen=True)
+class TieChange:
+    """A parameter that was one of another layer and no longer is, or is now.
+
+    Args:
+        pair: the later layer, in the order of registration, of the two that share it.
+        parameter: its own name there.
+        owner: the other layer.
+        phrase: ``"no longer tied to embedding.weight"``.
+    """
+
+    pair: Pair
+    parameter: str
+    owner: Pair
+    phrase: str
+
+    @property
+    def label(self) -> str:
+        """The full name of the parameter."""
+        return dotted(self.pair.name, self.parameter)
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.phrase}"
+
+
+class Causes:
+    """What became of calls and ties between two models.
+
+    Attributes:
+        phrases: what became of the calls of each aligned layer, by its name in the reference.
+    """
+
+    def __init__(self, alignment: Alignment) -> None:
+        self._alignment = alignment
+        self.phrases = {x.name: _call_phrase(pair, x, y) for pair, x, y in alignment.aligned}
+
+    @cached_property
+    def calls(self) -> tuple[CallChange, ...]:
+        """Every layer that is called more or less often, in execution order of the reference."""
+        outermost_first = sorted(
+            self._alignment.aligned, key=lambda one: one[1].name.count(".") + bool(one[1].name)
+        )
+        called = {x.name for _, x, y in outermost_first if x.calls or y.calls}
+        found: dict[Pair, CallChange] = {}
+        for pair, x, y in outermost_first:
+            phrase, name = self.phrases[x.name], x.name
+            if not phrase or not name or any(name in one.inside for one in found.values()):
+                continue
+            inside = {other for other in self.phrases if is_inside(other, name)}
+            if all(self.phrases[other] or other not in called for other in inside):
+                both = bool(x.calls and y.calls)
+                every = frozenset({name, *inside})
+                found[pair] = CallChange(pair, phrase, every, y.calls > x.calls, both)
+        return tuple(found[pair] for pair in self._alignment.pairs if pair in found)
+
+    @cached_property
+    def ties(self) -> tuple[TieChange, ...]:
+        """Every parameter that is no longer tied to one of another layer, or is now."""
+        ours, theirs = self._alignment.reference, self._alignment.candidate
+        to = {x.name: (pair, y) for pair, x, y in self._alignment.aligned}
+        back = {y.name: (pair, x) for pair, x, y in self._alignment.aligned}
+        lost = _broken(ours, to, "no longer tied to")
+        gained = _broken(theirs, back, "now tied to")
+        return (*lost, *gained)
+
+
+def _call_phrase(pair: Pair, x: Alignable, y: Alignable) -> str:
+    """Return what became of the calls of a layer; ``""`` where as much went through it.
+
+    So it does where a batch is taken in parts. What ran unseen was called, if not by hooks.
+    """
+    if x.calls == y.calls or Status.OPAQUE in (x.status, y.status) or pair.reason is not None:
+        return ""
+    if not y.calls:
+        return "" if y.trained else "no longer called"
+    if not x.calls:
+        return "" if x.trained else "now called, was not"
+    if x.output_size is not None and x.output_size == y.output_size:
+        return ""
+    return called(x.calls, y.calls)
+
+
+def _broken(
+    layers: Mapping[str, Alignable], counterparts: Mapping[str, tuple[Pair, Alignable]], verb: str
+) -> Iterator[TieChange]:
+    """Yield each tie of one side that the other has two parameters for."""
+    for layer in layers.values():
+        for own, full in layer.tied.items():
+            owner, _, name = full.rpartition(".")
+            if layer.name not in counterparts or owner not in counterparts:
+                continue
+            (pair, here), (owners, there) = counterparts[layer.name], counterparts[owner]
+            known = all(
+                n in one.parameters or n in one.tied for one, n in ((here, own), (there, name))
+            )
+            if known and _full_name(here, own) != _full_name(there, name):
+                yield TieChange(pair, own, owners, f"{verb} {dotted(owners.name, name)}")
+
+
+def called(before: int, now: int) -> str:
+    """Spell how often a layer is called, and was: ``called twice, was once``."""
+    before_times, now_times = ({1: "once", 2: "twice"}.get(n, f"{n} times") for n in (before, now))
+    return f"called {now_times}, was {before_times}"
+
+
+def retyped(before: str, now: str) -> str:
+    """Spell that a layer is of another type."""
+    return f"it is a {now}, was a {before}"
+
+
+def dotted(layer: str, own_name: str) -> str:
+    """Return the full name of a tensor, of a layer that may be the model itself."""
+    return ".".join(filter(None, (layer, own_name)))
+
+
+def _full_name(layer: Alignable, own: str) -> str:
+    """Return the full name of a parameter at the first layer that has it."""
+    return layer.tied.get(own, dotted(layer.name, own))

@@ -1,0 +1,457 @@
+"""Which layer of one model is which of another: read off what was observed, no model needed.
+
+Parameters identify a layer best, then its name, then its type and its place in execution order.
+Layers with parameters of the same values anchor the alignment; names are believed where they keep
+the order of these anchors; what is left between two anchors is aligned as a sequence. So neither a
+rename nor a shift of all numbers in a `Sequential` tears the models apart.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+from itertools import pairwise
+
+from pytest_modelhealth.alignment.alignable import (
+    Alignable,
+    Fingerprint,
+    Values,
+    ancestors,
+    containers,
+)
+from pytest_modelhealth.alignment.result import Alignment, Change, Fold, Pair, Split, Unseen
+from pytest_modelhealth.report import Status
+
+Layers = Mapping[str, Alignable]
+Places = Sequence[tuple[int, int]]
+"""Pairs of places in the execution order of the reference and of the candidate."""
+
+MOST_CELLS = 250_000
+"""Up to this product of two lengths, sequences are aligned in full."""
+
+MOST_PARTS = 8
+"""A layer is split into no more parts than these."""
+
+
+def align(reference: Layers, candidate: Layers) -> Alignment:
+    """Return which layer of `candidate` is which of `reference`.
+
+    Args:
+        reference: layers by name.
+        candidate: likewise.
+    """
+    a, b = _Side(reference), _Side(candidate)
+    matcher = _Matcher(a, b)
+    if a.structure == b.structure:
+        matcher.add_all((name, name) for name in reference)
+    else:
+        matcher.match_leaves()
+        matcher.match_idle()
+        matcher.match_containers()
+    splits = tuple(_splits(matcher))
+    pairs = _with_splits(_with_folds(_pairs(matcher), a, b), splits)
+    return Alignment(tuple(pairs), splits, reference, candidate)
+
+
+class _Side:
+    """One model's layers, sorted into what is aligned how.
+
+    Attributes:
+        layers: all of them, by name.
+        leaves: names of the layers that compute something themselves, in execution order.
+        idle: names of layers that were never called and hold parameters.
+        containers: names of all others; they are what their leaves make them.
+        place: place of each leaf in execution order.
+        taken: counterpart of each layer that is matched.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        self.taken: dict[str, str] = {}
+        holders = containers(layers)
+        self.containers: list[str] = []
+        self.idle: list[str] = []
+        self.leaves: list[str] = []
+        for one in self.in_order():
+            if one.name in holders and not one.parameters:
+                self.containers.append(one.name)
+            else:
+                (self.idle if one.order is None else self.leaves).append(one.name)
+        self.place = {name: place for place, name in enumerate(self.leaves)}
+
+    @property
+    def structure(self) -> list[tuple[object, ...]]:
+        """All that names, types and shapes say of the model, in execution order."""
+        return [(one.name, one.kind, one.shapes) for one in self.in_order()]
+
+    def in_order(self) -> list[Alignable]:
+        """Return the layers in execution order; those never called come last."""
+        return sorted(self.layers.values(), key=lambda one: one.place)
+
+    def free(self, names: Iterable[str]) -> list[str]:
+        """Return those of these layers that are not matched yet."""
+        return [name for name in names if name not in self.taken]
+
+    def by_fingerprint(self, names: Iterable[str]) -> dict[Fingerprint, list[str]]:
+        """Return layers with parameters by the values of these."""
+        found: dict[Fingerprint, list[str]] = defaultdict(list)
+        for name in names:
+            if self.layers[name].parameters:
+                found[self.layers[name].fingerprint].append(name)
+        return found
+
+    def held(self) -> dict[str, set[str]]:
+        """Return the names of the leaves in each container."""
+        held: dict[str, set[str]] = {name: set() for name in self.containers}
+        for leaf in (*self.leaves, *self.idle):
+            for above in ancestors(leaf):
+                if above in held:
+                    held[above].add(leaf)
+        return held
+
+
+class _Matcher:
+    """Finds the pairs: leaves first, then what was never called, then what holds them."""
+
+    def __init__(self, a: _Side, b: _Side) -> None:
+        self.a, self.b = a, b
+
+    def add(self, ours: str, theirs: str) -> None:
+        """Match two layers."""
+        self.a.taken[ours] = theirs
+        self.b.taken[theirs] = ours
+
+    def add_all(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Match each two layers."""
+        for ours, theirs in pairs:
+            self.add(ours, theirs)
+
+    def match_leaves(self) -> None:
+        """Match the layers that compute something themselves."""
+        a, b = self.a, self.b
+        self._match_merged()
+        anchors = self._anchors()
+        self.add_all(anchors)
+        self._match_called_on_one_side(of_one_form=True)
+        backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
+        for left, right in list(self._gaps(self._add_names(backbone))):
+            self.add_all(_aligned_sequences(left, right))
+        self._match_moved()
+
+    def match_idle(self) -> None:
+        """Match layers that were never called, by name, then by their parameters."""
+        self._match_called_on_one_side(of_one_form=False)
+        idle = set(self.b.free(self.b.idle))
+        theirs = self.b.by_fingerprint(self.b.free(self.b.idle))
+        for name in self.a.free(self.a.idle):
+            same = theirs.get(self.a.layers[name].fingerprint, [])
+            if name in idle and name not in self.b.taken:
+                self.add(name, name)
+            elif same and same[0] not in self.b.taken:
+                self.add(name, same.pop(0))
+
+    def match_containers(self) -> None:
+        """Match containers by the layers in them; of those that hold the same, by type and name."""
+        a, b = self.a, self.b
+        ours, theirs = a.held(), b.held()
+        free = set(b.free(b.containers))
+        if "" in free and "" in a.containers:
+            self.add("", "")
+            free.discard("")
+        for name in a.free(sorted(a.containers, key=lambda name: name.count("."))):
+            images = {a.taken[leaf] for leaf in ours[name] if leaf in a.taken}
+            found = _container_of(a.layers[name], images, theirs, b, free)
+            if found is not None:
+                self.add(name, found)
+                free.discard(found)
+
+    def _match_merged(self) -> None:
+        """Match a layer with the container of its name that holds several, where none is it.
+
+        So are adapters that were merged into the weights they stood beside.
+        """
+        for one, other in ((self.a, self.b), (self.b, self.a)):
+            inside, known = one.held(), one.by_fingerprint(one.leaves)
+            for name in one.containers:
+                layer = other.layers.get(name)
+                if name not in other.place or layer is None or not layer.parameters:
+                    continue
+                held = [leaf for leaf in inside[name] if one.layers[leaf].parameters]
+                same_output = one.layers[name].output == layer.output
+                if len(held) > 1 and same_output and layer.fingerprint not in known:
+                    self.add(name, name)
+
+    def _anchors(self) -> list[tuple[str, str]]:
+        """Return the layers whose parameters have values that no other layer's have.
+
+        Where such pairs with different names cross one another, layers swapped their weights or
+        their places: there the names count.
+        """
+        a, b = self.a, self.b
+        ours, theirs = a.by_fingerprint(a.leaves), b.by_fingerprint(b.leaves)
+        unique = [
+            (names[0], theirs[key][0])
+            for key, names in ours.items()
+            if len(names) == 1 and len(theirs.get(key, ())) == 1
+        ]
+        kept = [(x, y) for x, y in unique if x == y or not self._may_be_named(x)]
+        doubtful = [(a.place[x], b.place[y]) for x, y in set(unique) - set(kept)]
+        straight = _uncrossed(sorted(doubtful))
+        return kept + [(a.leaves[i], b.leaves[j]) for i, j in straight]
+
+    def _may_be_named(self, name: str) -> bool:
+        """Whether the candidate has a leaf of this name that could as well be the same one."""
+        b = self.b
+        return name in b.place and self.a.layers[name].has_form_of(b.layers[name])
+
+    def _match_called_on_one_side(self, *, of_one_form: bool) -> None:
+        """Match layers of one name of which one was never called: it is still the same layer."""
+        a, b = self.a, self.b
+        for idle, called in ((a.idle, b), (b.idle, a)):
+            for name in idle:
+                if name not in called.place or name in a.taken or name in b.taken:
+                    continue
+                x, y = a.layers[name], b.layers[name]
+                if not of_one_form or (x.parameters and x.has_form_of(y)):
+                    self.add(name, name)
+
+    def _add_names(self, backbone: Places) -> Places:
+        """Match layers of one name and form that keep the order of the backbone, and extend it."""
+        a, b = self.a, self.b
+        same = [
+            (a.place[name], b.place[name])
+            for name in a.free(a.leaves)
+            if name not in b.taken and self._may_be_named(name)
+        ]
+        longer = _rising([pair for pair in same if _fits(pair, backbone)])
+        self.add_all((a.leaves[i], b.leaves[j]) for i, j in longer)
+        return sorted([*backbone, *longer])
+
+    def _gaps(self, backbone: Places) -> Iterator[tuple[list[Alignable], list[Alignable]]]:
+        """Yield what is not matched yet between each two neighbours of the backbone."""
+        a, b = self.a, self.b
+        i = j = 0
+        for next_i, next_j in [*backbone, (len(a.leaves), len(b.leaves))]:
+            left = [a.layers[name] for name in a.free(a.leaves[i:next_i])]
+            right = [b.layers[name] for name in b.free(b.leaves[j:next_j])]
+            if left and right:
+                yield left, right
+            i, j = next_i + 1, next_j + 1
+
+    def _match_moved(self) -> None:
+        """Match what is left where name or parameters tell, whatever the order."""
+        a, b = self.a, self.b
+        for name in a.free(a.leaves):
+            if name in b.place and name not in b.taken:
+                self.add(name, name)
+        theirs = b.by_fingerprint(b.free(b.leaves))
+        for name in a.free(a.leaves):
+            same = theirs.get(a.layers[name].fingerprint)
+            if same:
+                self.add(name, same.pop(0))
+
+
+def _uncrossed(pairs: Places) -> list[tuple[int, int]]:
+    """Return the pairs that cross no other, of pairs in ascending order of their first number."""
+    highest_before, highest = [], -1
+    for _, j in pairs:
+        highest_before.append(highest)
+        highest = max(highest, j)
+    kept, lowest_after = [], math.inf
+    for (i, j), before in zip(reversed(pairs), reversed(highest_before), strict=True):
+        if before < j < lowest_after:
+            kept.append((i, j))
+        lowest_after = min(lowest_after, j)
+    return kept[::-1]
+
+
+def _rising(pairs: Places) -> list[tuple[int, int]]:
+    """Return the longest subsequence whose second numbers rise, of pairs in ascending order."""
+    tails: list[int] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for index, (_, j) in enumerate(pairs):
+        place = bisect_left(tails, j)
+        before.append(ends[place - 1] if place else -1)
+        tails[place : place + 1] = [j]
+        ends[place : place + 1] = [index]
+    found = []
+    index = ends[-1] if ends else -1
+    while index >= 0:
+        found.append(pairs[index])
+        index = before[index]
+    return found[::-1]
+
+
+def _fits(pair: tuple[int, int], backbone: Places) -> bool:
+    place = bisect_left(backbone, pair)
+    after_previous = place == 0 or backbone[place - 1][1] < pair[1]
+    return after_previous and (place == len(backbone) or pair[1] < backbone[place][1])
+
+
+def _aligned_sequences(left: list[Alignable], right: list[Alignable]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of the best alignment of two sequences (Needleman and Wunsch, 1970).
+
+    Gaps cost nothing: a pair has to be worth it. Two very long sequences without anything in common
+    are aligned by the runs of equal layers in them.
+    """
+    if len(left) * len(right) > MOST_CELLS:
+        ours, theirs = ([(x.kind, x.sizes, x.output) for x in side] for side in (left, right))
+        matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+        for i, j, length in matcher.get_matching_blocks():
+            for x, y in zip(left[i : i + length], right[j : j + length], strict=True):
+                yield x.name, y.name
+        return
+    worth = [[_likeness(x, y) for y in right] for x in left]
+    best = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
+    for i in range(len(left) - 1, -1, -1):
+        for j in range(len(right) - 1, -1, -1):
+            skip = max(best[i + 1][j], best[i][j + 1])
+            pair = worth[i][j] + best[i + 1][j + 1] if worth[i][j] > 0 else 0.0
+            best[i][j] = max(skip, pair)
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if worth[i][j] > 0 and best[i][j] == worth[i][j] + best[i + 1][j + 1]:
+            yield left[i].name, right[j].name
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+
+
+def _likeness(x: Alignable, y: Alignable) -> float:
+    """Return how well two layers go together; 0 if they cannot be the same."""
+    same_name, same_own_name = x.name == y.name, x.own_name == y.own_name
+    same_kind, same_output, same_sizes = x.kind == y.kind, x.output == y.output, x.sizes == y.sizes
+    if same_kind and same_sizes:
+        return 4.0 + 2 * same_output + same_own_name + 2 * same_name
+    if same_kind and same_output and bool(x.tied) != bool(y.tied):
+        return 3.0  # a tied weight is among the parameters of another layer
+    if x.is_inert or y.is_inert:
+        return 0.0
+    if same_name or (same_kind and same_own_name and same_output):
+        return 2.0 + same_output + same_sizes
+    if same_output and same_sizes and x.parameters:
+        return 1.0 + same_own_name
+    return 0.0
+
+
+def _container_of(
+    layer: Alignable, images: set[str], held: Mapping[str, set[str]], side: _Side, free: set[str]
+) -> str | None:
+    """Return the container that holds most of `images` and little else."""
+    if not images:
+        alike = layer.name in free and side.layers[layer.name].type_name == layer.type_name
+        return layer.name if alike else None
+    around = Counter(above for image in images for above in ancestors(image) if above in free)
+    best, best_worth = None, 0.5
+    for name, count in around.items():
+        same_type = side.layers[name].type_name == layer.type_name
+        overlap = count / len(images | held[name])
+        worth = overlap + 0.2 * same_type + 0.2 * (name == layer.name)
+        if 2 * count >= len(images) and worth > best_worth:
+            best, best_worth = name, worth
+    return best
+
+
+def _pairs(found: _Matcher) -> list[Pair]:
+    """Return all layers of both sides, in execution order of the reference.
+
+    Inserted layers stand after the layer that runs before them.
+    """
+    a, b = found.a, found.b
+    inserted: dict[str | None, list[Pair]] = defaultdict(list)
+    last = None
+    for layer in b.in_order():
+        if layer.name in b.taken:
+            last = layer.name
+        else:
+            inserted[last].append(Pair(None, layer.name, Change.INSERTED))
+    moved = _moved(a, b)
+    hidden = any(layer.status is Status.OPAQUE for layer in b.layers.values())
+    pairs = inserted[None]
+    for layer in a.in_order():
+        other = a.taken.get(layer.name)
+        if other is None:
+            unseen = Unseen() if layer.functional and hidden else None
+            pairs.append(Pair(layer.name, None, Change.REMOVED, unseen))
+        else:
+            change = _change(layer, b.layers[other], layer.name in moved)
+            pairs += [Pair(layer.name, other, change), *inserted[other]]
+    return pairs
+
+
+def _moved(a: _Side, b: _Side) -> set[str]:
+    """Return the leaves that run at another place among the others."""
+    ours = [name for name in a.leaves if name in a.taken]
+    ours = [name for name in ours if b.layers[a.taken[name]].order is not None]
+    places = [(i, b.layers[a.taken[name]].order or 0) for i, name in enumerate(ours)]
+    return set(ours) - {ours[i] for i, _ in _rising(places)}
+
+
+def _change(x: Alignable, y: Alignable, moved: bool) -> Change:
+    if x.kind != y.kind and x.name:
+        return Change.RETYPED
+    if moved:
+        return Change.MOVED
+    return Change.MATCHED if x.name == y.name else Change.RENAMED
+
+
+def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
+    """Return the pairs with the reason where a batch norm was folded into the layer before it."""
+    place = {pair.reference: index for index, pair in enumerate(pairs)}
+    for host_name, name in pairwise(a.leaves):
+        norm, host = pairs[place[name]], pairs[place[host_name]]
+        if host.candidate is None or "BatchNorm" not in a.layers[name].type_name:
+            continue
+        is_gone = norm.candidate is None or b.layers[norm.candidate].is_inert
+        if is_gone and a.layers[host_name].fingerprint != b.layers[host.candidate].fingerprint:
+            fold = Fold(name, host.candidate)
+            pairs[place[host_name]] = replace(host, reason=fold)
+            pairs[place[name]] = replace(norm, reason=fold)
+    return pairs
+
+
+def _with_splits(pairs: Iterable[Pair], splits: Iterable[Split]) -> Iterator[Pair]:
+    """Yield the pairs with the reason where they are one layer or its parts."""
+    reasons: dict[tuple[bool, str], Split] = {}
+    for split in splits:
+        reasons[split.fused, split.whole] = split
+        reasons |= {(not split.fused, part): split for part in split.parts}
+    for pair in pairs:
+        split_of = None if pair.aligned else reasons.get((pair.reference is None, pair.name))
+        yield pair if split_of is None else replace(pair, reason=split_of)
+
+
+def _splits(found: _Matcher) -> Iterator[Split]:
+    """Yield the layers whose parameters are those of several unmatched layers of the other side."""
+    for one, other, fused in ((found.a, found.b, False), (found.b, found.a, True)):
+        free = [other.layers[name] for name in other.free((*other.leaves, *other.idle))]
+        parts = [layer for layer in free if layer.parameters]
+        for name in one.leaves:
+            whole, counterpart = one.layers[name], other.layers.get(one.taken.get(name, ""))
+            same = counterpart is not None and whole.fingerprint == counterpart.fingerprint
+            names = _parts_of(whole, parts) if whole.parameters and not same else ()
+            if names:
+                yield Split(name, names, fused)
+                parts = [layer for layer in parts if layer.name not in names]
+
+
+def _parts_of(whole: Alignable, layers: Sequence[Alignable]) -> tuple[str, ...]:
+    """Return the names of the neighbouring layers whose parameters together are those of one."""
+    for start in range(len(layers)):
+        for length in range(2, min(MOST_PARTS, len(layers) - start) + 1):
+            group = layers[start : start + length]
+            if all(_is_joined(values, name, group) for name, values in whole.parameters.items()):
+                return tuple(layer.name for layer in group)
+    return ()
+
+
+def _is_joined(values: Values, name: str, parts: Sequence[Alignable]) -> bool:
+    found = [part.parameters[name] for part in parts if name in part.parameters]
+    return len(found) == len(parts) and values.equals_joined(found)

@@ -1,0 +1,174 @@
+"""The outcome of an alignment: every layer of both models in one pair, and why it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from pytest_modelhealth.alignment.alignable import Alignable
+
+
+class Change(StrEnum):
+    """What became of a layer between the reference and the candidate."""
+
+    MATCHED = "matched"
+    RENAMED = "renamed"
+    MOVED = "moved"
+    RETYPED = "retyped"
+    INSERTED = "inserted"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A batch norm that the layer before it has taken over.
+
+    Args:
+        norm: name of the batch norm in the reference.
+        host: name in the candidate of the layer that gives what the norm gave.
+    """
+
+    norm: str
+    host: str
+
+    def note(self, pair: Pair) -> str:
+        """Return what it means for one of the two layers."""
+        is_norm = pair.reference == self.norm
+        return f"is folded into {self.host}" if is_norm else f"has {self.norm} folded into it"
+
+
+@dataclass(frozen=True)
+class Split:
+    """One layer's parameters, found again as those of several, their rows one below the other.
+
+    Args:
+        whole: name of the one layer.
+        parts: names of the several, in the order of the rows.
+        fused: whether the one is in the candidate, and the several are in the reference.
+    """
+
+    whole: str
+    parts: tuple[str, ...]
+    fused: bool = False
+
+    def has_part(self, pair: Pair) -> bool:
+        """Whether a layer of one side only is one of the several."""
+        return (pair.reference is None) is not self.fused
+
+    def note(self, pair: Pair) -> str:
+        """Return what it means for the one layer, or for one of the several."""
+        if self.has_part(pair):
+            return f"is a part of {self.whole}"
+        return f"is {'fused from' if self.fused else 'split into'} {', '.join(self.parts)}"
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A function that nothing watches inside a candidate of compiled or scripted code."""
+
+    def note(self, pair: Pair) -> str:
+        """Return what it means for the layer."""
+        return "a functional layer, which cannot be seen in the candidate"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One layer on both sides.
+
+    Args:
+        reference: its name in the reference; ``None`` where it was inserted.
+        candidate: its name in the candidate; ``None`` where it was removed.
+        change: what became of it. Of several, the first that holds of: retyped, moved, renamed.
+        reason: what explains the change, where something does.
+    """
+
+    reference: str | None
+    candidate: str | None
+    change: Change
+    reason: Fold | Split | Unseen | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the reference where it has one there, else in the candidate."""
+        return self.candidate or "" if self.reference is None else self.reference
+
+    @property
+    def aligned(self) -> bool:
+        """Whether it is on both sides."""
+        return self.reference is not None and self.candidate is not None
+
+    @property
+    def note(self) -> str:
+        """What explains the change, for people; ``""`` where nothing does."""
+        return "" if self.reason is None else self.reason.note(self)
+
+    @property
+    def output_of(self) -> str | None:
+        """The layer of the reference whose outputs the candidate's are, where that is another."""
+        if isinstance(self.reason, Fold) and self.reason.norm != self.reference:
+            return self.reason.norm
+        return None
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether it is a batch norm that another layer has taken over."""
+        return isinstance(self.reason, Fold) and self.output_of is None
+
+    @property
+    def is_noted_elsewhere(self) -> bool:
+        """Whether the note of another pair says all that its own does."""
+        is_part = isinstance(self.reason, Split) and self.reason.has_part(self)
+        return is_part or self.output_of is not None
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Every layer of both models, each in one pair.
+
+    Args:
+        pairs: in execution order of the reference; inserted layers stand where they run, layers
+            that were never called come last.
+        splits: layers that were cut into several, or fused into one.
+        reference: the layers of the reference by name.
+        candidate: those of the candidate.
+    """
+
+    pairs: tuple[Pair, ...]
+    splits: tuple[Split, ...]
+    reference: Mapping[str, Alignable] = field(repr=False)
+    candidate: Mapping[str, Alignable] = field(repr=False)
+
+    @cached_property
+    def to_candidate(self) -> dict[str, str]:
+        """The candidate's name of each aligned layer, by the reference's."""
+        return {ours.name: theirs.name for _, ours, theirs in self.aligned}
+
+    @cached_property
+    def aligned(self) -> tuple[tuple[Pair, Alignable, Alignable], ...]:
+        """The pairs of layers that are on both sides, and both layers of each."""
+        return tuple(
+            (pair, self.reference[pair.reference], self.candidate[pair.candidate])
+            for pair in self.pairs
+            if pair.reference is not None and pair.candidate is not None
+        )
+
+    @cached_property
+    def by_reference(self) -> dict[str, Pair]:
+        """Each pair that has a layer of the reference, by its name there."""
+        return {pair.reference: pair for pair in self.pairs if pair.reference is not None}
+
+    @cached_property
+    def by_candidate(self) -> dict[str, Pair]:
+        """Each pair that has a layer of the candidate, by its name there."""
+        return {pair.candidate: pair for pair in self.pairs if pair.candidate is not None}
+
+    def of(self, *changes: Change) -> tuple[Pair, ...]:
+        """Return the pairs with one of these changes."""
+        return tuple(pair for pair in self.pairs if pair.change in changes)
+
+    @property
+    def same_names(self) -> bool:
+        """Whether every layer has kept its name, type and place."""
+        return all(pair.change is Change.MATCHED for pair in self.pairs)

@@ -1,0 +1,405 @@
+"""Where two models first compute something else: inputs, parameters or computation, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from pytest_modelhealth.alignment.alignable import is_inside
+from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
+from pytest_modelhealth.alignment.result import Alignment, Change, Pair
+from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
+from pytest_modelhealth.comparison.model_changes import Changed, Modules, other_settings
+from pytest_modelhealth.comparison.operations import Operations
+from pytest_modelhealth.comparison.results import TensorResult
+from pytest_modelhealth.comparison.trace import Key, Trace
+from pytest_modelhealth.report import Status
+
+_OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
+_NO_SETTING = (
+    "its settings are the same: the code of its forward changed, or it draws random numbers"
+)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for where two models first differ, and for the words to say it.
+
+    Args:
+        alignment: which layer is which.
+        a: the reference's run.
+        b: the candidate's run.
+        modules: the modules of both, by name.
+        changed: the parameters and buffers of each layer of the reference whose values differ.
+        results: what became of each tensor, in order of appearance in the reference.
+    """
+
+    alignment: Alignment
+    a: Trace
+    b: Trace
+    modules: tuple[Modules, Modules]
+    changed: Mapping[str, Changed]
+    results: tuple[TensorResult, ...]
+
+    @cached_property
+    def causes(self) -> Causes:
+        """What became of calls and ties."""
+        return Causes(self.alignment)
+
+    @cached_property
+    def operations(self) -> Operations:
+        """What became of the operations between layers."""
+        names = {theirs: ours for ours, theirs in self.alignment.to_candidate.items()}
+        return Operations(self.a.observation.flow, self.b.observation.flow, names)
+
+    @cached_property
+    def diverged(self) -> list[TensorResult]:
+        """The tensors that diverged."""
+        return [result for result in self.results if result.diverged]
+
+    def first_divergence(self) -> Divergence | None:
+        """Return where the two first differ: forward, in what a step leaves behind, or backward."""
+        forward = next((one for one in self.diverged if one.key.role in FORWARD), None)
+        weights = self._other_weights()
+        if weights is not None and not (forward and self._moment(forward) < self._moment(weights)):
+            return self._weights(weights)
+        if forward:
+            return self._forward(forward)
+        kept = [result for result in self.diverged if result.key.role == "buffers"]
+        if kept:
+            return self._buffers(kept)
+        return self._backward(self.diverged[0]) if self.diverged else None
+
+    def _buffers(self, kept: list[TensorResult]) -> Divergence:
+        """Return the divergence of a layer that keeps something else for the next step."""
+        first = kept[0]
+        name = first.key.layer
+        names = [result.key.tensor for result in kept if result.key.layer == name]
+        verb = "is" if len(names) == 1 else "are"
+        story = f"same output, but after the step {' and '.join(names)} {verb} not the same"
+        calls = self._calls_of(name)
+        if calls is not None:
+            return self._called([calls], first, story)
+        pair = self._pair_or_stand_in(name)
+        return self._made(pair, "buffers", first, story, self._settings(pair) or _NO_SETTING)
+
+    def _forward(self, first: TensorResult) -> Divergence:
+        name, role = first.key.layer, first.key.role
+        if role == "outputs":
+            return self._between(first, "", "what the model returns")
+        if role == "inputs":
+            return self._input(first, name)
+        pair = self._pair(name)
+        if pair is None or pair.reference is None:
+            together = ", ".join(first.candidate)
+            story = f"same input, and {together} together give another output"
+            return self._made(_stand_in(name), "computation", first, story)
+        if self._runs_others(pair.reference) and not self._is_merged(pair):
+            return self._between(first, pair.reference, "")
+        return self._own(pair, first)
+
+    def _input(self, first: TensorResult, name: str) -> Divergence:
+        calls, pair = self._calls_of(name), self.alignment.by_reference.get(name)
+        what = f"the input of {self._label(name)}"
+        if calls is not None:
+            return self._called([calls], first, f"{what} is not what it was")
+        is_moved = pair is not None and pair.change is Change.MOVED
+        if pair is not None and is_moved and not self._unmatched_before(first)[2]:
+            story = "it runs at another place among the layers, on another input"
+            return self._made(pair, "moved", first, story)
+        return self._between(first, _parent(name), what)
+
+    def _other_weights(self) -> TensorResult | None:
+        """Return the first output of a layer whose parameters differ, whether or not it diverged.
+
+        What a batch does not show, another will: weights are not rounded, they are given.
+        """
+        for result in self.results:
+            changed = self.changed.get(result.key.layer)
+            if result.key.role == "activations" and changed and changed.parameters:
+                pair = self.alignment.by_reference[result.key.layer]
+                if pair.aligned and pair.output_of is None:
+                    return result
+        return None
+
+    def _weights(self, output: TensorResult) -> Divergence:
+        """Return the divergence of a layer that has other weights, on inputs that are right."""
+        pair = self.alignment.by_reference[output.key.layer]
+        values = self.changed[output.key.layer].parameters
+        cause = "; ".join(values.values())
+        for tie in self.causes.ties:
+            if tie.pair is pair and tie.parameter in values:
+                return self._tied(tie, output, "it has other values", cause)
+        if output.diverged:
+            return self._own(pair, output)
+        story = "other weights, although on this batch the output is the same up to rounding"
+        return self._made(pair, "parameters", output, story, cause)
+
+    def _own(self, pair: Pair, first: TensorResult) -> Divergence:
+        """Return the divergence of a layer whose inputs are right and whose outputs are not."""
+        name = pair.reference or ""
+        if pair.output_of is not None:
+            story = f"same input, and its output is not that of {pair.output_of}, which was folded"
+            return self._made(pair, "computation", first, f"{story} into it")
+        given = "same input" if self.a.of_role[name, "inputs"] else "no input"
+        changed = self._values(name)
+        if changed:
+            story = f"{given}, other weights, other output"
+            return self._made(pair, "parameters", first, story, changed)
+        owns = self.a.layers[name].parameters and self.b.layers[pair.candidate or ""].parameters
+        same = f"{given}, same weights" if owns else given
+        cause = _joined(self._settings(pair), self._operations(pair)) or _NO_SETTING
+        return self._made(pair, "computation", first, f"{same}, other output", cause)
+
+    def _between(self, first: TensorResult, parent: str, seen: str) -> Divergence:
+        """Return the divergence where all aligned layers before are right."""
+        added, lost, called = self._unmatched_before(first)
+        named, seen = seen or f"the output of {self._label(parent)}", seen or "its output"
+        parent = self._with_code(parent)
+        pair = self._pair_or_stand_in(parent)
+        if added or lost:
+            parts = [
+                f"{what} {', '.join(self._label(pair.name) for pair in pairs)}"
+                for what, pairs in (("inserted", added), ("removed", lost))
+                if pairs
+            ]
+            between = " and ".join([*parts, *map(str, called)])
+            story = f"all before is right, {named} is not; between them: {between}"
+            what = "inserted" if added else "removed"
+            return self._made((added or lost)[-1], what, first, story, causes=tuple(called))
+        if called:
+            story = f"every layer before is right, {named} is not"
+            return self._called(called, first, story, self._settings(pair))
+        if first.problem:
+            story = f"{seen} has another form"
+            return self._made(pair, "structure", first, story, first.problem)
+        before = self._last_good(first)
+        after = f" after {self._label(before)}" if before else ""
+        what = self._operations(pair) or f"its own code{after} changed"
+        story = f"every layer before is right, {seen} is not: {what}"
+        changed = self._values(parent)
+        cause = _joined(changed, self._settings(pair))
+        return self._made(pair, "parameters" if changed else "computation", first, story, cause)
+
+    def _backward(self, first: TensorResult) -> Divergence:
+        name = first.key.layer
+        if first.key.role == "parameter_gradients":
+            return self._parameter_gradient(first, name)
+        story = (
+            f"forward is right; the gradient that reaches the output of {self._label(name)} is not"
+        )
+        around = self._pair(self._with_code(_parent(name)))
+        consumer = self._consumer(name)
+        if consumer is not None:
+            story += f", while the one that reaches {self._label(consumer)}, which follows it, is"
+            pair = self._pair(consumer)
+        else:
+            story += ": the code behind it changed"
+            pair = around
+        pair = pair or self._pair_or_stand_in(name)
+        cuts = self._operations(around, backward=True) or self._operations(pair, backward=True)
+        cause = cuts or first.problem or _OTHER_BACKWARD
+        return self._made(pair, "backward", first, story, cause)
+
+    def _parameter_gradient(self, first: TensorResult, name: str) -> Divergence:
+        pair, calls = self._pair_or_stand_in(name), self._calls_of(name)
+        tensor = f"{self._label(name)}.{first.key.tensor}".lstrip(".")
+        story = f"forward is right, and so are all gradients before that of {tensor}"
+        for tie in self.causes.ties:
+            if pair is tie.owner or (pair is tie.pair and first.key.tensor == tie.parameter):
+                return self._tied(tie, first, story)
+        if calls is not None:
+            return self._called([calls], first, story)
+        return self._made(pair, "backward", first, story, first.problem)
+
+    def _operations(self, pair: Pair | None, *, backward: bool = False) -> str:
+        """Return which operation of the code of a layer is new or gone, where that is known."""
+        if pair is None or pair.reference is None or pair.candidate is None:
+            return ""
+        label = self._label(pair.name)
+        return self.operations.change(pair.reference, pair.candidate, label, backward=backward)
+
+    def _calls_of(self, name: str) -> CallChange | None:
+        """Return what became of the calls of a layer, or of one around it."""
+        return next((change for change in self.causes.calls if name in change.inside), None)
+
+    def _values(self, name: str) -> str:
+        """Return which values of a layer of the reference differ."""
+        return "; ".join(self.changed[name].phrases) if name in self.changed else ""
+
+    def _called(
+        self, changes: list[CallChange], first: TensorResult, story: str, cause: str = ""
+    ) -> Divergence:
+        """Return the divergence of a layer that is called more or less often."""
+        change, *others = named = changes[:MOST_CALLS]
+        said = "; ".join([change.phrase, *map(str, others), story])
+        return self._made(change.pair, "calls", first, said, cause, causes=tuple(named))
+
+    def _tied(self, tie: TieChange, first: TensorResult, story: str, cause: str = "") -> Divergence:
+        """Return the divergence of a parameter that is no longer tied, or now is."""
+        pair, said = self._pair(first.key.layer) or tie.pair, f"{tie.phrase}; {story}"
+        return self._made(pair, "tying", first, said, cause, label=tie.label, causes=(tie,))
+
+    def _made(
+        self,
+        pair: Pair,
+        kind: str,
+        result: TensorResult,
+        story: str,
+        cause: str = "",
+        *,
+        label: str = "",
+        causes: tuple[CallChange | TieChange, ...] = (),
+    ) -> Divergence:
+        affected = dict.fromkeys(r.key.layer for r in self.diverged if r.key.role != "outputs")
+        return Divergence(
+            layer=pair.name,
+            candidate=pair.candidate,
+            label=label or self._label(pair.name),
+            kind=kind,
+            result=result,
+            story=story,
+            cause=cause,
+            affected=tuple(n for n in affected if n not in (pair.name, result.key.layer)),
+            causes=causes,
+        )
+
+    def _with_code(self, name: str) -> str:
+        """Return the nearest module around, `name` included, that is aligned and has a forward.
+
+        A `ModuleList` only holds others: what stands between these is in the code around it.
+        """
+        layers = self.a.layers
+        while name and (self._pair(name) is None or layers[name].status is Status.NOT_CALLED):
+            name = _parent(name)
+        return name
+
+    def _pair(self, name: str) -> Pair | None:
+        """Return the pair of a layer of the reference; of a folded one, that of its host."""
+        for pair in self.alignment.pairs:
+            if pair.output_of is not None and pair.output_of == name:
+                return pair
+        found = self.alignment.by_reference.get(name)
+        return found if found is not None and found.aligned else None
+
+    def _pair_or_stand_in(self, name: str) -> Pair:
+        return self._pair(name) or _stand_in(name)
+
+    def _label(self, name: str) -> str:
+        return name or self.a.observation.model_type
+
+    def _is_merged(self, pair: Pair) -> bool:
+        """Whether a container has become one layer with parameters."""
+        ours, theirs = self.a.layers[pair.reference or ""], self.b.layers[pair.candidate or ""]
+        return bool(theirs.parameters) and not ours.parameters
+
+    def _runs_others(self, name: str) -> bool:
+        """Whether other layers ran inside this one."""
+        return any(one.calls and is_inside(one.name, name) for one in self.a.layers.values())
+
+    def _right_before(self, first: TensorResult) -> list[TensorResult]:
+        """Return the outputs of layers that were right before `first`."""
+        before = self.results[: self.results.index(first)]
+        return [one for one in before if one.key.role == "activations" and not one.diverged]
+
+    def _last_good(self, first: TensorResult) -> str | None:
+        """Return the layer whose output was the last to be right before `first`."""
+        good = self._right_before(first)
+        return good[-1].key.layer if good else None
+
+    def _unmatched_before(
+        self, first: TensorResult
+    ) -> tuple[list[Pair], list[Pair], list[CallChange]]:
+        """Return what was inserted, removed, and called more or less often before `first`.
+
+        That is, between the last good tensor and it; what is called more often comes first.
+        """
+        good = self._right_before(first)
+        ours = self._moment(good[-1]) if good else -1, self._moment(first)
+        theirs = max(map(self._moment_there, good), default=-1), self._moment_there(first)
+        called = [
+            change
+            for change in self.causes.calls
+            if len(_outputs(self.a, change.pair.reference or "", ours))
+            != len(_outputs(self.b, change.pair.candidate or "", theirs))
+        ]
+        free = [
+            pair
+            for pair in self.alignment.pairs
+            if not any(is_inside(pair.name, change.pair.name) for change in called)
+        ]
+        added = [p for p in free if p.reference is None and _ran(self.b, p.name, theirs)]
+        lost = [p for p in free if p.candidate is None and p.reason is None]
+        lost = [pair for pair in lost if _ran(self.a, pair.name, ours)]
+        return added, lost, sorted(called, key=lambda change: not change.more)
+
+    def _moment(self, result: TensorResult) -> int:
+        """Return when a tensor appeared in the reference."""
+        return self.a.entries[result.key].moment
+
+    def _moment_there(self, result: TensorResult) -> int:
+        """Return when the counterpart of a tensor appeared in the candidate."""
+        key = result.key
+        keys = [
+            found
+            for layer in result.candidate
+            for found in self.b.of_role[layer, key.role]
+            if found.number == key.number
+        ]
+        return max((self.b.entries[found].moment for found in keys), default=-1)
+
+    def _consumer(self, name: str) -> str | None:
+        """Return the one aligned layer that takes the output of another, with a right gradient."""
+        slots = {self.a.entries[key].slot for key in self.a.of_role[name, "activations"]}
+        found = [
+            key.layer
+            for key, entry in self.a.entries.items()
+            if key.role == "inputs" and entry.slot in slots and not self._runs_others(key.layer)
+        ]
+        wrong = {one.key.layer for one in self.diverged if one.key.role == "gradients"}
+        return found[0] if len(found) == 1 and found[0] not in wrong else None
+
+    def other_settings(self) -> dict[str, list[str]]:
+        """Return in what settings aligned layers differ, and which layers by their names."""
+        found: dict[str, list[str]] = {}
+        for pair in self.alignment.pairs:
+            for phrase in other_settings(pair, self.a, self.b, self.modules):
+                found.setdefault(phrase, []).append(self._label(pair.name))
+        return found
+
+    def _settings(self, pair: Pair) -> str:
+        """Return in what the two layers of a pair differ: their type, mode and settings."""
+        if pair.reference is None or pair.candidate is None:
+            return ""
+        x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
+        is_other = x.kind != y.kind or (x.type_name != y.type_name and x.functional == y.functional)
+        what = retyped(x.type_name, y.type_name) if is_other else ""
+        return _joined(what, *other_settings(pair, self.a, self.b, self.modules))
+
+
+def _joined(*phrases: str) -> str:
+    return "; ".join(filter(None, phrases))
+
+
+def _stand_in(name: str) -> Pair:
+    """Return a pair for a layer that has no counterpart of its own."""
+    return Pair(name, None, Change.REMOVED)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _ran(trace: Trace, layer: str, span: tuple[int, int]) -> bool:
+    """Whether a layer that computes something itself gave an output in this span of moments."""
+    if trace.layers[layer].status is Status.ALIAS_OF_INPUT:
+        return False
+    holds_others = any(is_inside(name, layer) for name in trace.layers)
+    return not holds_others and bool(_outputs(trace, layer, span))
+
+
+def _outputs(trace: Trace, layer: str, span: tuple[int, int]) -> list[Key]:
+    """Return the outputs that a layer gave in this span of moments."""
+    outputs = trace.of_role[layer, "activations"]
+    return [key for key in outputs if span[0] < trace.entries[key].moment <= span[1]]

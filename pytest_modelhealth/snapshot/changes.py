@@ -1,0 +1,264 @@
+"""What became of the layers and tensors of one snapshot in another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from pytest_modelhealth.alignment.alignable import Alignable, Values
+from pytest_modelhealth.alignment.causes import Causes
+from pytest_modelhealth.alignment.matching import align
+from pytest_modelhealth.alignment.result import Change, Fold, Pair
+from pytest_modelhealth.report import Status
+from pytest_modelhealth.snapshot.snapshot import LayerLine, Snapshot, TensorKey, TensorLine
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """What became of a layer, or of a tensor of it.
+
+    Args:
+        what: ``"renamed"``, ``"added"``, ``"no gradients any more of"``.
+        label: the layer or tensor for people.
+        rest: the rest of the phrase.
+        harmless: whether no number changed by it.
+        layer: name of the layer.
+        formal: whether only what is recorded of the layer changed, so that it is harmless where
+            every number agrees that can be compared.
+    """
+
+    what: str
+    label: str
+    rest: str = ""
+    harmless: bool = False
+    layer: str = ""
+    formal: bool = False
+
+
+@dataclass(frozen=True)
+class MatchedTensor:
+    """A tensor that both have.
+
+    Args:
+        layer: its layer in the report.
+        origin: its layer in the snapshot.
+        role: which tensor of the layer.
+        own_name: its own name, ``""`` where the role has one tensor.
+        before: the snapshot's line.
+        now: the report's line.
+    """
+
+    layer: str
+    origin: str
+    role: str
+    own_name: str
+    before: TensorLine
+    now: TensorLine
+
+
+class SnapshotPair:
+    """The layers and tensors of two snapshots side by side."""
+
+    def __init__(self, before: Snapshot, now: Snapshot) -> None:
+        self.old, self.new = before, now
+        self.alignment = align(_alignables(before), _alignables(now))
+        self.causes = Causes(self.alignment)
+
+    @property
+    def has_common_layers(self) -> bool:
+        """Whether any layer but the models themselves is on both sides."""
+        return any(self.alignment.to_candidate) or len(self.old.layers) <= 1
+
+    def origin(self, layer: str) -> str | None:
+        """Return the name in the snapshot of a layer of the report; ``None`` if it is not there."""
+        return self.alignment.by_candidate[layer].reference
+
+    def tensors(self) -> Iterator[MatchedTensor]:
+        """Yield every tensor that both have, in the order of the report's layers."""
+        for layer, line in self.new.layers.items():
+            pair = self.alignment.by_candidate[layer]
+            if pair.reference is None or pair.is_folded:
+                continue
+            for (role, own_name), tensor in line.tensors.items():
+                origin = pair.reference
+                if pair.output_of is not None and role != "inputs":
+                    if role not in ("activations", "gradients"):
+                        continue
+                    origin = pair.output_of
+                before = self.old.layers[origin].tensors.get((role, own_name))
+                if before is not None:
+                    yield MatchedTensor(layer, origin, role, own_name, before, tensor)
+
+    def changes(self) -> Iterator[LayerChange]:
+        """Yield what became of each layer that is not what it was."""
+        for pair in self.alignment.pairs:
+            if pair.reference is not None and pair.candidate is not None:
+                yield from self._changed(pair, pair.reference, pair.candidate)
+            elif pair.reference is None:
+                yield self._on_one_side("added", pair, self.new, self.has_lost_parameters)
+            else:
+                yield self._on_one_side("removed", pair, self.old, self.has_gained_parameters)
+
+    def _on_one_side(
+        self, what: str, pair: Pair, side: Snapshot, has_successors: bool
+    ) -> LayerChange:
+        name, line = pair.name, side.layers[pair.name]
+        harmless = pair.is_folded or name in self._split or not side.computes(name)
+        formal = not line.owns_parameters or has_successors
+        rest = f" ({', '.join(filter(None, (line.type, pair.note)))})"
+        return LayerChange(what, side.label(name), rest, harmless, name, formal)
+
+    def _changed(self, pair: Pair, reference: str, candidate: str) -> Iterator[LayerChange]:
+        before, now = self.old.layers[reference], self.new.layers[candidate]
+        old_label, label = self.old.label(reference), self.new.label(candidate)
+        if reference != candidate:
+            yield LayerChange("renamed", old_label, f" to {label}", harmless=True)
+        if pair.change is Change.MOVED:
+            rest = " to another place among the layers"
+            yield LayerChange("moved", old_label, rest, harmless=True, layer=candidate)
+        if before.type != now.type:
+            rest = f": type {before.type} is now {now.type}"
+            yield LayerChange("changed", label, rest, harmless=True)
+        altered = self.causes.phrases[reference] or ", ".join(_form_changes(before, now))
+        lost = list(self._tensors_come_and_gone(reference, candidate))
+        if altered and not isinstance(pair.reason, Fold):
+            sides = ((self.old, reference), (self.new, candidate))
+            mere = all(side.is_mere_container(name) for side, name in sides) or not any(
+                side.computes(name) for side, name in sides
+            )
+            formal = bool(candidate) and all(change.formal for change in lost)
+            yield LayerChange("changed", label, f": {altered}", mere, candidate, formal)
+            return
+        if pair.note:
+            yield LayerChange("changed", label, f": {pair.note}", harmless=True)
+        if not isinstance(pair.reason, Fold):
+            yield from lost
+
+    def _tensors_come_and_gone(self, reference: str, candidate: str) -> Iterator[LayerChange]:
+        ties = {one.parameter: one for one in self.causes.ties if one.pair.candidate == candidate}
+        for tie in ties.values():
+            yield LayerChange("changed", tie.label, f": {tie.phrase}", False, candidate)
+        before, now = self.old.layers[reference].tensors, self.new.layers[candidate].tensors
+        gone = [key for key in before if key not in now and _is_counted(key[0], reference)]
+        new = [key for key in now if key not in before and _is_counted(key[0], candidate)]
+        for role, own_name in (key for key in gone if key[1] not in ties):
+            formal = bool(reference) and self._may_go(role, own_name, before, now)
+            label = self.old.label(reference, own_name)
+            yield LayerChange(f"no {role} any more of", label, "", False, candidate, formal)
+        for role, own_name in (key for key in new if key[1] not in ties):
+            formal = "parameter" not in role or self.has_lost_parameters
+            label = self.new.label(candidate, own_name)
+            yield LayerChange(f"new {role} of", label, "", False, candidate, formal)
+
+    def _may_go(
+        self,
+        role: str,
+        own_name: str,
+        before: Mapping[TensorKey, TensorLine],
+        now: Mapping[TensorKey, TensorLine],
+    ) -> bool:
+        """Whether a tensor may be gone and every number be as it was.
+
+        Not so: a parameter that nothing takes the place of, the gradient of a parameter that is
+        still there, and running statistics.
+        """
+        if role == "parameters":
+            return self.has_gained_parameters
+        if role == "parameter_gradients":
+            return ("parameters", own_name) not in now
+        if role == "buffers":
+            return not own_name.startswith(("running_", "num_batches"))
+        trained = [name for role, name in before if role == "parameter_gradients"]
+        return all(("parameter_gradients", name) in now for name in trained)
+
+    @cached_property
+    def _split(self) -> set[str]:
+        """Names of the layers that were split or fused, and of their parts."""
+        return {name for one in self.alignment.splits for name in (one.whole, *one.parts)}
+
+    @cached_property
+    def has_lost_parameters(self) -> bool:
+        """Whether parameters are gone: others may have taken their place."""
+        return _has_more(self.old, self.new, self.alignment.to_candidate)
+
+    @cached_property
+    def has_gained_parameters(self) -> bool:
+        """Whether there are parameters that were not."""
+        counterparts = {y: x for x, y in self.alignment.to_candidate.items()}
+        return _has_more(self.new, self.old, counterparts)
+
+
+def _alignables(snapshot: Snapshot) -> dict[str, Alignable]:
+    """Return the layers as far as a snapshot knows them."""
+    return {
+        name: _alignable(name, line, snapshot.place[name]) for name, line in snapshot.layers.items()
+    }
+
+
+def _alignable(name: str, line: LayerLine, place: int) -> Alignable:
+    seen = line.tensors.get(("activations", ""))
+    return Alignable(
+        name=name,
+        type_name=line.type,
+        kind=line.activation or line.type,
+        order=place if line.calls else None,
+        status=Status(line.status) if line.status in set(Status) else Status.OBSERVED,
+        calls=line.calls,
+        output=() if seen is None else seen.shape,
+        output_size=None if seen is None else seen.count,
+        parameters={
+            own_name: _values(tensor)
+            for (role, own_name), tensor in line.tensors.items()
+            if role == "parameters"
+        },
+        trained=any(role == "parameter_gradients" for role, _ in line.tensors),
+        tied=line.tied,
+    )
+
+
+def _values(line: TensorLine) -> Values:
+    zeros = round(line.zeros * line.count) if line.zeros == line.zeros else 0
+    return Values(line.shape, line.count, zeros, line.min, line.max, line.rms)
+
+
+def _form_changes(before: LayerLine, now: LayerLine) -> Iterator[str]:
+    if before.status != now.status:
+        yield f"status {before.status} is now {now.status}"
+    if before.calls != now.calls:
+        yield f"calls {before.calls} is now {now.calls}"
+
+
+def _has_more(one: Snapshot, other: Snapshot, counterparts: Mapping[str, str]) -> bool:
+    """Whether a side has a parameter of which the other has none of its name in its layer."""
+    return any(
+        role == "parameters"
+        and (
+            name not in counterparts
+            or (role, own_name) not in other.layers[counterparts[name]].tensors
+        )
+        for name, line in one.layers.items()
+        for role, own_name in line.tensors
+    )
+
+
+def _is_counted(role: str, layer: str) -> bool:
+    """Whether a tensor has to be on both sides: inputs of inner layers only serve the story."""
+    return role != "inputs" or not layer
+
+
+def phrases(changes: Iterable[LayerChange]) -> list[str]:
+    """Return a phrase for each kind of change, as one cause often changes every layer alike."""
+    groups: dict[tuple[str, str], list[LayerChange]] = {}
+    for change in changes:
+        rest = "" if change.what == "renamed" else change.rest
+        groups.setdefault((change.what, rest), []).append(change)
+    return [_phrase(what, same) for (what, _), same in groups.items()]
+
+
+def _phrase(what: str, changes: list[LayerChange]) -> str:
+    first = changes[0]
+    more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+    if what == "renamed":
+        return f"{what} {first.label}{first.rest}{more}"
+    return f"{what} {first.label}{more}{first.rest}"
