@@ -65,8 +65,6 @@ from corpus.variants import after_training, changed, evaluated, of_batch, with_m
 SHELF = Shelf("data")
 control = SHELF.control
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 def _raw_columns(n: int) -> tuple[Tensor, Tensor]:
     """Return columns in their units: the batch norm that reads them is what scales them."""
@@ -92,24 +90,17 @@ def _greedy(s: Subject) -> None:
 
 
 control("llama, one sequence", of_batch(llama, 1))
-
 control("series standardised in the model", with_model(Reversible, stocks, relative))
-
 control("columns in their units into a batch norm", with_model(
     TabNet, _raw_columns, F.binary_cross_entropy_with_logits))  # fmt: skip
 
 control("two ends among 64", changed(cox, _few_ends))
-
 control("counts nearly all zero", with_model(Rate, rare_counts, F.poisson_nll_loss))
-
 control("marks nearly all absent", with_model(
     MLP, rare_marks, F.binary_cross_entropy_with_logits))  # fmt: skip
 
 control("graphs of lonely nodes", changed(gin, _lonely))
-
 control("one action played throughout", changed(dueling, _greedy))
-
-# ---- controls ------------------------------------------------------------------------------------
 
 
 def _with_opacity(s: Subject) -> None:
@@ -125,21 +116,15 @@ def _mostly_silent(s: Subject) -> None:
 
 
 control("sounds padded with silence", changed(sound_cnn, _mostly_silent))
-
 control(
     "images from maps of classes, two of which are absent", with_model(Painted, maps, F.l1_loss, 16)
 )
 
 control("detector, batch of 1", of_batch(detector, 1))
-
 control("spiking net of dark images", changed(spiking, lambda s: s.inputs.mul_(0.2)))
-
 control("images from 0 to 1", after_training(with_model(CNN, unit_images, F.cross_entropy)))
-
 control("one-hot inputs", with_model(lambda: MLP(576), one_hot, F.cross_entropy))
-
 control("98 % of the inputs zero", with_model(lambda: MLP(500), sparse, F.cross_entropy))
-
 control("ids with padding", after_training(with_model(LSTM, padded, F.cross_entropy)))
 
 
@@ -148,26 +133,19 @@ def _repeat(s: Subject) -> None:
 
 
 control("a batch of equal samples", changed(mlp, _repeat))
-
 control("a batch of equal images, trained", changed(after_training(cnn), _repeat))
-
 control("padding masked with -inf", with_model(PaddedAttention, padded, F.cross_entropy))
-
 control("long sequence", with_model(GRU, long_rows, F.cross_entropy, 16))
-
 control("stacked LSTM", with_model(
     lambda: GRU(nn.LSTM(8, 32, 3, batch_first=True)), rows, F.cross_entropy))  # fmt: skip
 
 control("bert, mask of ones and types of zero", changed(bert, with_masks))
-
 control("diffusion steps as a number", after_training(with_model(Timed, noised, F.mse_loss)))
-
 control("states handed over as zeros", with_model(
     lambda: Stateful(), lambda n: ((rows(n)[0], torch.zeros(1, n, 32)), rows(n)[1]),
     F.cross_entropy))  # fmt: skip
 
 control("batch of a single class", with_model(MLP, one_class, F.cross_entropy))
-
 control("batch of a single class, trained", after_training(
     with_model(MLP, one_class, F.cross_entropy)))  # fmt: skip
 
@@ -176,9 +154,7 @@ for _n in (1, 3):
     control(f"lstm, batch of {_n}", of_batch(with_model(LSTM, words, F.cross_entropy), _n))
 
 control("contrastive, batch of 2", of_batch(contrastive, 2))
-
 control("one token all along each sequence", with_model(LSTM, repeated_words, F.cross_entropy))
-
 control("autoencoder of binary pixels", with_model(
     lambda: plain(64, 16, 64), ink, F.binary_cross_entropy_with_logits))  # fmt: skip
 
@@ -195,7 +171,6 @@ control("graph with isolated nodes", changed(
     with_model(GCN, citations, F.cross_entropy), _isolate))  # fmt: skip
 
 control("torch's encoder with padding", with_model(TorchEncoder, padded_words, F.cross_entropy))
-
 control("torch's encoder with padding, trained", after_training(
     with_model(TorchEncoder, padded_words, F.cross_entropy)))  # fmt: skip
 

@@ -115,9 +115,6 @@ def _(s: Subject) -> None:
     s.inputs = nodes, torch.zeros_like(edges)
 
 
-# ---- masked words (Devlin et al. 2019), with torch's own layers ----------------------------------
-
-
 @fault(
     "ids and mask swapped, nothing padded",
     masked,
@@ -131,9 +128,6 @@ def _(s: Subject) -> None:
     s.target = ids.masked_fill(torch.rand(ids.shape) > 0.15, -100)
 
 
-# ---- recommenders --------------------------------------------------------------------------------
-
-
 @fault(
     "numbers all zero after a join that failed",
     dlrm,
@@ -143,9 +137,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.inputs = (torch.zeros_like(s.inputs[0]), s.inputs[1])
-
-
-# ---- tables --------------------------------------------------------------------------------------
 
 
 @fault(
@@ -180,9 +171,6 @@ def _(s: Subject) -> None:
     s.loss = loss
 
 
-# ---- time series ---------------------------------------------------------------------------------
-
-
 @fault(
     "time as seconds since 1970",
     quantiles,
@@ -194,9 +182,6 @@ def _(s: Subject) -> None:
     s.inputs = s.inputs.clone()
     start = 1.7e9 + 86_400 * torch.randint(0, 300, (len(s.inputs), 1))
     s.inputs[..., 1] = start + 3600.0 * torch.arange(24)
-
-
-# ---- classifiers ---------------------------------------------------------------------------------
 
 
 @fault(
@@ -213,9 +198,6 @@ def _(s: Subject) -> None:
     s.inputs = (once / 255 - mean[:, None, None]) / std[:, None, None]
 
 
-# ---- dense predictions ---------------------------------------------------------------------------
-
-
 @fault(
     "raw colours from 0 to 255",
     segmenter,
@@ -227,9 +209,6 @@ def _(s: Subject) -> None:
     s.inputs = (grey(16)[0].expand(-1, 3, -1, -1) * 255).round()
 
 
-# ---- physics -------------------------------------------------------------------------------------
-
-
 @fault(
     "places in kilometres where the net expects millimetres",
     solution,
@@ -239,9 +218,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.inputs = s.inputs * 1e-6
-
-
-# ---- sound ---------------------------------------------------------------------------------------
 
 
 @fault(

@@ -96,8 +96,6 @@ SHELF = Shelf("gradient")
 control = SHELF.control
 add = functools.partial(add_each, SHELF)
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 def _chosen_few(s: Subject) -> None:
     """Two of 30 columns are enough: sparsemax leaves the others out."""
@@ -107,14 +105,11 @@ def _chosen_few(s: Subject) -> None:
 
 control("sparsemax that chooses two columns of 30", changed(tabnet, _chosen_few))
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 control("gradient turned round for a domain", with_model(Domains, of_domains, {
     "label": lambda o, t: F.cross_entropy(o[0], t[0]),
     "domain": lambda o, t: F.binary_cross_entropy_with_logits(o[1], t[1]),
 }))  # fmt: skip
-
 control(
     "a student beside a frozen teacher", with_model(Distilled, lambda n: (colours(n), None), None)
 )
@@ -126,12 +121,10 @@ def _freeze_trunk(s: Subject) -> None:
 
 
 control("resnet, trunk frozen", changed(after_training(resnet), _freeze_trunk))
-
 control("vit, trunk frozen, fresh head", changed(
     after_training(vit),
     lambda s: (s.model.requires_grad_(False), setattr(s.model, "head", nn.Linear(32, 10))),
 ))  # fmt: skip
-
 control("embedding of 5000 rows, 17 of them used", changed(
     lstm, lambda s: setattr(s.model, "embedding", nn.Embedding(5000, 16))))  # fmt: skip
 
@@ -145,11 +138,8 @@ control("loss on half of the classes", with_model(
     MLP, flat, lambda output, labels: F.cross_entropy(output[:, :5], labels % 5)))  # fmt: skip
 
 control("one of four stacked heads left out", with_model(Stacked, flat, F.cross_entropy))
-
 control("frozen target network", with_model(TargetNetwork, lambda n: (flat(n)[0], None), None))
-
 control("generator of a GAN", with_model(Generator, lambda n: (torch.randn(n, 16), None), real))
-
 control("policy with a spread of its own", with_model(Policy, flat, advantage))
 
 
@@ -202,19 +192,12 @@ control(
 )
 
 control("features under no_grad, not frozen", with_model(Probe, flat, F.cross_entropy))
-
 control("BYOL", with_model(BYOL, views, None))
-
 control("SimSiam", with_model(SimSiam, views, None))
-
 control("VQ-VAE", with_model(VQVAE, itself, vq_loss))
-
 control("binary codes, straight through", with_model(Bits, itself, F.mse_loss))
-
 control("gumbel softmax, hard", with_model(lambda: Router(), itself, F.mse_loss))
-
 control("Q-learning", with_model(QLearning, flat, temporal))
-
 control("distillation", with_model(Student, without_target(flat), distillation))
 
 
@@ -227,11 +210,8 @@ control("backbone frozen in evaluation, head trains", changed(
     after_training(resnet), _frozen_backbone))  # fmt: skip
 
 control("learnt prompt before a frozen transformer", with_model(Prompted, words, F.cross_entropy))
-
 control("gpt with trained LoRA adapters", after_training(changed(gpt, adapt)))
-
 control("gradient checkpointing", with_model(Checkpointed, flat, F.cross_entropy))
-
 control("physics-informed", with_model(
     Physics, moments, lambda residual: (residual**2).mean()))  # fmt: skip
 

@@ -209,9 +209,6 @@ def _(s: Subject) -> None:
     s.model.to_label = Tensor.detach
 
 
-# ---- normalising flow ----------------------------------------------------------------------------
-
-
 @fault(
     "a coupling detaches what it computes",
     flow,
@@ -226,9 +223,6 @@ def _(s: Subject) -> None:
     net.forward = lambda x: inner(x).detach()
 
 
-# ---- attention by hand over an encoder -----------------------------------------------------------
-
-
 @fault(
     "context of attention detached",
     attentive,
@@ -240,9 +234,6 @@ def _(s: Subject) -> None:
     s.model.context = lambda context: context.detach()
 
 
-# ---- nets that make weights ----------------------------------------------------------------------
-
-
 @fault(
     "made weights copied through .data",
     hyper,
@@ -252,9 +243,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.weights = lambda w: w.data
-
-
-# ---- losses --------------------------------------------------------------------------------------
 
 
 @fault(
@@ -274,9 +262,6 @@ def _(s: Subject) -> None:
     s.model.forward = forward
 
 
-# ---- an encoder and a decoder without biases, scores not scaled (Raffel et al. 2020) -------------
-
-
 @fault(
     "decoder reads a detached memory",
     t5,
@@ -286,9 +271,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.remember = Tensor.detach
-
-
-# ---- pointers, convolutions over words, mixtures of softmaxes ------------------------------------
 
 
 @fault(
@@ -302,9 +284,6 @@ def _(s: Subject) -> None:
     s.model.mixed = lambda prior: torch.tensor(prior.tolist())
 
 
-# ---- experts, prompts, adapters ------------------------------------------------------------------
-
-
 @fault(
     "experts weighted equally, by a comparison",
     sparse_words,
@@ -314,9 +293,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.moe.weigh = lambda best: (best > -math.inf).float() / 2
-
-
-# ---- recommenders --------------------------------------------------------------------------------
 
 
 @fault(
@@ -330,9 +306,6 @@ def _(s: Subject) -> None:
     s.model.look = lambda table, ids: table.weight.data[ids]
 
 
-# ---- dynamics, energies, pairs -------------------------------------------------------------------
-
-
 @fault(
     "state detached after each step of the solver",
     neural_ode,
@@ -342,9 +315,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.carry = Tensor.detach
-
-
-# ---- classifiers ---------------------------------------------------------------------------------
 
 
 @fault(
@@ -357,9 +327,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     for block in s.model.blocks:
         block.attention.look_up = lambda table, index: table.data[index]
-
-
-# ---- images made ---------------------------------------------------------------------------------
 
 
 @fault(
@@ -386,9 +353,6 @@ def _(s: Subject) -> None:
     net.forward = torch.no_grad()(inner)
 
 
-# ---- physics -------------------------------------------------------------------------------------
-
-
 @fault(
     "a derivative without create_graph",
     equation,
@@ -398,9 +362,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.slope = lambda u, x: slope(u, x, create_graph=False)
-
-
-# ---- without labels ------------------------------------------------------------------------------
 
 
 @fault(
@@ -413,9 +374,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     encoder = s.model.online
     encoder.forward = torch.no_grad()(encoder.forward)
-
-
-# ---- points and resolution -----------------------------------------------------------------------
 
 
 @fault(
@@ -431,9 +389,6 @@ def _(s: Subject) -> None:
         return torch.stack([best // 16, best % 16], -1) / 15
 
     s.model.to_points = hard
-
-
-# ---- few bits ------------------------------------------------------------------------------------
 
 
 @fault(
@@ -458,9 +413,6 @@ def _(s: Subject) -> None:
     s.model.spike = lambda v: (v > 0).float()
 
 
-# ---- branches that start nearly closed (Touvron et al. 2021), of which a class token is read -----
-
-
 @fault(
     "keys of the last block rounded",
     pooled,
@@ -470,9 +422,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.blocks[2].attention.round = torch.round
-
-
-# ---- codes: the nearest one is taken, past which the gradient goes straight ----------------------
 
 
 @fault(
@@ -497,9 +446,6 @@ def _(s: Subject) -> None:
     s.model.rounded = torch.round
 
 
-# ---- adversaries ---------------------------------------------------------------------------------
-
-
 @fault(
     "image detached in the loss of the generator, too",
     both_players,
@@ -520,9 +466,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.matched = Tensor.detach
-
-
-# ---- actors and critics --------------------------------------------------------------------------
 
 
 @fault(
@@ -556,9 +499,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.shown = Tensor.detach
-
-
-# ---- gradients stopped on purpose ----------------------------------------------------------------
 
 
 @fault(
@@ -605,9 +545,6 @@ def _(s: Subject) -> None:
     s.model.between = lambda x: 0.1 * x.detach() + 0.9 * x.detach()
 
 
-# ---- adapters of frozen transformers -------------------------------------------------------------
-
-
 @fault(
     "direction detached, not its length alone",
     dora,
@@ -619,9 +556,6 @@ def _(s: Subject) -> None:
     for block in s.model.blocks:
         for layer in (block.attention.q, block.attention.v):
             layer.direction = lambda w: (w / w.norm(dim=1, keepdim=True)).detach()
-
-
-# ---- experts -------------------------------------------------------------------------------------
 
 
 @fault(
@@ -646,9 +580,6 @@ def _(s: Subject) -> None:
     s.model.experts.weigh = torch.ones_like
 
 
-# ---- caches and memories -------------------------------------------------------------------------
-
-
 @fault(
     "keys and values detached as they are cached",
     cached_keys,
@@ -658,9 +589,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.keep = Tensor.detach
-
-
-# ---- nets that make weights ----------------------------------------------------------------------
 
 
 @fault(
@@ -694,9 +622,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.moved = Tensor.detach
-
-
-# ---- states carried from step to step ------------------------------------------------------------
 
 
 @fault(

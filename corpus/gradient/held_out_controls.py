@@ -35,12 +35,10 @@ control("LSTM frozen under a fresh head", changed(after_training(lstm), lambda s
     s.model.head.reset_parameters())))  # fmt: skip
 
 control("distillation at temperature 4", with_model(Distilled, flat, distillation))
-
 control("learnt prompt before a frozen net", with_model(
     Prompted, next_words, lambda output, ids: language_loss(output, ids[:, :24]), 16))  # fmt: skip
 
 control("Gumbel softmax, hard", with_model(Gumbel, flat, F.cross_entropy))
-
 control("vit, trained, frozen but its norms", changed(after_training(vit), lambda s: [
     module.requires_grad_(isinstance(module, nn.LayerNorm))
     for module in s.model.modules() if not list(module.children())]))  # fmt: skip

@@ -78,14 +78,10 @@ from corpus.variants import (
 SHELF = Shelf("healthy")
 control = SHELF.control
 
-# ---- losses --------------------------------------------------------------------------------------
-
 
 for _healthy in RARE:
     control(f"{_healthy.__name__}, initialised", _healthy)
     control(f"{_healthy.__name__}, trained", lambda made=_healthy: trained(made))
-
-# ---- controls ------------------------------------------------------------------------------------
 
 
 def _tried(healthy: Callable[[], Subject]) -> Subject:
@@ -98,8 +94,6 @@ for _healthy in FIELDS:
     control(f"{_healthy.__name__}, initialised", _healthy)
     control(f"{_healthy.__name__}, trained", lambda made=_healthy: trained(made, 20, batch=16))
     control(f"{_healthy.__name__}, trained, in evaluation", lambda made=_healthy: _tried(made))
-
-# ---- controls ------------------------------------------------------------------------------------
 
 
 for _healthy in (
@@ -121,7 +115,6 @@ for _healthy in (efficientnet, segmenter, sound_cnn, quantised, critic_step, rec
     control(f"{_healthy.__name__}, trained, eval", evaluated(shallow_training(_healthy)))
 
 control("Fourier neural operator", with_model(Operator, smoothed, F.mse_loss))
-
 control(
     "Fourier neural operator, trained", after_training(with_model(Operator, smoothed, F.mse_loss))
 )
@@ -150,13 +143,10 @@ for _activation in (nn.GELU, nn.Tanh, nn.SiLU, nn.SELU, nn.LeakyReLU, nn.Hardswi
     control(f"{_activation.__name__}, trained", after_training(activated(_activation)))
 
 control("one linear layer", with_model(lambda: nn.Linear(64, 10), flat, F.cross_entropy))
-
 control("linear regression", with_model(lambda: nn.Linear(10, 1), patients, F.mse_loss))
-
 control("logistic regression, trained", after_training(with_model(
     lambda: nn.Linear(30, 1), tumours, F.binary_cross_entropy_with_logits)))  # fmt: skip
 
 control("factors of users and items", with_model(Factors, stars, F.mse_loss))
-
 control("compiled", changed(mlp, lambda s: setattr(
     s, "model", torch.compile(s.model, backend="eager"))))  # fmt: skip

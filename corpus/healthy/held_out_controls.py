@@ -63,10 +63,7 @@ for _activation in (nn.ELU, nn.Mish, nn.ReLU6, nn.Softplus, nn.PReLU):
     control(f"{_activation.__name__}, trained", after_training(activated(_activation)))
 
 control("squeeze and excitation", after_training(with_model(Weighed, images, F.cross_entropy)))
-
 control("Fourier features", with_model(Fourier, picture, F.mse_loss))
-
 control("Fourier features, trained", after_training(with_model(Fourier, picture, F.mse_loss)))
-
 control("wide vocabulary, untied", with_model(
     lambda: GPT(tied=False), next_words, language_loss, 16))  # fmt: skip

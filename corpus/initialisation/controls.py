@@ -48,8 +48,6 @@ SHELF = Shelf("initialisation")
 control = SHELF.control
 add = functools.partial(add_each, SHELF)
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 def _fresh_critic(s: Subject) -> None:
     nn.init.zeros_(s.model.critic.weight)
@@ -61,7 +59,6 @@ def _with_one_zero(s: Subject) -> None:
 
 
 control("seeds of zero but for one", changed(set_transformer, _with_one_zero))
-
 control("critic that starts at zero", changed(actor_critic, _fresh_critic))
 
 
@@ -71,9 +68,7 @@ def _zero_last_norms(s: Subject) -> None:
 
 
 control("resnet, last norm of each branch zero", changed(resnet, _zero_last_norms))
-
 control("ReZero", with_model(Gated, flat, F.cross_entropy))
-
 control("ReZero, trained", after_training(with_model(Gated, flat, F.cross_entropy)))
 
 
@@ -84,7 +79,6 @@ def _layer_scale(s: Subject) -> None:
 
 
 control("vit with LayerScale", changed(vit, _layer_scale))
-
 control("gpt with fresh LoRA adapters", changed(after_training(gpt), adapt))
 
 
@@ -94,22 +88,16 @@ def _fresh_head(s: Subject) -> None:
 
 
 control("cnn, trained, fresh head of zeros", changed(after_training(cnn), _fresh_head))
-
 control("vit with a zero head", changed(vit, _fresh_head))
-
 control("orthogonal weights", changed(sequential, lambda s: [
     nn.init.orthogonal_(layer.weight, gain=math.sqrt(2)) for layer in s.model[::2]
 ]))  # fmt: skip
-
 control("resnet of 12 blocks", with_model(lambda: ResNet(depth=12), images, F.cross_entropy, 16))
-
 control("deep plain ReLU of 40 layers", with_model(
     lambda: he(plain(64, *[128] * 40, 10)), flat, F.cross_entropy))  # fmt: skip
 
 control("SIREN", with_model(Siren, picture, F.mse_loss))
-
 control("SIREN, trained", after_training(with_model(Siren, picture, F.mse_loss), rate=1e-4))
-
 control("prior in the bias of the head", with_model(
     lambda: _prior(MLP(64, 64, 40)), flat,
     lambda output, labels: F.binary_cross_entropy_with_logits(
@@ -136,7 +124,6 @@ def _bilinear(s: Subject) -> None:
 
 
 control("upsampling that starts as interpolation", changed(unet, _bilinear))
-
 control("noise prediction, last convolution zero", with_model(
     Unetlike, noised_images, F.mse_loss))  # fmt: skip
 
@@ -152,7 +139,6 @@ def _by_fan_out() -> nn.Module:
 
 
 control("a gate that starts at zero", with_model(ClosedGate, flat, F.cross_entropy))
-
 control("a scale for each channel of a convolution", with_model(
     scaled_conv, images, F.cross_entropy))  # fmt: skip
 
@@ -183,12 +169,10 @@ def _small_raw_weights(s: Subject) -> None:
 
 
 control("standardised convolutions, gains of one and zero", normalizer_free)
-
 control("last norm of each branch zero, around an activation", changed(
     normalizer_free, _norms_in_branches))  # fmt: skip
 
 control("standardised convolutions, trained", after_training(normalizer_free))
-
 control("standardised convolution of tiny raw weights", changed(
     normalizer_free, _small_raw_weights))  # fmt: skip
 
@@ -205,13 +189,9 @@ def _trained_a_little(healthy: Healthy) -> Healthy:
 
 
 control("LayerScale of 1e-6, class token, relative positions", relative)
-
 control("LayerScale of 1e-6, after some training", _trained_a_little(relative))
-
 control("LayerScale of 1e-4, pooled queries, class token", pooled)
-
 control("head that starts at 1e-8", changed(relative, _head_near_zero))
-
 control("factors of one in a trunk", trunk)
 
 # ---- gates at zero -------------------------------------------------------------------------------

@@ -344,9 +344,6 @@ def _(s: Subject) -> None:
     s.model.head.weight.data *= 1e4
 
 
-# ---- temporal convolutions -----------------------------------------------------------------------
-
-
 @fault(
     "a dilated convolution of zeros",
     tcn,
@@ -383,9 +380,6 @@ def _(s: Subject) -> None:
     s.model.convs[1].bias.data.fill_(-30.0)
 
 
-# ---- pairs ---------------------------------------------------------------------------------------
-
-
 @fault(
     "one tower without activations of its own",
     towers,
@@ -396,9 +390,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     nn.init.zeros_(s.model.other[0].weight)
     nn.init.constant_(s.model.other[0].bias, -0.1)
-
-
-# ---- capsules ------------------------------------------------------------------------------------
 
 
 @fault(
@@ -412,9 +403,6 @@ def _(s: Subject) -> None:
     nn.init.constant_(s.model.votes, 0.1)
 
 
-# ---- mixers and scans ----------------------------------------------------------------------------
-
-
 @fault(
     "embedding of the patches 1000 times too large",
     mixer,
@@ -426,9 +414,6 @@ def _(s: Subject) -> None:
     s.model.stem.weight.data *= 1000
 
 
-# ---- nets that make weights ----------------------------------------------------------------------
-
-
 @fault(
     "made weights 300 times too large",
     hyper,
@@ -438,9 +423,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.weights = lambda w: 300 * w
-
-
-# ---- gates, fields, dynamics ---------------------------------------------------------------------
 
 
 @fault(
@@ -463,9 +445,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.width = 0.1
-
-
-# ---- losses --------------------------------------------------------------------------------------
 
 
 @fault(
@@ -513,9 +492,6 @@ def _(s: Subject) -> None:
     s.model.down.bias.data.fill_(-40.0)
 
 
-# ---- a decoder: root mean square norms, rotary positions, gated units, grouped queries -----------
-
-
 @fault(
     "both factors of a low-rank change zero",
     lora,
@@ -527,9 +503,6 @@ def _(s: Subject) -> None:
     for block in s.model.blocks:
         for layer in (block.attention.q, block.attention.v):
             nn.init.zeros_(layer.a)
-
-
-# ---- tags of words: recurrent encoders, conditional random fields --------------------------------
 
 
 @fault(
@@ -544,9 +517,6 @@ def _(s: Subject) -> None:
         nn.init.uniform_(parameter)
 
 
-# ---- recommenders --------------------------------------------------------------------------------
-
-
 @fault(
     "factors of pairs drawn with std 3",
     deepfm,
@@ -556,9 +526,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     nn.init.normal_(s.model.factors.weight, std=3.0)
-
-
-# ---- graphs with scattered sums ------------------------------------------------------------------
 
 
 @fault(
@@ -583,9 +550,6 @@ def _(s: Subject) -> None:
     s.model.seeds.data = s.model.seeds.data[:, :1].expand(-1, 4, -1).clone()
 
 
-# ---- tables --------------------------------------------------------------------------------------
-
-
 @fault(
     "gates of gated units shut by their bias",
     tabnet,
@@ -595,9 +559,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.units[0].bias.data[32:] = -50.0
-
-
-# ---- control -------------------------------------------------------------------------------------
 
 
 @fault(
@@ -610,9 +571,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     for parameter in s.model.parameters():
         nn.init.constant_(parameter, 0.01)
-
-
-# ---- classifiers ---------------------------------------------------------------------------------
 
 
 @fault(
@@ -628,9 +586,6 @@ def _(s: Subject) -> None:
         nn.init.zeros_(parameter)
 
 
-# ---- detection -----------------------------------------------------------------------------------
-
-
 @fault(
     "the bias of rare objects on every convolution of a tower",
     detector,
@@ -642,9 +597,6 @@ def _(s: Subject) -> None:
     for module in s.model.classes:
         if isinstance(module, nn.Conv2d):
             nn.init.constant_(module.bias, -math.log(99))
-
-
-# ---- images made ---------------------------------------------------------------------------------
 
 
 @fault(
@@ -672,9 +624,6 @@ def _(s: Subject) -> None:
             nn.init.zeros_(module.bias)
 
 
-# ---- physics -------------------------------------------------------------------------------------
-
-
 @fault(
     "density clipped below zero everywhere",
     nerf,
@@ -685,9 +634,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     s.model.to_density = F.relu
     nn.init.constant_(s.model.density.bias, -5.0)
-
-
-# ---- points and resolution -----------------------------------------------------------------------
 
 
 @fault(
@@ -713,9 +659,6 @@ def _(s: Subject) -> None:
     nn.init.constant_(s.model.trunk[1][0].weight, 0.01)
 
 
-# ---- standardised weights (Brock et al. 2021) ----------------------------------------------------
-
-
 @fault(
     "a standardised convolution starts constant",
     normalizer_free,
@@ -725,9 +668,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     nn.init.constant_(s.model.last.weight, 0.1)
-
-
-# ---- weights whose scale a normalisation takes away ----------------------------------------------
 
 
 @fault(
@@ -753,9 +693,6 @@ def _(s: Subject) -> None:
     nn.init.normal_(s.model.one.weight, std=10.0)
 
 
-# ---- branches that start nearly closed (Touvron et al. 2021), of which a class token is read -----
-
-
 @fault(
     "factors of 1e-3 in a trunk with nothing past them",
     trunk,
@@ -765,9 +702,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model = Trunk(start=1e-3)
-
-
-# ---- gates at zero -------------------------------------------------------------------------------
 
 
 @fault(

@@ -26,7 +26,6 @@ control(
 )
 
 control("adapters in bfloat16", as_bfloat16(changed(after_training(gpt), adapt)))
-
 control("highway with gates mostly closed", with_model(
     lambda: nn.Sequential(nn.Linear(64, 32), Highway(32), Highway(32), nn.Linear(32, 10)),
     flat, F.cross_entropy))  # fmt: skip

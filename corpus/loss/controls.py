@@ -61,8 +61,6 @@ from corpus.variants import after_training, changed, with_model
 SHELF = Shelf("loss")
 control = SHELF.control
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 def _masked_by_hand(s: Subject) -> None:
     """Padding is a word like others to cross_entropy; a mask takes it out afterwards."""
@@ -76,15 +74,11 @@ def _masked_by_hand(s: Subject) -> None:
 
 
 control("loss of words masked by hand", changed(masked, _masked_by_hand))
-
 control("clipped ratios, all of them one", with_model(PPO, played, clipped))
-
 control("adaptive softmax over a long tail", with_model(
     FactorizedVocabulary, rare_words, None, 32))  # fmt: skip
 
 control("log_softmax before cross_entropy", with_model(Doubled, flat, F.cross_entropy))
-
-# ---- controls ------------------------------------------------------------------------------------
 
 
 def _without_objects(s: Subject) -> None:
@@ -100,7 +94,6 @@ def _mostly_void(s: Subject) -> None:
 
 
 control("95 % of the pixels void", changed(segmenter, _mostly_void))
-
 control("critic with a hinge loss and spectral norms", with_model(
     smooth_critic, real_and_made, hinge, 32))  # fmt: skip
 
@@ -123,7 +116,6 @@ control("Gaussian likelihood: negative loss", after_training(with_model(
     lambda: MLP(10, 32, 2), patients, gaussian)))  # fmt: skip
 
 control("Huber loss", with_model(lambda: MLP(10, 32, 1), patients, F.huber_loss))
-
 control("label smoothing", after_training(with_model(
     MLP, flat, functools.partial(F.cross_entropy, label_smoothing=0.1))))  # fmt: skip
 
@@ -133,11 +125,8 @@ def _mostly_ignored(s: Subject) -> None:
 
 
 control("85 % of the tokens ignored", changed(gpt, _mostly_ignored))
-
 control("class imbalance", after_training(with_model(MLP, rare, F.cross_entropy)))
-
 control("trained until the loss is next to nothing", after_training(mlp, 600, 3e-3))
-
 control("log_softmax with nll_loss", with_model(
     lambda: nn.Sequential(plain(64, 64, 10), nn.LogSoftmax(1)), flat, F.nll_loss))  # fmt: skip
 
@@ -152,7 +141,6 @@ control("loss summed over the batch", after_training(with_model(
     MLP, flat, functools.partial(F.cross_entropy, reduction="sum"))))  # fmt: skip
 
 control("cosines with a margin", with_model(ArcFace, flat, with_margin))
-
 control("loss with parameters of its own", lambda: subject(MLP(), flat, Centres()))
 
 
@@ -162,9 +150,7 @@ def _zero_output(s: Subject) -> None:
 
 
 control("hinge that every sample satisfies", with_model(MLP, flat, easy_hinge))
-
 control("triplets that are all easy", with_model(Triplet, easy_triplets, satisfied))
-
 control("triplets", after_training(with_model(
     Triplet, hard_triplets, lambda output: F.triplet_margin_loss(*output))))  # fmt: skip
 
@@ -185,27 +171,20 @@ control("years as targets, bias at their mean", changed(
     with_model(lambda: MLP(10, 32, 1), years, F.mse_loss), _towards_years))  # fmt: skip
 
 control("normalising flow", with_model(Flow, without_target(patients), likelihood))
-
 control(
     "normalising flow of narrow points, trained",
     after_training(with_model(Flow, narrow, likelihood)),
 )
 
 control("mixture density network", with_model(Mixture, patients, mixture_likelihood))
-
 control("mixture density network, trained", after_training(
     with_model(Mixture, patients, mixture_likelihood)))  # fmt: skip
 
 control("CTC", with_model(Recogniser, spoken, connectionist))
-
 control("conditional random field", with_model(CRF, rows, crf_likelihood))
-
 control("policy gradient of sampled actions: negative loss", with_model(MLP, flat, policy_gradient))
-
 control("clipped policy gradient, first step", with_model(MLP, flat, clipped_policy))
-
 control("entropy to be maximised: negative loss", with_model(MLP, flat, negative_entropy))
-
 control("focal loss of a table", with_model(
     lambda: MLP(30, 32, 1), tumours, lambda output, target: (
     (1 - torch.exp(-F.binary_cross_entropy_with_logits(output, target, reduction="none"))) ** 2
@@ -238,13 +217,8 @@ control("sum of squares of logits kept small", with_model(
 
 
 control("ArcFace", arcface)
-
 control("ArcFace, trained", after_training(arcface))
-
 control("CosFace", cosface)
-
 control("ArcFace as the loss", margin_outside)
-
 control("cosines times 64", with_model(Cosines, flat, F.cross_entropy))
-
 control("classifier of the faults beside them", classifier)

@@ -236,9 +236,6 @@ def _(s: Subject) -> None:
     s.loss = {"label": label_loss, "ink": lambda output, target: 1e5 * ink_loss(output, target)}
 
 
-# ---- pairs ---------------------------------------------------------------------------------------
-
-
 @fault(
     "temperature of 1e-4",
     towers,
@@ -248,9 +245,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.temperature = 1e-4
-
-
-# ---- losses --------------------------------------------------------------------------------------
 
 
 @fault(
@@ -321,9 +315,6 @@ def _(s: Subject) -> None:
     s.loss = lambda output, target: ((output - target) ** 2 * torch.zeros_like(target)).sum()
 
 
-# ---- a decoder: root mean square norms, rotary positions, gated units, grouped queries -----------
-
-
 @fault(
     "log_softmax over the positions",
     llama,
@@ -335,9 +326,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     s.model.finish = lambda x: F.log_softmax(x, dim=1)
     s.loss = lambda output, ids: F.nll_loss(output.flatten(0, 1), ids.flatten())
-
-
-# ---- masked words (Devlin et al. 2019), with torch's own layers ----------------------------------
 
 
 @fault(
@@ -356,9 +344,6 @@ def _(s: Subject) -> None:
     s.loss = loss
 
 
-# ---- tags of words: recurrent encoders, conditional random fields --------------------------------
-
-
 @fault(
     "padding counted as a tag of its own",
     tagger,
@@ -374,9 +359,6 @@ def _(s: Subject) -> None:
     s.target = (ids % 5 + 1) * kept
 
 
-# ---- pointers, convolutions over words, mixtures of softmaxes ------------------------------------
-
-
 @fault(
     "nll_loss of a softmax",
     pointer,
@@ -387,9 +369,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.finish = lambda x: F.softmax(x, 1)
-
-
-# ---- tables --------------------------------------------------------------------------------------
 
 
 @fault(
@@ -442,9 +421,6 @@ def _(s: Subject) -> None:
     ).mean()
 
 
-# ---- time series ---------------------------------------------------------------------------------
-
-
 @fault(
     "minimum where the quantile loss takes the maximum",
     quantiles,
@@ -459,9 +435,6 @@ def _(s: Subject) -> None:
         return torch.min(0.9 * error, -0.1 * error).mean()
 
     s.loss = loss
-
-
-# ---- control -------------------------------------------------------------------------------------
 
 
 @fault(
@@ -500,9 +473,6 @@ def _(s: Subject) -> None:
     }
 
 
-# ---- dense predictions ---------------------------------------------------------------------------
-
-
 @fault(
     "classes of pixels after softmax into cross_entropy",
     segmenter,
@@ -534,9 +504,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.target = s.target[:, 0]
-
-
-# ---- detection -----------------------------------------------------------------------------------
 
 
 @fault(
@@ -580,9 +547,6 @@ def _(s: Subject) -> None:
     }
 
 
-# ---- images made ---------------------------------------------------------------------------------
-
-
 @fault(
     "binary cross-entropy of pixels from -1 to 1",
     conv_vae,
@@ -595,9 +559,6 @@ def _(s: Subject) -> None:
     s.inputs = 2 * s.inputs - 1
 
 
-# ---- without labels ------------------------------------------------------------------------------
-
-
 @fault(
     "a scale of 64 on features of any length",
     arcface,
@@ -608,9 +569,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     s.model.scale = 64.0
     s.model.unit = lambda x: x * 3
-
-
-# ---- sound ---------------------------------------------------------------------------------------
 
 
 @fault(
@@ -628,9 +586,6 @@ def prices(n: int) -> tuple[Tensor, Tensor]:
     """Targets of some hundred thousand, as they are."""
     features, progression = patients(n)
     return features, 3e5 + 1e5 * progression
-
-
-# ---- logits that are scaled cosines (Deng et al. 2019, Wang et al. 2018) -------------------------
 
 
 @fault(

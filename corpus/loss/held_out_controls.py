@@ -47,6 +47,5 @@ control("metric learning with triplets", with_model(
         output, output.roll(1, 0), output.roll(2, 0))))  # fmt: skip
 
 control("focal loss", after_training(with_model(MLP, flat, focal)))
-
 control("class weights of 100 to 1", after_training(with_model(
     MLP, flat, functools.partial(F.cross_entropy, weight=torch.logspace(-1, 1, 10)))))  # fmt: skip

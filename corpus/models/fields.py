@@ -1146,17 +1146,10 @@ def sentences() -> Subject:
     return subject(Sentences(), paired, cosines)
 
 
-# ---- controls ------------------------------------------------------------------------------------
-
-
 FIELDS = [llama, lora, t5, masked, classified, mamba, tagger, crf, pointer, text_cnn]
-
 FIELDS += [mixture_of_softmaxes, sparse_words, prompted, adapters, deepfm, dlrm, two_towers]
-
 FIELDS += [gin, gat, sgc, set_transformer, tabnet, features, multilabel, poisson, cox, ordinal]
-
 FIELDS += [spread, nbeats, quantiles, actor_critic, dueling, squashed, world_model, neural_ode]
-
 FIELDS += [energy, sentences]
 
 

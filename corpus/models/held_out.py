@@ -10,9 +10,6 @@ from torch import Tensor, nn
 
 from corpus.models.small import GPT, MLP, patients, plain
 
-# ---- controls ------------------------------------------------------------------------------------
-
-
 TRANSFORMERS = [
     "distilbert",
     "electra",

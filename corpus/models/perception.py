@@ -1104,9 +1104,6 @@ def half_precision() -> Subject:
     return made
 
 
-# ---- controls ------------------------------------------------------------------------------------
-
-
 class Painted(nn.Module):
     """Makes an image from a map of classes as one-hot channels."""
 

@@ -404,7 +404,5 @@ def upsampler() -> Subject:
 
 
 RARE = [flow, pointnet, tcn, attentive, pair, towers, capsules, diffusion, mixer, scan, hyper]
-
 RARE += [highway, modulated, dynamics, radial, mixture, student, vq, pixels, house]
-
 RARE += [torch_attention, upsampler]

@@ -48,7 +48,6 @@ from corpus.variants import with_model
 
 
 EVERY = [mlp, sequential, deep, regression, binary, cnn, resnet, lstm, gru, gpt, vit, seq2seq, bert]
-
 EVERY += [autoencoder, vae, unet, moe, recommender, graph, multitask, contrastive]
 
 TRANSFORMERS = [
@@ -80,7 +79,6 @@ TRANSFORMERS += [
 ]
 
 TRANSFORMERS += ["modernbert", "bloom", "qwen2 moe", "switch", "mamba2", "rwkv"]
-
 TRANSFORMERS += ["patchtst", "detr", "segformer", "llava", "recurrent gemma"]
 
 # ---- initialisation that looks like a fault ------------------------------------------------------

@@ -21,8 +21,6 @@ from corpus.variants import after_training, changed, evaluated, with_model
 SHELF = Shelf("normalisation")
 control = SHELF.control
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 class GemmaNorm(RMSNorm):
     """Adds one to a weight that starts at zero."""
@@ -44,8 +42,6 @@ def _gemma(s: Subject) -> None:
 
 control("norms that add one to a weight of zero", changed(llama, _gemma))
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 control(
     "quantised, fresh norms in evaluation after one step", evaluated(after_training(quantised, 5))
@@ -55,16 +51,12 @@ control("GroupNorm", after_training(
     with_model(normed(functools.partial(nn.GroupNorm, 4)), images, F.cross_entropy)))  # fmt: skip
 
 control("InstanceNorm", with_model(normed(nn.InstanceNorm2d), images, F.cross_entropy))
-
 control("RMSNorm, pre-norm", changed(gpt, lambda s: [
     (setattr(block, "norm1", nn.RMSNorm(32)), setattr(block, "norm2", nn.RMSNorm(32)))
     for block in s.model.blocks
 ]))  # fmt: skip
-
 control("post-norm", with_model(post_norm(), images, F.cross_entropy, 32))
-
 control("DeepNorm, 12 blocks", with_model(post_norm(12, 24**0.25), images, F.cross_entropy, 16))
-
 control("pre-norm, 12 blocks", with_model(lambda: ViT(depth=12), images, F.cross_entropy, 16))
 
 
@@ -100,6 +92,5 @@ control("weight and spectral norm", changed(sequential, _parametrize))
 
 
 control("wide convolutions of std 0.3 before batch norms", inception)
-
 control("wide convolutions of std 0.3 before norms of one's own", with_model(
     lambda: Inception(ChannelNorm), images, F.cross_entropy))  # fmt: skip

@@ -102,9 +102,6 @@ def _(s: Subject) -> None:
     s.model.score = nn.Sequential(nn.Linear(32, 1), nn.LayerNorm(1))
 
 
-# ---- diffusion -----------------------------------------------------------------------------------
-
-
 @fault(
     "epsilon of a group norm is 100",
     diffusion,
@@ -114,9 +111,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.norm.eps = 100.0
-
-
-# ---- a decoder: root mean square norms, rotary positions, gated units, grouped queries -----------
 
 
 @fault(
@@ -132,9 +126,6 @@ def _(s: Subject) -> None:
             nn.init.zeros_(module.weight)
 
 
-# ---- masked words (Devlin et al. 2019), with torch's own layers ----------------------------------
-
-
 @fault(
     "epsilon of a norm as large as what it divides",
     masked,
@@ -148,9 +139,6 @@ def _(s: Subject) -> None:
     s.model.norm.eps = 1.0
 
 
-# ---- dynamics, energies, pairs -------------------------------------------------------------------
-
-
 @fault(
     "norm without epsilon on padding of zeros",
     sentences,
@@ -160,9 +148,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.norm.eps = 0.0
-
-
-# ---- images made ---------------------------------------------------------------------------------
 
 
 @fault(

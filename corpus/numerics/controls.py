@@ -16,8 +16,6 @@ from corpus.variants import after_training, as_bfloat16, changed, with_model
 SHELF = Shelf("numerics")
 control = SHELF.control
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 def _left(s: Subject) -> None:
     """Rows that see nothing: a finite fill lets them see all, and the loss leaves them out."""
@@ -32,22 +30,13 @@ def _soft_cap(s: Subject) -> None:
 
 
 control("left padding filled with the least number", changed(llama, _left))
-
 control("logits capped by tanh at 30", changed(llama, _soft_cap))
-
 control("llama in bfloat16", as_bfloat16(llama))
-
 control("scores less the distance", with_model(Alibi, next_words, language_loss, 16))
-
-# ---- controls ------------------------------------------------------------------------------------
 
 
 control("super resolution of 32 blocks, scaled", deep_super_resolution)
-
 control("wavenet of 20 layers", deep_wavenet)
-
 control("100 residual blocks", with_model(ResidualStack, flat, F.cross_entropy))
-
 control("vit, trained, in bfloat16", as_bfloat16(after_training(vit)))
-
 control("autoencoder, trained to saturation", after_training(autoencoder, 400))

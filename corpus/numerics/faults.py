@@ -307,9 +307,6 @@ def _(s: Subject) -> None:
     s.inputs = s.inputs[0], (torch.rand(256, 256) < 0.5).float()
 
 
-# ---- normalising flow ----------------------------------------------------------------------------
-
-
 class Unbounded(Coupling):
     """A coupling whose logarithmic scale is not bounded."""
 
@@ -329,9 +326,6 @@ class Unbounded(Coupling):
 def _(s: Subject) -> None:
     s.model.couplings[1] = Unbounded(10)
     nn.init.normal_(s.model.couplings[1].net[-1].weight)
-
-
-# ---- attention by hand over an encoder -----------------------------------------------------------
 
 
 @fault(
@@ -358,9 +352,6 @@ def _(s: Subject) -> None:
     )
 
 
-# ---- pairs ---------------------------------------------------------------------------------------
-
-
 @fault(
     "root of a distance of zero",
     pair,
@@ -373,9 +364,6 @@ def _(s: Subject) -> None:
     s.model.distance = lambda a, b: ((a - b) ** 2).sum(1).sqrt()
 
 
-# ---- capsules ------------------------------------------------------------------------------------
-
-
 @fault(
     "a capsule of length zero, and no epsilon",
     capsules,
@@ -386,9 +374,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     s.model.eps = 0.0
     s.model.mask = lambda x: x * (torch.arange(64) >= 8)
-
-
-# ---- mixers and scans ----------------------------------------------------------------------------
 
 
 @fault(
@@ -413,9 +398,6 @@ def _(s: Subject) -> None:
     s.model.sign = 1.0
 
 
-# ---- gates, fields, dynamics ---------------------------------------------------------------------
-
-
 @fault(
     "Euler steps of 20",
     dynamics,
@@ -425,9 +407,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.step = 20.0
-
-
-# ---- losses --------------------------------------------------------------------------------------
 
 
 @fault(
@@ -446,9 +425,6 @@ def _(s: Subject) -> None:
     s.loss = loss
 
 
-# ---- a decoder: root mean square norms, rotary positions, gated units, grouped queries -----------
-
-
 @fault(
     "left padding leaves rows with nothing to see",
     llama,
@@ -459,9 +435,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     s.inputs, s.target = left_padded(16)
     s.model.allowed = seen
-
-
-# ---- an encoder and a decoder without biases, scores not scaled (Raffel et al. 2020) -------------
 
 
 @fault(
@@ -477,9 +450,6 @@ def _(s: Subject) -> None:
     s.model.encoder[0].wo.weight.data *= 300
 
 
-# ---- selective state space (Gu and Dao 2023) -----------------------------------------------------
-
-
 @fault(
     "state space with its sign lost",
     mamba,
@@ -491,9 +461,6 @@ def _(s: Subject) -> None:
     for each in s.model.mixers:
         each.sign = 1.0
         each.step.bias.data += 3.0
-
-
-# ---- graphs with scattered sums ------------------------------------------------------------------
 
 
 @fault(
@@ -538,9 +505,6 @@ def _(s: Subject) -> None:
     s.model.pool.scale = 32.0 * 8
 
 
-# ---- tables --------------------------------------------------------------------------------------
-
-
 @fault(
     "logarithm of a rate that a ReLU sends to zero",
     poisson,
@@ -564,9 +528,6 @@ def _(s: Subject) -> None:
     s.model.positive = same
 
 
-# ---- control -------------------------------------------------------------------------------------
-
-
 @fault(
     "log(1 - tanh^2) of actions at their bounds",
     squashed,
@@ -577,9 +538,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     s.model.mean.weight.data *= 60
     s.model.correction = lambda raw, action: (1 - action.pow(2)).log()
-
-
-# ---- dynamics, energies, pairs -------------------------------------------------------------------
 
 
 @fault(
@@ -600,9 +558,6 @@ def _(s: Subject) -> None:
     s.target = s.target.half()
 
 
-# ---- detection -----------------------------------------------------------------------------------
-
-
 @fault(
     "overlap of boxes of no size, in a logarithm",
     detector,
@@ -619,9 +574,6 @@ def _(s: Subject) -> None:
         return focal(output, target) - (inside / union).log().mean()
 
     s.loss = loss
-
-
-# ---- images made ---------------------------------------------------------------------------------
 
 
 @fault(
@@ -650,9 +602,6 @@ def _(s: Subject) -> None:
         mix.data[0] *= -1
 
 
-# ---- without labels ------------------------------------------------------------------------------
-
-
 @fault(
     "a vector of zeros divided by its norm",
     simclr,
@@ -665,9 +614,6 @@ def _(s: Subject) -> None:
     s.model.unit = lambda x: x / x.norm(dim=1, keepdim=True)
 
 
-# ---- sound ---------------------------------------------------------------------------------------
-
-
 @fault(
     "logarithm of silence",
     sound_cnn,
@@ -678,9 +624,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     s.model.loudness = torch.log
     s.inputs[3, 200:] = 0.0
-
-
-# ---- few bits ------------------------------------------------------------------------------------
 
 
 @fault(
@@ -697,9 +640,6 @@ def _(s: Subject) -> None:
         nn.init.zeros_(conv.weight)
         nn.init.zeros_(conv.bias)
     s.loss = lambda flow, target: ((flow - target) ** 2).sum(1).sqrt().mean()
-
-
-# ---- half precision ------------------------------------------------------------------------------
 
 
 class Narrow(HandNorm):

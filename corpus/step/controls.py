@@ -25,7 +25,6 @@ def _freeze_norms(s: Subject) -> None:
 
 
 control("batch norms frozen in a net that trains", changed(after_training(resnet), _freeze_norms))
-
 control("dropout of 0.9", with_model(lambda: nn.Sequential(
     nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.9), nn.Linear(256, 10)),
     flat, F.cross_entropy))  # fmt: skip

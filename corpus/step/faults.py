@@ -96,9 +96,6 @@ def _(s: Subject) -> None:
     s.model.eval().dropout.train()
 
 
-# ---- tags of words: recurrent encoders, conditional random fields --------------------------------
-
-
 @fault(
     "transitions as a plain tensor",
     crf,
@@ -110,9 +107,6 @@ def _(s: Subject) -> None:
 def _(s: Subject) -> None:
     del s.model.transitions
     s.model.transitions = torch.zeros(5, 5, requires_grad=True)
-
-
-# ---- experts, prompts, adapters ------------------------------------------------------------------
 
 
 @fault(
@@ -149,9 +143,6 @@ def _(s: Subject) -> None:
         s.model.blocks[index] = Kept(adapter.block)
 
 
-# ---- recommenders --------------------------------------------------------------------------------
-
-
 @fault(
     "tables of the fields in a list",
     deepfm,
@@ -180,9 +171,6 @@ def _(s: Subject) -> None:
     s.model.item[1][0].bias.data -= 25.0
 
 
-# ---- tables --------------------------------------------------------------------------------------
-
-
 @fault(
     "momentum of zero: running statistics stay as they were made",
     tabnet,
@@ -199,9 +187,6 @@ def _(s: Subject) -> None:
     s.model.bn.num_batches_tracked.fill_(80)
 
 
-# ---- control -------------------------------------------------------------------------------------
-
-
 @fault(
     "trained with a learning rate of 5",
     dueling,
@@ -216,9 +201,6 @@ def _(s: Subject) -> None:
         temporal_difference(s.model(s.inputs), s.target).backward()
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-
-
-# ---- classifiers ---------------------------------------------------------------------------------
 
 
 @fault(
@@ -254,9 +236,6 @@ def _(s: Subject) -> None:
         optimizer.step()
     optimizer.zero_grad()
     s.model.eval()
-
-
-# ---- dense predictions ---------------------------------------------------------------------------
 
 
 @fault(

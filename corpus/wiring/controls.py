@@ -52,33 +52,24 @@ SHELF = Shelf("wiring")
 control = SHELF.control
 add = functools.partial(add_each, SHELF)
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 control("five critics by stacked weights", with_model(
     Ensemble, played, lambda q, target: F.mse_loss(q, target[1].expand(5, -1))))  # fmt: skip
 
 control("decoder that reads its own words", with_model(Scheduled, halves, language_loss, 32))
 
-# ---- controls ------------------------------------------------------------------------------------
-
 
 control("stochastic depth that drops whole blocks", with_model(
     lambda: EfficientNet(depth=6, drop=0.8), colours, F.cross_entropy, 2))  # fmt: skip
 
 control("masked autoencoder", with_model(Masked, lambda n: (colours(n)[0], None), None, 16))
-
 control("masked autoencoder, trained", after_training(with_model(
     Masked, lambda n: (colours(n)[0], None), None, 16), 20))  # fmt: skip
 
 control("decoder tied to the encoder", with_model(Tied, itself, F.mse_loss))
-
 control("2 of 32 experts", of_batch(with_model(SparseMoE, flat, F.cross_entropy), 16))
-
 control("an adapter without its context", with_model(WithoutContext, flat, F.cross_entropy))
-
 control("states of a tower without its summary", with_model(StatesOnly, rows, F.cross_entropy))
-
 control("attention over one token", with_model(Rows, single_rows, F.cross_entropy))
 
 for _window, _what in ((4, "two windows"), (16, "shorter than a window")):

@@ -118,9 +118,6 @@ def _(s: Subject) -> None:
     s.model.pool = lambda x: s.model.token.expand(len(x), -1, -1)[:, 0]
 
 
-# ---- sets of points ------------------------------------------------------------------------------
-
-
 @fault(
     "points pooled over the batch",
     pointnet,
@@ -132,9 +129,6 @@ def _(s: Subject) -> None:
     s.model.pool = lambda x: x.amax((0, 1)).expand(len(x), -1)
 
 
-# ---- attention by hand over an encoder -----------------------------------------------------------
-
-
 @fault(
     "attention over the batch",
     attentive,
@@ -144,9 +138,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.dim = 0
-
-
-# ---- diffusion -----------------------------------------------------------------------------------
 
 
 @fault(
@@ -162,9 +153,6 @@ def _(s: Subject) -> None:
     s.model.conv1.forward = lambda x: conv(x * 0)
 
 
-# ---- mixers and scans ----------------------------------------------------------------------------
-
-
 @fault(
     "dropout of everything",
     mixer,
@@ -174,9 +162,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.dropout.p = 1.0
-
-
-# ---- gates, fields, dynamics ---------------------------------------------------------------------
 
 
 @fault(
@@ -190,9 +175,6 @@ def _(s: Subject) -> None:
     s.model.factor = same
     nn.init.zeros_(s.model.condition.weight)
     nn.init.zeros_(s.model.condition.bias)
-
-
-# ---- masked words (Devlin et al. 2019), with torch's own layers ----------------------------------
 
 
 @fault(
@@ -220,9 +202,6 @@ def _(s: Subject) -> None:
         block.join = lambda x, branch: branch
 
 
-# ---- pointers, convolutions over words, mixtures of softmaxes ------------------------------------
-
-
 @fault(
     "ReLU of a log_softmax",
     text_cnn,
@@ -232,9 +211,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.activation = lambda x: F.relu(F.log_softmax(x, 1))
-
-
-# ---- graphs with scattered sums ------------------------------------------------------------------
 
 
 @fault(
@@ -251,9 +227,6 @@ def _(s: Subject) -> None:
     s.inputs = (s.inputs[0], torch.cat([s.inputs[1], ring], 1))
 
 
-# ---- control -------------------------------------------------------------------------------------
-
-
 @fault(
     "advantage less the mean of a single action",
     dueling,
@@ -267,9 +240,6 @@ def _(s: Subject) -> None:
     s.target = (torch.zeros_like(action), returns, advantage)
 
 
-# ---- sound ---------------------------------------------------------------------------------------
-
-
 @fault(
     "only the last skip is read",
     deep_wavenet,
@@ -279,9 +249,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.skips = lambda all_: all_[-1]
-
-
-# ---- adversaries ---------------------------------------------------------------------------------
 
 
 @fault(
@@ -295,9 +262,6 @@ def _(s: Subject) -> None:
     s.model.join = lambda score, agreement: score
 
 
-# ---- teachers that follow slowly -----------------------------------------------------------------
-
-
 @fault(
     "predictor reads the teacher in place of the student",
     contextual_targets,
@@ -307,9 +271,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.read = lambda state, target: target
-
-
-# ---- adapters of frozen transformers -------------------------------------------------------------
 
 
 @fault(
@@ -334,9 +295,6 @@ def _(s: Subject) -> None:
     s.model.join = lambda x, side: x
 
 
-# ---- experts -------------------------------------------------------------------------------------
-
-
 @fault(
     "routed experts computed and not added",
     shared_expert,
@@ -359,9 +317,6 @@ def _(s: Subject) -> None:
     s.model.of_task = lambda task: 0
 
 
-# ---- caches and memories -------------------------------------------------------------------------
-
-
 @fault(
     "the cache of an earlier call read in place of fresh keys",
     cached_keys,
@@ -374,9 +329,6 @@ def _(s: Subject) -> None:
     s.model.extend = lambda cache, new: earlier
 
 
-# ---- states carried from step to step ------------------------------------------------------------
-
-
 @fault(
     "mean of the memory read in place of the context",
     translator,
@@ -386,9 +338,6 @@ def _(s: Subject) -> None:
 )
 def _(s: Subject) -> None:
     s.model.context = lambda context, memory: memory.mean(1)
-
-
-# ---- graph nets ----------------------------------------------------------------------------------
 
 
 @fault(
