@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -38,6 +39,9 @@ ROLES = {
     "change": "a pair that differs: objections are right, where the first names the place",
     "refactor": "a pair that computes the same: every objection is a false alarm",
 }
+
+
+FILE = re.compile(r"[\w./\\-]+\.py(:\d+)?")
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,12 @@ class Case:
         )
 
     def is_named_in(self, text: str) -> bool:
-        """Whether a text gives the right cause; never where the card has no words."""
-        return any(word in text.lower() for word in self.words)
+        """Whether a text gives the right cause; never where the card has no words.
+
+        Names of files are passed over: those of the corpus have the kind of the fault in them.
+        """
+        said = FILE.sub("", text.lower())
+        return any(word in said for word in self.words)
 
 
 Sabotage = Callable[[Subject], object]

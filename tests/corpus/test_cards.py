@@ -54,6 +54,15 @@ def test_sick_cases_say_where_and_why():
     assert not [case for case in sick if any(word != word.lower() for word in case.words)]
 
 
+def test_names_of_files_give_no_cause():
+    """A tool that quotes the line of a fault has not said why it is one."""
+    case = next(cases(name="weights drawn with std 1"))
+    assert case.is_named_in("the weights are large")
+    assert not case.is_named_in(
+        "it differs (faults.py:3) at /work/corpus/initialisation/faults.py:3"
+    )
+
+
 def test_healthy_cases_have_nothing_to_name():
     """A control and a refactor accept no objection."""
     assert not [c for c in CASES if not c.is_sick and (c.at or c.words or c.by or c.why)]
