@@ -7,15 +7,16 @@ tolerance are tried, since each has to be chosen by hand. Both peers compare for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.cases.pair import Said, Sides, as_module
-from benchmarks.cases.subject import Subject
 from benchmarks.peers import arguments_of, modules_of
+from corpus.pair import Sides, as_module
+from corpus.scoring import Finding, Tool
+from corpus.subject import Subject
 from pytest_modelhealth import compare
 
 Tolerance = tuple[float, float]
@@ -27,10 +28,10 @@ LOOSE: Tolerance = (1e-4, 1e-4)
 ROOT = "<root>"
 
 
-def pytest_torch(tolerance: Tolerance) -> Callable[[Sides], Said]:
+def pytest_torch(tolerance: Tolerance) -> Tool:
     """Return a judge that asks `localize_divergence`."""
 
-    def judge(sides: Sides) -> Said:
+    def judge(sides: Sides) -> list[Finding]:
         from pytest_torch import localize_divergence
 
         subject, candidate = sides.reference, as_module(sides)
@@ -50,8 +51,9 @@ def pytest_torch(tolerance: Tolerance) -> Callable[[Sides], Said]:
         for layer in report.diverged:
             if layer.note != "no matching layer in model_b":
                 name = "" if layer.name == ROOT else layer.name
-                return Said(True, (name, names.get(name)), str(report).partition("\n")[0])
-        return Said(False)
+                text = str(report).partition("\n")[0]
+                return [Finding(name, text=text, also=(names.get(name),))]
+        return []
 
     return judge
 
@@ -69,10 +71,10 @@ def _names(sides: Sides, subject: Subject) -> Mapping[str, str]:
     return {name or ROOT: other or ROOT for name, other in {**names, "": ""}.items()}
 
 
-def torchlens(tolerance: Tolerance) -> Callable[[Sides], Said]:
+def torchlens(tolerance: Tolerance) -> Tool:
     """Return a judge that traces both and asks for the first row that diverges."""
 
-    def judge(sides: Sides) -> Said:
+    def judge(sides: Sides) -> list[Finding]:
         import torchlens as tl
         from torchlens.debug._graph import compare_rows
 
@@ -84,8 +86,9 @@ def torchlens(tolerance: Tolerance) -> Callable[[Sides], Said]:
         rows, _ = compare_rows(*traces, rtol=rtol, atol=atol)
         for row in rows:
             if row["shape_match"] is False or row["allclose"] is False:
-                layers = tuple(modules_of(traces[0], row["op"]))
-                return Said(True, layers, f"{row['op']}: max_abs {row['max_abs']}")
-        return Said(False)
+                layer, *also = modules_of(traces[0], row["op"])
+                text = f"{row['op']}: max_abs {row['max_abs']}"
+                return [Finding(layer, text=text, also=tuple(also))]
+        return []
 
     return judge

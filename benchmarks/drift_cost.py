@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.cases.subject import Subject
-from benchmarks.comparers import inspect, record, said_of
 from benchmarks.speed import bare_milliseconds
 from benchmarks.steps import STEPS, Step
 from benchmarks.timing import header, load, machine, row, time_in_turns
+from benchmarks.tools import drift_of, inspect, record
+from corpus.subject import Subject
 from pytest_modelhealth import compare
 
 USUAL = ("BERT-like", "ResNet-50", "example CNN", "example GPT")
@@ -33,7 +33,7 @@ def contenders(step: Step) -> dict[str, Callable[[], object]]:
     return {
         "inspect": lambda: inspect(made, made.model),
         "record": lambda: record(made, made.model),
-        "read": lambda: said_of(recorded, inspect(made, made.model)),
+        "read": lambda: drift_of(recorded, inspect(made, made.model)),
         "compare, equal": lambda: _compare(made, same),
         "compare, one layer scaled": lambda: _compare(made, other),
     }

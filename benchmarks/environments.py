@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.cases.models import words
-from benchmarks.cases.subject import Subject, subject
-from benchmarks.comparers import inspect, record, said_of
 from benchmarks.timing import header, machine, row
+from benchmarks.tools import drift_of, inspect, record
+from corpus.models.small import words
+from corpus.subject import Subject, subject
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,9 @@ def read_all(folder: Path) -> Iterator[tuple[str, str, bool, bool, str]]:
         reports = inspect(made, made.model), inspect(scaled, scaled.model)
         for setting in SETTINGS:
             recorded = (folder / f"{setting} {name}").read_text()
-            same, other = (said_of(recorded, report) for report in reports)
-            yield setting, name, same.differs, other.differs, same.text
+            same, other = (drift_of(recorded, report) for report in reports)
+            said = same[0].text if same else ""
+            yield setting, name, bool(same), bool(other), said
 
 
 def _run(action: str, setting: str, folder: Path) -> str:

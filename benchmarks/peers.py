@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases.subject import Subject, loss_of, run
-from benchmarks.finding import Finding
+from corpus.scoring import Finding
+from corpus.subject import Subject, loss_of, run
 
 
 def scalar_loss(subject: Subject) -> Callable[[Any], Tensor]:

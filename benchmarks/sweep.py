@@ -36,11 +36,11 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases.subject import Subject, run
 from benchmarks.timing import header, machine, row
 from benchmarks.zoo import SOURCES
 from benchmarks.zoo.architecture import Architecture
 from benchmarks.zoo.decided import Decision, decision
+from corpus.subject import Subject, run
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.report import Status, Verdict, Violation

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.cases.subject import Subject
+from corpus.subject import Subject
 
 CLASSES = 10
 BATCH = 8

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import torch_geometric.nn as geometric
 from torch import Tensor, nn
 
-from benchmarks.cases.subject import Subject
 from benchmarks.zoo.architecture import Architecture, NotBuiltError
+from corpus.subject import Subject
 
 NODES = 60
 EDGES = 240

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.cases.subject import Subject
 from benchmarks.zoo.architecture import BATCH, CLASSES, Architecture, NotBuiltError, images
+from corpus.subject import Subject
 
 MODELS = 200
 SIDES = (64, 96, 128, 224, 256)

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import models
 
-from benchmarks.cases.subject import Subject
 from benchmarks.zoo.architecture import BATCH, CLASSES, Architecture, images
+from corpus.subject import Subject
 
 KINDS = {
     "classification": models,

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from benchmarks.cases import models
-from benchmarks.cases.subject import Healthy, Subject, loss_of, run, trained
 from benchmarks.zoo.architecture import Architecture
+from corpus.models import small as models
+from corpus.subject import Healthy, Subject, loss_of, run, trained
 
 KINDS = [
     models.mlp, models.sequential, models.cnn, models.resnet, models.lstm, models.gru, models.gpt,

@@ -21,9 +21,9 @@ from transformers import (  # what most models import, once before the sweep sta
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from benchmarks.cases.subject import Subject
 from benchmarks.zoo.architecture import Architecture, NotBuiltError
 from benchmarks.zoo.shrinking import FRAMES, VOCABULARY, Sizes, shrunk
+from corpus.subject import Subject
 
 SHARED = (
     DetrForObjectDetection,

@@ -1,0 +1,5 @@
+"""``python -m corpus``."""
+
+from corpus.command import main
+
+main()

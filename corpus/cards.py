@@ -1,0 +1,173 @@
+"""The card of a case, the words that cards are written in, and the shelf that cards are put on."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from corpus.pair import Edit, Sides
+from corpus.subject import Healthy, Subject
+
+KINDS = {
+    "initialisation": "weights and biases as they are first drawn, or as a checkpoint has them",
+    "wiring": "what is computed from what: a part unread, skipped, doubled or fed the wrong tensor",
+    "gradient": "the way back: cut, stopped, rounded off or faded before it reaches a parameter",
+    "loss": "the loss, what it is given, and what it weighs",
+    "data": "the batch and the target",
+    "normalisation": "norms, their epsilons, scales and statistics",
+    "numerics": "NaN, infinity, overflow, underflow, and scales that lead there or to a flat end",
+    "step": "what surrounds one: modes, registered parameters, running statistics, the last step",
+    "refactor": "two models, of which one was made from the other and should compute the same",
+    "healthy": "models as they are used, which look like no fault",
+}
+"""Each kind of fault; a control is of the kind of fault that it looks like."""
+
+GROUPS = {
+    "open": "on which a tool may be tuned",
+    "held out": "on which nothing is tuned: looked at as a score only",
+    "blind": "written before the checks that judge it, without a look at them",
+}
+
+ROLES = {
+    "fault": "a healthy subject with a fault put into it: objections are right, where they name it",
+    "control": "a healthy subject: every objection is a false alarm",
+    "change": "a pair that differs: objections are right, where the first names the place",
+    "refactor": "a pair that computes the same: every objection is a false alarm",
+}
+
+
+FILE = re.compile(r"[\w./\\-]+\.py(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Case:
+    """The card of a case.
+
+    Args:
+        name: what was done, in words.
+        role: one of `ROLES`.
+        kind: one of `KINDS`.
+        group: one of `GROUPS`.
+        build: makes what is judged, under the current random seed: the sick or healthy subject, or
+            the two sides of a pair.
+        architecture: name of the healthy subject; empty for some controls.
+        at: shell patterns of the layer names that are right; ``""`` is the model itself. Of a pair,
+            by their names in either model. Empty where nothing is wrong.
+        words: one of them stands in what is said of the layer, and gives the right cause; empty
+            where naming the layer is all that is asked.
+        by: names of pytest-modelhealth's checks that may say it; empty where any may, and not asked
+            of what carries no check's name.
+        why: one sentence on why it is a fault.
+        healthy: makes the subject of a fault as it was before.
+    """
+
+    name: str
+    role: str
+    kind: str
+    group: str
+    build: Callable[[], Any]
+    architecture: str = ""
+    at: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    why: str = ""
+    healthy: Healthy | None = None
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether a tool should object."""
+        return self.role in ("fault", "change")
+
+    def is_at(self, *layers: str | None) -> bool:
+        """Whether one of these layers is a right place."""
+        return any(
+            fnmatchcase(layer, pattern)
+            for layer in layers
+            if layer is not None
+            for pattern in self.at
+        )
+
+    def is_named_in(self, text: str) -> bool:
+        """Whether a text gives the right cause; never where the card has no words.
+
+        Names of files are passed over: those of the corpus have the kind of the fault in them.
+        """
+        said = FILE.sub("", text.lower())
+        return any(word in said for word in self.words)
+
+
+Sabotage = Callable[[Subject], object]
+"""Puts a fault into a healthy subject."""
+
+
+@dataclass
+class Shelf:
+    """The cases of one file, in the order written: all of one kind and one group."""
+
+    kind: str
+    group: str = "open"
+    cases: list[Case] = field(default_factory=list)
+
+    def fault(
+        self,
+        name: str,
+        healthy: Healthy,
+        at: str | Iterable[str],
+        words: str | Iterable[str],
+        by: str | Iterable[str] = (),
+        *,
+        why: str = "",
+    ) -> Callable[[Sabotage], Sabotage]:
+        """Add the fault that the decorated function puts into a healthy subject."""
+
+        def add(sabotage: Sabotage) -> Sabotage:
+            def build() -> Subject:
+                sick = healthy()
+                sabotage(sick)
+                return sick
+
+            card = {"at": _some(at), "words": _some(words), "by": _some(by), "why": why}
+            card |= {"architecture": healthy.__name__, "healthy": healthy}
+            self._add("fault", name, build, **card)
+            return sabotage
+
+        return add
+
+    def control(self, name: str, build: Healthy) -> None:
+        """Add a healthy subject."""
+        self._add("control", name, build)
+
+    def refactor(self, name: str, healthy: Healthy) -> Callable[[Edit], Edit]:
+        """Add what the decorated function makes of a model, and what computes the same."""
+        return functools.partial(self._pair, "refactor", name, healthy, {})
+
+    def change(
+        self, name: str, healthy: Healthy, at: str | Iterable[str], *, why: str = ""
+    ) -> Callable[[Edit], Edit]:
+        """Add what the decorated function makes of a model, wrong from the layer `at` on."""
+        card = {"at": _some(at), "why": why}
+        return functools.partial(self._pair, "change", name, healthy, card)
+
+    def _pair(
+        self, role: str, name: str, healthy: Healthy, card: dict[str, Any], edit: Edit
+    ) -> Edit:
+        def build() -> Sides:
+            reference = healthy()
+            candidate = copy.deepcopy(reference.model)
+            made = edit(candidate)
+            return Sides(reference, candidate if made is None else made)
+
+        self._add(role, name, build, architecture=healthy.__name__, **card)
+        return edit
+
+    def _add(self, role: str, name: str, build: Callable[[], Any], **card: Any) -> None:
+        self.cases.append(Case(name, role, self.kind, self.group, build, **card))
+
+
+def _some(values: str | Iterable[str]) -> tuple[str, ...]:
+    return (values,) if isinstance(values, str) else tuple(values)

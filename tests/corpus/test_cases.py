@@ -1,0 +1,147 @@
+"""The cases: each fault changes what it says, each control runs, each refactor computes the same.
+
+Of each file the first cases are built in every run, and all of them by ``scripts/test -m corpus``.
+"""
+
+import copy
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import nn
+
+from corpus import Sides, Subject, loss_of, run, shelves
+from corpus.cards import KINDS
+from corpus.models.small import mlp
+from corpus.pair import as_module
+from corpus.subject import trained
+
+FIRST = 1
+
+
+def sampled(*roles):
+    """Return the cases of these roles, of which all but the first of each file are marked."""
+    found = []
+    for shelf in shelves(*KINDS):
+        seen = defaultdict(int)
+        for case in shelf.cases:
+            if case.role in roles:
+                seen[case.role] += 1
+                marks = [pytest.mark.corpus] if seen[case.role] > FIRST else []
+                found.append(pytest.param(case, id=f"{case.kind}-{case.name}", marks=marks))
+    return found
+
+
+def build(case, seed=0):
+    """Return what a case makes under a seed."""
+    torch.manual_seed(seed)
+    return case.build()
+
+
+def step(subject: Subject):
+    """Run one step and return all that a fault could change: numbers by name, and an error."""
+    torch.manual_seed(1)
+    model, seen = subject.model, {}
+    seen |= {f"parameter {name}": p.detach().clone() for name, p in model.named_parameters()}
+    seen |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
+    for name, module in model.named_modules():
+        seen[f"mode of {name}"] = torch.tensor(module.training)
+        plain = {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}
+        seen |= {f"plain tensor {name}.{own}": t.detach().clone() for own, t in plain.items()}
+    try:
+        output = run(model, subject.inputs)
+        loss = total(subject, output)
+        seen["loss"] = loss.detach()
+        loss.backward()
+    except Exception as error:  # noqa: BLE001 - a fault may raise whatever it does
+        seen[f"{type(error).__name__}: {error}"] = torch.tensor(0)
+    gradients = ((name, p.grad) for name, p in model.named_parameters())
+    return seen | {f"gradient {name}": g for name, g in gradients if g is not None}
+
+
+def total(subject, output):
+    """Return the loss, or where there is none a sum of the output that a change would move."""
+    if subject.loss is not None or not isinstance(output, torch.Tensor) or not output.ndim:
+        return loss_of(subject, output, subject.target)
+    return (output * torch.linspace(0.5, 1.5, output.numel()).view_as(output)).sum()
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch warns of is part of some cases
+@pytest.mark.parametrize("case", sampled("fault"))
+def test_fault_changes_the_step(case):
+    """Under the same seed a step of the sick subject differs from one of the healthy subject."""
+    torch.manual_seed(0)
+    before, after = step(case.healthy()), step(build(case))
+    same = before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )
+    assert not same
+
+
+@pytest.mark.parametrize("case", sampled("fault"))
+def test_place_is_a_layer_of_the_model(case):
+    """Each place that a fault accepts, but the loss and functions, is a layer of its model."""
+    layers = [layer for layer, _ in build(case).model.named_modules()]
+    assert any(case.is_at(layer) for layer in layers)
+
+
+@pytest.mark.parametrize("case", sampled("control"))
+def test_control_runs(case):
+    """A healthy subject does one step, its loss is a finite number, and its weights are, too."""
+    subject = build(case)
+    assert all(parameter.isfinite().all() for parameter in subject.model.parameters())
+    output = run(subject.model, subject.inputs)
+    if subject.loss is not None:
+        assert loss_of(subject, output, subject.target).isfinite().all()
+
+
+COMPILED = ("compiled by inductor", "compiled for autograd", "decoder compiled for autograd")
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch warns of is part of some cases
+@pytest.mark.parametrize("case", sampled("refactor"))
+def test_refactor_gives_the_same_outputs(case):
+    """By torch.testing, with a tolerance far above rounding and far below any harmful change."""
+    if case.name in COMPILED:
+        pytest.skip("takes seconds, and a compiler")
+    made = build(case)
+    ours, theirs = (output_of(model, made) for model in (made.reference.model, as_module(made)))
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+
+
+def output_of(model: nn.Module, made: Sides):
+    """Return what a model makes of the batch of its pair, under a seed of its own."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        output = run(model, copy.deepcopy(made.reference.inputs))
+    return getattr(output, "logits", output)
+
+
+@pytest.mark.parametrize("case", sampled("change"))
+def test_first_wrong_layer_is_a_layer(case):
+    """Each harmful change accepts a layer of the reference, or the reference itself."""
+    layers = [layer for layer, _ in build(case).reference.model.named_modules()]
+    assert any(case.is_at(layer) for layer in layers)
+
+
+def test_trained_subject_has_learnt_once_for_each_seed():
+    """Its loss fell by half, each seed has its own, and what is returned is a copy."""
+    made = []
+
+    def healthy() -> Subject:
+        made.append(None)
+        return mlp()
+
+    def loss(subject: Subject) -> float:
+        return loss_of(subject, run(subject.model, subject.inputs), subject.target).item()
+
+    torch.manual_seed(0)
+    fresh, first = healthy(), trained(healthy)
+    drawn, again = torch.rand(()), trained(healthy)
+    assert loss(first) == loss(again) < loss(fresh) / 2
+    assert torch.rand(()) == drawn  # as if it had just been trained
+    nn.init.zeros_(first.model.head.weight)
+    assert again.model.head.weight.any()
+    torch.manual_seed(1)
+    assert loss(trained(healthy)) != loss(again)
+    assert len(made) == 3
