@@ -119,7 +119,7 @@ def test_sound(inspector):
 def test_ctrl_c_in_the_body_ends_the_run_as_ever(nets: pytest.Pytester) -> None:
     """The exit status is 2, and the unhealthy report made before adds nothing."""
     nets.makepyfile(UNHEALTHY + "    raise KeyboardInterrupt\n")
-    result = nets.runpytest_subprocess()
+    result = nets.runpytest(no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "unhealthy" not in result.stdout.str() + result.stderr.str()
     assert "modelhealth:" not in result.stdout.str()
