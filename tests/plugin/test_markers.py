@@ -156,7 +156,7 @@ def test_a_wrong_marker_added_while_the_test_runs_is_an_error_of_that_test(
     result = pytester.runpytest()
     result.assert_outcomes(errors=1)
     assert "@modelhealth on test_it: unknown setting 'max_grad'" in result.stdout.str()
-    assert "settings_for" not in result.stdout.str()
+    assert "pytest_modelhealth/" not in result.stdout.str()
 
 
 WAIVED = """
