@@ -6,18 +6,24 @@ run would then import them again, and crash. A test whose inner run calls torch.
 """
 
 import importlib
+import pkgutil
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-from pytest_modelhealth.checks import default_settings
+import pytest_modelhealth
 
 # torch._dynamo, as every optimizer imports it; it brings numpy.random, on which sklearn crashes.
 for library in ("torch._dynamo", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg"):
     importlib.import_module(library)
-# Loads every check: what an inner run loads is another class in the next, which no pickle takes.
-default_settings()
+importlib.import_module("hypothesis")  # as its own plugin does at the end of each run
+# Loads all but the plugin and the kernels in C: importing it takes longer than most inner runs do,
+# and what one of them loads is another class in the next, which no pickle takes.
+APART = ("pytest_modelhealth.plugin", "pytest_modelhealth.statistics.native.")
+for module in pkgutil.walk_packages(pytest_modelhealth.__path__, "pytest_modelhealth."):
+    if not module.name.startswith(APART):
+        importlib.import_module(module.name)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from pytest_modelhealth.report import HealthReport, Status
 from tests.capture.models import Nested, Small, x
 from tests.capture.oracle import changes, fingerprint, projection
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 Compile = Callable[[nn.Module, Any], nn.Module]
 
@@ -55,6 +55,8 @@ def both(model: nn.Module, backend: Any) -> nn.Module:
 
 
 KINDS = [wrapped, in_place, block_only, both]
+# each kind once, and two of them warm: compiling is what these tests take their time for
+STARTS = [(wrapped, False), (in_place, True), (block_only, False), (both, True)]
 
 
 def inspect(model: nn.Module, batch: Tensor, **options: Any) -> HealthReport:
@@ -83,8 +85,7 @@ def assert_shows(report: HealthReport, expected: HealthReport, tolerance: float)
     ]
 
 
-@pytest.mark.parametrize("warm", [False, True])
-@pytest.mark.parametrize("compile_", KINDS)
+@pytest.mark.parametrize(("compile_", "warm"), STARTS)
 def test_by_default_a_compiled_model_runs_eagerly_and_is_not_compiled(
     compile_: Compile, warm: bool
 ) -> None:
@@ -114,8 +115,7 @@ def test_by_default_a_compiled_model_runs_eagerly_and_is_not_compiled(
     assert backend.frame_count == max(compiled, 1)
 
 
-@pytest.mark.parametrize("warm", [False, True])
-@pytest.mark.parametrize("compile_", KINDS)
+@pytest.mark.parametrize(("compile_", "warm"), STARTS)
 def test_compiled_code_shows_every_layer(compile_: Compile, warm: bool) -> None:
     """Values, gradients, order, names: those of the eager model, seen from within compiled code."""
     batch, backend = x(), CompileCounterWithBackend("aot_eager")

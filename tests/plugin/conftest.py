@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -58,19 +57,9 @@ def entry_point(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("PYTEST_ADDOPTS", raising=False)
         patch.delenv("CI", raising=False)  # the short summary is longer there
         patch.setenv("COLUMNS", "120")
+        # else each process of an inner run rewrites the asserts of hypothesis and syrupy anew
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
-
-
-Run = Callable[..., pytest.RunResult]
-
-
-@pytest.fixture(params=["-n0", "-n2"])
-def run(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> Run:
-    """Run the inner tests in this process, and by two workers of xdist."""
-    if request.param == "-n0":
-        return pytester.runpytest
-    # A process of its own: xdist gives its workers the sys.path that it found when it was loaded.
-    return functools.partial(pytester.runpytest_subprocess, "-n2")
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_a_read_only_directory_is_a_usage_error(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     # Not chmod: root may write anywhere.
-    monkeypatch.setattr(artifacts.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     pytester.mkdir("out")
     result = pytester.runpytest("--modelhealth-artifacts=out", "-s")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

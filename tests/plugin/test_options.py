@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-
-Run = Callable[..., pytest.RunResult]
 
 PRINT_LIMIT = """
 def test_limit(inspector):
@@ -116,12 +112,12 @@ BAD_VALUES = [
 
 @pytest.mark.parametrize(("ini", "options", "message"), BAD_VALUES)
 def test_a_bad_value_is_one_line_and_exit_status_4(
-    pytester: pytest.Pytester, ini: dict[str, str], options: list[str], message: str, run: Run
+    pytester: pytest.Pytester, ini: dict[str, str], options: list[str], message: str
 ) -> None:
     """A usage error names the place, the expectation and the value, and shows no traceback."""
     lines = "".join(f"{name} = {value}\n" for name, value in ini.items())
     pytester.makeini(f"[pytest]\n{lines}")
-    result = run(*options)
+    result = pytester.runpytest(*options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert [line for line in result.errlines if line] == [f"ERROR: {message}"]
     assert "Traceback" not in result.stdout.str()

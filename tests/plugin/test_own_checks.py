@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-
-Run = Callable[..., pytest.RunResult]
 
 CONFTEST = """
 from pytest_modelhealth import Check, Setting
@@ -47,11 +43,11 @@ def test_warned(inspector):
 """
 
 
-def test_an_own_check_gets_what_ours_have(nets: pytest.Pytester, run: Run) -> None:
+def test_an_own_check_gets_what_ours_have(nets: pytest.Pytester) -> None:
     """It fails, and a marker, a waiver and a severity each lift that."""
     nets.makeconftest(CONFTEST)
     nets.makepyfile(TESTS)
-    result = run("-W", "default")
+    result = nets.runpytest("-W", "default")
     result.assert_outcomes(failed=1, passed=3, warnings=1)
     result.stdout.fnmatch_lines(["*ModelHealthWarning: 0 (peak): is over*", "FAILED *(peak): *"])
 
@@ -83,17 +79,18 @@ def test_it_does_not_outlive_its_session(pytester: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_a_conftest_that_comes_too_late_is_refused(nets: pytest.Pytester, run: Run) -> None:
+def test_a_conftest_that_comes_too_late_is_refused(nets: pytest.Pytester) -> None:
     """Its tests are not run without the check; started on that folder, it is in time."""
     folder = nets.mkdir("deep").joinpath("deeper")
     folder.mkdir()
     folder.joinpath("conftest.py").write_text(CONFTEST)
     folder.joinpath("test_it.py").write_text(TESTS)
-    result = run()
+    result = nets.runpytest()
     result.assert_outcomes(errors=1)
     assert "conftest.py: pytest_modelhealth_checks comes too late" in result.stdout.str()
     assert "INTERNALERROR" not in result.stdout.str()
-    run("-W", "default", str(folder)).assert_outcomes(failed=1, passed=3, warnings=1)
+    result = nets.runpytest("-W", "default", str(folder))
+    result.assert_outcomes(failed=1, passed=3, warnings=1)
 
 
 WRONG = {
@@ -106,7 +103,7 @@ WRONG = {
 
 @pytest.mark.parametrize("body", WRONG)
 def test_an_unsound_hook_is_one_line_and_exit_status_4(
-    pytester: pytest.Pytester, body: str, run: Run
+    pytester: pytest.Pytester, body: str
 ) -> None:
     """The class and what to correct are named before any test runs."""
     pytester.makeconftest(
@@ -116,17 +113,17 @@ def test_an_unsound_hook_is_one_line_and_exit_status_4(
         "    def run(self, observation, settings): return []\n"
         f"def pytest_modelhealth_checks(): {body}\n"
     )
-    result = run()
+    result = pytester.runpytest()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.errlines if line]
     assert line.startswith(f"ERROR: {WRONG[body]}")
 
 
-def test_a_check_that_raises_fails_its_test(nets: pytest.Pytester, run: Run) -> None:
+def test_a_check_that_raises_fails_its_test(nets: pytest.Pytester) -> None:
     """The short summary names the check and the exception, and nothing of ours crashes."""
     nets.makeconftest(CONFTEST.replace("for record in", "1 / 0\n        for record in"))
     nets.makepyfile(TESTS)
-    result = run()
+    result = nets.runpytest()
     result.assert_outcomes(failed=4)
     text = result.stdout.str()
     assert (

@@ -65,14 +65,6 @@ def test_what_met_nothing_in_the_whole_run_is_told(nets: pytest.Pytester) -> Non
     assert line.startswith("modelhealth: --modelhealth-thresholds for '9'")
 
 
-def test_what_workers_met_is_known(nets: pytest.Pytester) -> None:
-    """Under xdist each worker sees a part, and the controller adds them up."""
-    nets.makepyfile(TESTS)
-    options = ("--modelhealth-waive=1: a probe", "--modelhealth-waive=9: stale")
-    (line,) = said(nets.runpytest_subprocess("-n2", *options))
-    assert line.startswith("modelhealth: --modelhealth-waive: the waiver of '9': nothing")
-
-
 def test_several_values_by_options_add_up(nets: pytest.Pytester) -> None:
     """Each of these options may be given more than once."""
     nets.makepyfile(TESTS)
@@ -121,16 +113,3 @@ def test_toml_takes_a_list(nets: pytest.Pytester) -> None:
         'modelhealth_waive = ["0 dead_units: a probe"]\n'
     )
     nets.runpytest().assert_outcomes(passed=2)
-
-
-def test_a_run_that_names_no_setting_loads_no_check(nets: pytest.Pytester) -> None:
-    """A suite without inspectors pays for none of it."""
-    nets.makepyfile(
-        "import sys\n"
-        "HEAVY = ('pytest_modelhealth.checks', 'pytest_modelhealth.report')\n"
-        "def test_it():\n"
-        "    assert [m for m in sys.modules if m.startswith(HEAVY)] == []\n"
-    )
-    nets.runpytest_subprocess().assert_outcomes(passed=1)
-    nets.makeini("[pytest]\nmodelhealth_max_grad_norm = 3\n")
-    nets.runpytest_subprocess().assert_outcomes(failed=1)

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 PLAIN = "def test_pass(): pass\ndef test_fail(): assert 1 == 2\n"
 
 
-def imported_by(*arguments: str, cwd: object) -> set[str]:
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The modules that a fresh interpreter imports for help, and for tests without inspectors."""
+    folder = tmp_path_factory.mktemp("plain")
+    folder.joinpath("test_plain.py").write_text(PLAIN)
+    return {what: imported_by(*options, cwd=folder) for what, options in RUNS.items()}
+
+
+RUNS = {"help": ["--help"], "unused": []}
+
+
+def imported_by(*arguments: str, cwd: Path) -> set[str]:
     """The modules that a pytest run in a fresh interpreter imports."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "pytest", *arguments],
-        cwd=str(cwd),
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=60,
@@ -25,28 +37,25 @@ def imported_by(*arguments: str, cwd: object) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("arguments", [["--help"], []], ids=["help", "unused"])
+@pytest.mark.parametrize("what", RUNS)
 def test_an_unused_plugin_imports_no_heavy_library(
-    pytester: pytest.Pytester, arguments: list[str]
+    imported: dict[str, set[str]], what: str
 ) -> None:
     """Neither `pytest --help` nor a suite without inspectors loads torch, numpy or matplotlib."""
-    pytester.makepyfile(PLAIN)
-    names = imported_by(*arguments, cwd=pytester.path)
-    assert not names & {"torch", "numpy", "matplotlib"}
+    assert not imported[what] & {"torch", "numpy", "matplotlib"}
 
 
-def test_help_loads_what_declares_checks_and_not_what_judges(pytester: pytest.Pytester) -> None:
+def test_help_loads_what_declares_checks_and_not_what_judges(imported: dict[str, set[str]]) -> None:
     """`pytest --help` lists the settings of the checks without loading the report."""
-    names = imported_by("--help", cwd=pytester.path)
-    assert "pytest_modelhealth.settings" in names
-    assert not names & {"pytest_modelhealth.report", "pytest_modelhealth.checks.judging"}
+    assert {"pytest_modelhealth.settings", "pytest_modelhealth.checks"} <= imported["help"]
+    judging = {"pytest_modelhealth.report", "pytest_modelhealth.checks.judging"}
+    assert not imported["help"] & judging
 
 
-def test_an_unused_plugin_loads_no_check(pytester: pytest.Pytester) -> None:
+def test_an_unused_plugin_loads_no_check(imported: dict[str, set[str]]) -> None:
     """A suite without inspectors needs no settings: neither they nor a check are loaded."""
-    pytester.makepyfile(PLAIN)
-    names = imported_by(cwd=pytester.path)
-    assert not names & {"pytest_modelhealth.settings", "pytest_modelhealth.checks"}
+    ours = {f"pytest_modelhealth.{name}" for name in ("settings", "checks", "report")}
+    assert not imported["unused"] & ours
 
 
 def test_python_loads_the_package_from_its_own_bytecode(pytester: pytest.Pytester) -> None:
