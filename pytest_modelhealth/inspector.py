@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
 
 from torch import Tensor, nn
@@ -337,7 +338,7 @@ def _taken(batches: Iterable[Any], most: int | None, progress: bool) -> Iterable
     console = Console(stderr=True)
     if not console.is_terminal:  # before rich 14.3, disable=True still writes an empty line
         return taken
-    lengths = [n for n in (_length(batches), most) if n is not None]
+    lengths = [n for n in (length_hint(batches), most) if n]  # a hint of 0: nobody knows
     return track(taken, "Inspecting", total=min(lengths, default=None), console=console)
 
 
@@ -370,13 +371,6 @@ def _described(batches: object) -> str:
 
 def _is_count(most: object) -> bool:
     return most is None or (isinstance(most, int) and most >= 0)
-
-
-def _length(batches: Iterable[Any]) -> int | None:
-    try:
-        return len(batches)  # type: ignore[arg-type]
-    except TypeError:  # an iterator, or a DataLoader over an iterable data set
-        return None
 
 
 def _pair(batch: Any, index: int) -> tuple[Any, Any]:

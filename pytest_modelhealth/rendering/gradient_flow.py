@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -46,8 +43,8 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
     Raises:
         InspectionError: no gradient was observed.
     """
-    found = by_layer(report.violations)
-    shown = {record.name for record in leaves(report.observation)} | set(found)
+    violated = by_layer(report.violations)
+    shown = {record.name for record in leaves(report.observation)} | set(violated)
     records = [
         record
         for record in report
@@ -61,13 +58,15 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
         )
         raise InspectionError(f"no gradients were seen of {model_name(report)}: {why}.")
     figure, axes = new_figure(9, 1.6 + 0.24 * len(records))
-    flows = [_Flow.through(records, role) for role in FLOWING]
-    low, high = _decades([norm for flow in flows for norm in flow.norms])
+    flows = {role: _seen(records, role) for role in FLOWING}
+    low, high = _decades([value for found in flows.values() for _, value, _ in found])
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    for flow in flows:
-        flow.draw(axes, low, high)
-    name_layers(axes, report, records, [_checks(found.get(record.name, ())) for record in records])
+    for role, found in flows.items():
+        _draw(axes, role, found, low, high)
+    name_layers(
+        axes, report, records, [_checks(violated.get(record.name, ())) for record in records]
+    )
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     axes.set_xlabel("L2 norm of the gradient of the loss", color=INK, fontsize=9)
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8.5, labelcolor=INK)
@@ -75,53 +74,41 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
     return figure
 
 
-@dataclass(frozen=True)
-class _Flow:
-    """One role's gradient norms by row of the figure."""
+_Seen = tuple[int, float, bool]
+"""A row of the figure, the norm there, and whether there is NaN or infinity."""
 
-    role: str
-    rows: npt.NDArray[np.int64]
-    norms: npt.NDArray[np.float64]
-    nonfinite: npt.NDArray[np.bool_]
 
-    @classmethod
-    def through(cls, records: Sequence[LayerRecord], role: str) -> _Flow:
-        found = [
-            (row, norm(seen), seen.nonfinite_count > 0)
-            for row, record in enumerate(records)
-            if (seen := record.statistics(role)) is not None
-        ]
-        rows, norms, nonfinite = zip(*found, strict=True) if found else ((), (), ())
-        return cls(
-            role,
-            np.array(rows, dtype=np.int64),
-            np.array(norms, dtype=np.float64),
-            np.array(nonfinite, dtype=np.bool_),
-        )
+def _seen(records: Sequence[LayerRecord], role: str) -> list[_Seen]:
+    return [
+        (row, norm(seen), seen.nonfinite_count > 0)
+        for row, record in enumerate(records)
+        if (seen := record.statistics(role)) is not None
+    ]
 
-    def draw(self, axes: Axes, low: float, high: float) -> None:
-        """Draw the norms; `low` and `high` are where zeros and what is not finite go."""
-        name, color, marker = FLOWING[self.role]
-        drawable = np.where(self.norms > 0, self.norms, math.nan)
-        zero, bad = self.rows[self.norms == 0], self.rows[self.nonfinite]
-        edge: dict[str, Any] = {"linestyle": "none", "clip_on": False, "zorder": 4, "markersize": 6}
-        if len(self.rows):
-            axes.plot(
-                drawable, self.rows, color=color, marker=marker, markersize=4, linewidth=1,
-                alpha=0.9, label=name, zorder=3,
-            )  # fmt: skip
-        if len(zero):
-            hollow: dict[str, Any] = {
-                "markerfacecolor": "white",
-                "color": color,
-                "label": f"{name}: zero",
-            }
-            axes.plot(np.full(len(zero), low), zero, marker=marker, **hollow, **edge)
-        if len(bad):
-            label = f"{name}: NaN or inf"
-            # a cross of each kind, so that two in one row are both seen
-            cross = "x" if self.role == "gradients" else "+"
-            axes.plot(np.full(len(bad), high), bad, cross, color=ALARM, label=label, **edge)
+
+def _draw(axes: Axes, role: str, found: Sequence[_Seen], low: float, high: float) -> None:
+    """Draw the norms; `low` and `high` are where zeros and what is not finite go."""
+    name, color, marker = FLOWING[role]
+    zero = [row for row, value, _ in found if value == 0]
+    bad = [row for row, _, is_nonfinite in found if is_nonfinite]
+    edge: dict[str, Any] = {"linestyle": "none", "clip_on": False, "zorder": 4, "markersize": 6}
+    if found:
+        rows, norms, _ = zip(*found, strict=True)
+        drawable = [value if value > 0 else math.nan for value in norms]
+        axes.plot(
+            drawable, rows, color=color, marker=marker, markersize=4, linewidth=1,
+            alpha=0.9, label=name, zorder=3,
+        )  # fmt: skip
+    if zero:
+        axes.plot(
+            [low] * len(zero), zero, marker=marker, markerfacecolor="white", color=color,
+            label=f"{name}: zero", **edge,
+        )  # fmt: skip
+    if bad:
+        # a cross of each kind, so that two in one row are both seen
+        cross = "x" if role == "gradients" else "+"
+        label = f"{name}: NaN or inf"
+        axes.plot([high] * len(bad), bad, cross, color=ALARM, label=label, **edge)
 
 
 def _checks(violations: Iterable[Violation]) -> str:
