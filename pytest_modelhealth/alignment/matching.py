@@ -65,6 +65,7 @@ class _Side:
         leaves: names of the layers that compute something themselves, in execution order.
         idle: names of layers that were never called and hold parameters.
         containers: names of all others; they are what their leaves make them.
+        own: names of the leaves and of the idle ones.
         place: place of each leaf in execution order.
         taken: counterpart of each layer that is matched.
     """
@@ -81,6 +82,7 @@ class _Side:
                 self.containers.append(one.name)
             else:
                 (self.idle if one.order is None else self.leaves).append(one.name)
+        self.own = {*self.leaves, *self.idle}
         self.place = {name: place for place, name in enumerate(self.leaves)}
 
     @property
@@ -136,22 +138,21 @@ class _Matcher:
         self._match_merged()
         anchors = self._anchors()
         self.add_all(anchors)
-        self._match_called_on_one_side(of_one_form=True)
         backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
         for left, right in list(self._gaps(self._add_names(backbone))):
             self.add_all(_aligned_sequences(left, right))
         self._match_moved()
 
     def match_idle(self) -> None:
-        """Match layers that were never called, by name, then by their parameters."""
-        self._match_called_on_one_side(of_one_form=False)
-        idle = set(self.b.free(self.b.idle))
-        theirs = self.b.by_fingerprint(self.b.free(self.b.idle))
-        for name in self.a.free(self.a.idle):
-            same = theirs.get(self.a.layers[name].fingerprint, [])
-            if name in idle and name not in self.b.taken:
+        """Match layers that one side or both never called, by name, then by their parameters."""
+        a, b = self.a, self.b
+        for name in (*a.idle, *b.idle):
+            if name in a.own and name in b.own and name not in a.taken and name not in b.taken:
                 self.add(name, name)
-            elif same and same[0] not in self.b.taken:
+        theirs = b.by_fingerprint(b.free(b.idle))
+        for name in a.free(a.idle):
+            same = theirs.get(a.layers[name].fingerprint, [])
+            if same:
                 self.add(name, same.pop(0))
 
     def match_containers(self) -> None:
@@ -207,17 +208,6 @@ class _Matcher:
         """Whether the candidate has a leaf of this name that could as well be the same one."""
         b = self.b
         return name in b.place and self.a.layers[name].has_form_of(b.layers[name])
-
-    def _match_called_on_one_side(self, *, of_one_form: bool) -> None:
-        """Match layers of one name of which one was never called: it is still the same layer."""
-        a, b = self.a, self.b
-        for idle, called in ((a.idle, b), (b.idle, a)):
-            for name in idle:
-                if name not in called.place or name in a.taken or name in b.taken:
-                    continue
-                x, y = a.layers[name], b.layers[name]
-                if not of_one_form or (x.parameters and x.has_form_of(y)):
-                    self.add(name, name)
 
     def _add_names(self, backbone: Places) -> Places:
         """Match layers of one name and form that keep the order of the backbone, and extend it."""
