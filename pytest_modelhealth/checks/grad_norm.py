@@ -12,6 +12,7 @@ from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.evidence import (
     called,
     completed,
+    enclosing,
     flow_of,
     is_inside,
     parent,
@@ -321,10 +322,8 @@ def _gates(observation: Observation, healthy: set[str]) -> dict[str, float]:
     """
     layers, ran, held = observation.layers, called(observation), defaultdict(list)
     for record in ran:
-        around = record.name
-        while around:
-            around = parent(around)
-            held[around].append(record)
+        for name in enclosing(record.name):
+            held[parent(name)].append(record)
     weighted = {r.name: 1.0 for r in ran if linear_maps(r)}
     before_weights = nearest(observation, weighted, back=True)
     given = {r.name: r.inputs.rms for r in ran if r.inputs and r.name not in held}
