@@ -39,6 +39,7 @@ _FLOORS = {"celu": -1.0, "elu": -1.0, "selu": -1.7580993408473766}
 _SLOPED_AT_ZERO = frozenset({"gelu", "hardswish", "mish", "silu"})
 """Those with a slope of a half at zero, or more: a gate that starts at zero opens through them."""
 
+_LIMITS = ("max_dead_fraction", "max_held_fraction")
 _NEGLIGIBLE = 2.0**-20
 _NEARLY = 1.0 - 2.0**-10
 _MANY_UNITS = 16
@@ -104,47 +105,42 @@ class DeadUnits(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield activations with too many dead units."""
         for record in called(observation):
-            found = _dead(record) if _can_die(record, observation) else None
-            if (
-                found is None
-                or _is_behind_a_gate(record, observation)
-                or _is_hinge(record, observation)
-            ):
-                continue
-            fraction, held = found
-            limit = settings.limit("max_dead_fraction", record.name)
-            held_limit = settings.limit("max_held_fraction", record.name)
-            if fraction > limit.value:
-                yield self._finding(record, fraction, limit, observation, settings)
-            elif held > held_limit.value:
-                yield self._finding(record, held, held_limit, observation, settings)
+            found = _dead(record) if _can_die(record, observation) else ()
+            for name, fraction in zip(_LIMITS, found, strict=False):
+                limit = settings.limit(name, record.name)
+                if fraction <= limit.value:
+                    continue
+                if not (_is_behind_a_gate(record, observation) or _is_hinge(record, observation)):
+                    yield _finding(record, fraction, limit, observation, settings)
+                break
 
-    def _finding(
-        self,
-        record: LayerRecord,
-        fraction: float,
-        limit: Limit,
-        observation: Observation,
-        settings: Settings,
-    ) -> Finding:
-        assert record.activations is not None
-        assert record.activations.units is not None
-        units, needed = record.activations.units, settings.limit("min_samples", record.name)
-        count = f"{round(fraction * len(units.alive))} of {len(units.alive)} units"
-        is_silent = fraction == 1.0 and len(units.alive) >= _MANY_UNITS
-        if units.observations < (min(_FEW_SAMPLES, needed.value) if is_silent else needed.value):
-            reason = (
-                f"{count} were inactive, but {units.observations} samples say nothing about "
-                f"dead units; give at least {needed.value} (min_samples, {needed.origin})"
-            )
-            return self.inconclusive(record, reason)
-        return self.violation(
-            record,
-            f"{count} are dead: inactive for all {units.observations} samples",
-            value=fraction,
-            limit=limit,
-            cause=_cause(record, maker(observation, record)),
+
+def _finding(
+    record: LayerRecord,
+    fraction: float,
+    limit: Limit,
+    observation: Observation,
+    settings: Settings,
+) -> Finding:
+    """Return that units are dead, or that too few samples were seen to tell."""
+    assert record.activations is not None
+    assert record.activations.units is not None
+    units, needed = record.activations.units, settings.limit("min_samples", record.name)
+    count = f"{round(fraction * len(units.alive))} of {len(units.alive)} units"
+    is_silent = fraction == 1.0 and len(units.alive) >= _MANY_UNITS
+    if units.observations < (min(_FEW_SAMPLES, needed.value) if is_silent else needed.value):
+        reason = (
+            f"{count} were inactive, but {units.observations} samples say nothing about dead "
+            f"units; give at least {needed.value} (min_samples, {needed.origin})"
         )
+        return DeadUnits.inconclusive(record, reason)
+    return DeadUnits.violation(
+        record,
+        f"{count} are dead: inactive for all {units.observations} samples",
+        value=fraction,
+        limit=limit,
+        cause=_cause(record, maker(observation, record)),
+    )
 
 
 def _can_die(record: LayerRecord, observation: Observation) -> bool:
@@ -172,17 +168,17 @@ def _sums_to_one(out: TensorStatistics) -> bool:
     return bool(out.shape) and math.isclose(out.mean * out.shape[-1], 1.0, rel_tol=1e-4)
 
 
-def _dead(record: LayerRecord) -> tuple[float, float] | None:
-    """Return which part of the units is dead, and which part is held down besides.
+def _dead(record: LayerRecord) -> tuple[float, ...]:
+    """Return which part of the units is dead, and which part is held down besides, if known.
 
     A unit is held down if its input always stays further below zero than any unit of the layer ever
     comes above it. Where samples line up by chance, both sides are alike.
     """
     fraction, out, given = _dead_fraction(record), record.activations, record.inputs
     if fraction is None or out is None or out.units is None or _opens(record):
-        return None
+        return ()
     if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
-        return fraction, 0.0
+        return (fraction,)
     held = ~out.units.alive & (given.units.maximum < -max(out.max, 0.0))
     return fraction, float(held.mean())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.evidence import called, flow_of, learns, trainable
-from pytest_modelhealth.checks.freshness import looks_trained
+from pytest_modelhealth.checks.freshness import was_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
@@ -68,7 +68,7 @@ class InitialWeights(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield weights that are zero, constant, too large or too small."""
         maps = [(r, m) for r in called(observation) for m in linear_maps(r) if _is_judged(r, m)]
-        trained = looks_trained(observation)
+        trained = was_trained(observation)
         from statistics import median  # 5 ms, which a start of pytest need not pay
 
         usual = median([m.scale for _, m in maps]) if maps else 0.0

@@ -88,33 +88,34 @@ class Inputs(Check):
 def _values(
     root: LayerRecord, given: TensorStatistics, into: str, what: str, limit: Limit
 ) -> Iterator[Violation]:
+    """Yield what is wrong first with the values of one tensor."""
     if given.count < _FEWEST_VALUES or given.std == 0.0:
         return
+    broken: Limit | None
     if given.min in _SENTINELS and given.max < _REAL * abs(given.min):
+        value, broken = given.min, None
         message = f"{what} hold {given.min:g} beside values up to {given.max:.3g}, and {into}"
         cause = (
             f"{given.min:g} stands for a missing value in many tables: fill it in, or add a column "
             "that tells where it is missing"
         )
-        yield Inputs.violation(root, message, value=given.min, cause=cause)
-        return
-    if given.rms > _allowed(given, limit):
+    elif given.rms > _allowed(given, limit):
+        value, broken = given.rms, limit
         message = (
             f"{what}, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
             f"{given.rms:.3g}, {into}"
         )
-        yield Inputs.violation(
-            root, message, value=given.rms, limit=limit, cause=_large_cause(given)
-        )
+        cause = _large_cause(given)
     elif given.min >= 0.0 and abs(given.max * _WHITE - 1.0) < 0.02 and given.count >= 64:
+        value, broken = given.max, ALWAYS
         message = f"{what} lie in [{given.min:.3g}, {given.max:.3g}], and {into}"
         cause = (
             "images divided by 255 twice: 1 / 255 is 0.00392 (ToTensor divides already)"
             if _is_image(given)
             else "scaled twice, as images are that are divided by 255 twice: 1 / 255 is 0.00392"
         )
-        yield Inputs.violation(root, message, value=given.max, limit=ALWAYS, cause=cause)
     elif _is_image(given) and given.max - given.min <= _NARROW * abs(given.mean):
+        value, broken = given.std, ALWAYS
         message = (
             f"the pixels of its images all lie in [{given.min:.4g}, {given.max:.4g}], far from "
             f"zero for what they differ by, and {into}"
@@ -123,16 +124,16 @@ def _values(
             "images scaled before a mean was subtracted that was meant for the unscaled ones: "
             "divided by 255 twice, or standardised and then treated as pixels; normalise once"
         )
-        yield Inputs.violation(root, message, value=given.std, limit=ALWAYS, cause=cause)
     elif _is_image(given) and _is_normalised_twice(given):
+        value, broken = given.std, Limit(_ONCE, "always")
         message = (
             f"its images have mean {given.mean:.3g} and standard deviation {given.std:.3g} "
             f"instead of 0 and 1, and {into}"
         )
         cause = "images normalised twice: subtract the mean and divide by the deviation once"
-        yield Inputs.violation(
-            root, message, value=given.std, limit=Limit(_ONCE, "always"), cause=cause
-        )
+    else:
+        return
+    yield Inputs.violation(root, message, value=value, limit=broken, cause=cause)
 
 
 def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
