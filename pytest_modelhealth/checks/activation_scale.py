@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import flow_of, leaves
+from pytest_modelhealth.checks.facts import flow_of, leaves
 from pytest_modelhealth.checks.paths import (
     NORMALIZATIONS,
     as_given,
@@ -42,7 +42,7 @@ class ActivationScale(Check):
 
     name = "activation_scale"
     summary = "Activations neither grow nor fade beyond what depth explains."
-    gravity = 35
+    rank = 35
     reads_scale = True
     definition = (
         "The root mean square of a layer's activations, if other weights come after it, is at most "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.arithmetic import QUOTIENTS
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
-from pytest_modelhealth.checks.evidence import (
+from pytest_modelhealth.checks.facts import (
     called,
     completed,
     flow_of,
@@ -41,7 +41,7 @@ class Collapse(Check):
 
     name = "collapse"
     summary = "The output differs from sample to sample, and units from each other."
-    gravity = 27
+    rank = 27
     reads_scale = True
     definition = (
         "The output is not equal for all samples of a batch whose samples differ, and no layer "

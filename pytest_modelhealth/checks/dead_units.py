@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import (
+from pytest_modelhealth.checks.facts import (
     called,
     completed,
     flow_of,
@@ -56,7 +56,7 @@ class DeadUnits(Check):
 
     name = "dead_units"
     summary = "Behind each activation that can die, enough units are active for some sample."
-    gravity = 20
+    rank = 20
     reads_scale = True
     definition = (
         "A unit (a channel, or a feature of a sequence) is dead if it never exceeds 2^-20 of the "

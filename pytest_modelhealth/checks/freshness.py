@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.evidence import called, trainable
+from pytest_modelhealth.checks.facts import called, trainable
 from pytest_modelhealth.checks.weights import linear_maps
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import (
+from pytest_modelhealth.checks.facts import (
     called,
     completed,
     enclosing,
@@ -41,7 +41,7 @@ class GradNorm(Check):
 
     name = "grad_norm"
     summary = "No layer's gradient norm vanishes or explodes."
-    gravity = 40
+    rank = 40
     reads_scale = True
     role = "parameter_gradients"
     definition = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import leaves
+from pytest_modelhealth.checks.facts import leaves
 from pytest_modelhealth.settings import DtypeName, Setting, Settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Headroom(Check):
 
     name = "headroom"
     summary = "Values neither come near the largest of their dtype nor sink below its normal ones."
-    gravity = 50
+    rank = 50
     reads_scale = True
     definition = (
         "The largest value of an activation, parameter or gradient is at most max_range_used of "

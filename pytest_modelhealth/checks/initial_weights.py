@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, flow_of, learns, trainable
+from pytest_modelhealth.checks.facts import called, flow_of, learns, trainable
 from pytest_modelhealth.checks.freshness import was_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
@@ -33,7 +33,7 @@ class InitialWeights(Check):
 
     name = "initial_weights"
     summary = "No weights are all zero, all equal or of a scale far off where a signal must pass."
-    gravity = 14
+    rank = 14
     role = "parameters"
     definition = (
         "The scale of a weight is its standard deviation times the root of its fan-in, the gain it "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, flow_of
+from pytest_modelhealth.checks.facts import called, flow_of
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
@@ -38,7 +38,7 @@ class Inputs(Check):
 
     name = "inputs"
     summary = "The batch is not constant, not raw, not scaled twice, and its ids are in use."
-    gravity = 12
+    rank = 12
     role = "inputs"
     definition = (
         "Inputs are not all equal. Those that go into weights as they are have a root mean square "

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, flow_of, innermost
+from pytest_modelhealth.checks.facts import called, flow_of, innermost
 from pytest_modelhealth.checks.freshness import is_fresh
 from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.checks.weights import linear_maps
@@ -69,7 +69,7 @@ class Loss(Check):
 
     name = "loss"
     summary = "The loss is given what it takes, is not negated, and depends on the output."
-    gravity = 15
+    rank = 15
     reads_scale = True
     definition = (
         "Calls of torch's loss functions are held against what they take: logits, "

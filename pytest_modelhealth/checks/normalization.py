@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.checks.facts import called
 from pytest_modelhealth.checks.freshness import (
     has_initial_statistics,
     has_moved,
@@ -36,7 +36,7 @@ class Normalization(Check):
 
     name = "normalization"
     summary = "Running statistics are real and fit the batch, scales and modes let a signal pass."
-    gravity = 16
+    rank = 16
     definition = (
         "In evaluation mode the root mean square of a batch normalisation's output is at most "
         "max_norm_mismatch times that of its scale and shift, and at least that part of it. "

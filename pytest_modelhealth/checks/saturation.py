@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import called, flow_of, trainable
+from pytest_modelhealth.checks.facts import called, flow_of, trainable
 from pytest_modelhealth.checks.paths import maker
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
@@ -50,7 +50,7 @@ class Saturation(Check):
 
     name = "saturation"
     summary = "No bounded activation or attention sits where it is flat for most inputs."
-    gravity = 25
+    rank = 25
     reads_scale = True
     definition = (
         "The part of the inputs of a sigmoid, tanh or hard variant that lies where its slope is "

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytest_modelhealth.checks.evidence import leaves
+from pytest_modelhealth.checks.facts import leaves
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.rendering.figure import (
     ACTIVATIONS,

@@ -15,7 +15,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.evidence import completed, flow_of
+from pytest_modelhealth.checks.facts import completed, flow_of
 from pytest_modelhealth.report import ROLES, Flow, Observation, Reference, Violation
 
 
@@ -54,31 +54,31 @@ _STATE_ROLES = ("parameters", "buffers")
 
 @dataclass(frozen=True)
 class _Event:
-    """A violation in its place in the run: its stage, its moment there, and the gravity of it."""
+    """A violation in its place in the run: its stage, its moment there, and the rank of it."""
 
     stage: _Stage
     moment: float
-    gravity: int
+    rank: int
     violation: Violation
 
     @property
     def when(self) -> tuple[int, float, int]:
-        return (self.stage, self.moment, self.gravity)
+        return (self.stage, self.moment, self.rank)
 
 
-def _event(observation: Observation, violation: Violation, gravity: int) -> _Event:
+def _event(observation: Observation, violation: Violation, rank: int) -> _Event:
     record, role = observation.layers.get(violation.layer), violation.role
     begun = math.inf if record is None or record.entered is None else float(record.entered)
     ended = math.inf if record is None else float(completed(record))
     if role in _BACKWARD_ROLES:
-        return _Event(_Stage.BACKWARD, -ended, gravity, violation)
+        return _Event(_Stage.BACKWARD, -ended, rank, violation)
     if role in _STATE_ROLES:
-        return _Event(_Stage.FORWARD, begun - 0.25, gravity, violation)
+        return _Event(_Stage.FORWARD, begun - 0.25, rank, violation)
     if role == "inputs":
-        return _Event(_Stage.FORWARD, begun, gravity, violation)
+        return _Event(_Stage.FORWARD, begun, rank, violation)
     if role == "activations":
-        return _Event(_Stage.FORWARD, _made(observation, violation, ended), gravity, violation)
-    return _Event(_Stage.LOSS, 0.0, gravity, violation)
+        return _Event(_Stage.FORWARD, _made(observation, violation, ended), rank, violation)
+    return _Event(_Stage.LOSS, 0.0, rank, violation)
 
 
 def _made(observation: Observation, violation: Violation, ended: float) -> float:
@@ -157,7 +157,7 @@ def _consequences(
     observation: Observation, flow: Flow, violations: list[Violation]
 ) -> dict[int, list[Violation]]:
     """Return the roots by identity, each with what it explains in causal order."""
-    events = [_event(observation, v, gravity) for gravity, v in enumerate(violations)]
+    events = [_event(observation, v, rank) for rank, v in enumerate(violations)]
     explained: dict[int, list[Violation]] = {}
     stories: list[_Story] = []
     for event in sorted(events, key=lambda event: event.when):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from pytest_modelhealth.checks.check import Check
-from pytest_modelhealth.checks.evidence import called, flow_of
+from pytest_modelhealth.checks.facts import called, flow_of
 from pytest_modelhealth.checks.freshness import is_unfitted
 from pytest_modelhealth.report import Flow, Inconclusive, LayerRecord, Observation, Violation
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.checks.evidence import called, trainable
+from pytest_modelhealth.checks.facts import called, trainable
 from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Status
 
 

@@ -1,4 +1,4 @@
-"""What checks ask of an observation: who feeds whom, what lies inside what, in which order."""
+"""Facts about layers that several checks ask for: what ran, in which order, what lies in what."""
 
 from __future__ import annotations
 
