@@ -119,12 +119,12 @@ def _grown(
     before, after = nearest(observation, scales), nearest(observation, scales, back=True)
     weighted = {name: 1.0 for name, record in inner.items() if linear_maps(record)}
     before_weights = nearest(observation, weighted, back=True)
-    told: set[str] = set()
+    explained: set[str] = set()
     for name, record in inner.items():
         limit, base = settings.limit("max_activation_growth", name), bases[name]
         stays = name in after and after[name][0] * _JUMP > limit.value * base
         growth = scales[name] / base
-        if growth <= limit.value or not stays or name not in before_weights or name in told:
+        if growth <= limit.value or not stays or name not in before_weights or name in explained:
             continue
         culprit, cause = _origin(observation, [inner[n] for n in way_to(name, before)], base)
         message = (
@@ -132,7 +132,7 @@ def _grown(
             f"(root mean square {scales[name]:.3g} at {record.label!r})"
         )
         reached = flow_of(observation).reach(culprit.name)
-        told |= {name, *reached}
+        explained |= {name, *reached}
         yield ActivationScale.violation(
             culprit,
             message,
@@ -182,9 +182,9 @@ def _faded(
     observation: Observation, settings: Settings, inner: _Records, bases: dict[str, float]
 ) -> Iterator[Finding]:
     """Yield the first of several layers in a row that each shrink what they are given."""
-    told: set[str] = set()
+    explained: set[str] = set()
     for name, first in inner.items():
-        if name in told or not linear_maps(first):
+        if name in explained or not linear_maps(first):
             continue
         row = _shrinking_row(observation, first, inner)
         scale = _rms(row[-1].activations) / bases[name] if row else 1.0
@@ -192,7 +192,7 @@ def _faded(
             continue
         limit = settings.limit("min_activation_scale", row[-1].name)
         if scale < limit.value:
-            told.update(record.name for record in row)
+            explained.update(record.name for record in row)
             message = (
                 f"activations fade to {scale:.2g} of the scale of the inputs over "
                 f"{len(row)} layers, at {row[-1].label!r}"

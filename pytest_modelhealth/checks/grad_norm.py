@@ -181,19 +181,19 @@ def _exploding(
         > settings.limit("exploding_ratio", record.name).value
     }
     near = _arriving(records, observation) if ratios else {}
-    told: set[str] = set()
+    explained: set[str] = set()
     for first in ratios:
-        if first in told:
+        if first in explained:
             continue
         way, flow = way_to(first, near)[::-1], flow_of(observation)
         on_way = {*way, *flow.feeding(first)}
         on_way.update(r.name for r in records if is_inside(r.name, first))
-        told.update(way)
+        explained.update(way)
         if 2 * len(on_way & ratios.keys()) < sum(r.name in on_way for r in records):
             continue
         on_way |= flow.feeding(*way) | flow.reach(first)
         others = [name for name in ratios if name in on_way]
-        told.update(others)
+        explained.update(others)
         worst = observation.layers[max(others, key=lambda name: ratios[name])]
         culprit, cause = worst, _large_targets(observation) or _exploding_cause(worst, observation)
         size = f"{ratios[worst.name]:.3g}"
@@ -283,16 +283,16 @@ def _vanishing(
 
     fed = flow.sweep(strong, max, by="gradient")
     starved = [r for r in sorted(records, key=completed) if r.name in weak and r.name not in fed]
-    near, told = _arriving(records, observation), set[str]()
+    near, explained = _arriving(records, observation), set[str]()
     for first in starved:
-        if first.name in told or not _has_scale(first):
+        if first.name in explained or not _has_scale(first):
             continue
         way = [observation.layers[name] for name in way_to(first.name, near)[::-1]]
         if any(r.name in fed for r in takewhile(lambda r: r.name in weak, way)):
             continue  # it is part of a branch that has strong layers before it
         behind = {r.name for r in starved} & flow.reach(first.name, by="gradient")
         others = {r.name for r in starved} & {*behind, *flow.feeding(*behind)} - {first.name}
-        told |= others
+        explained |= others
         found = _dominant_gain(way, grows=False)
         culprit = first
         message = (

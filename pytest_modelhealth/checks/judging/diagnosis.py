@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import completed, flow_of
@@ -30,14 +31,14 @@ def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Find
         return findings
     flow = flow_of(observation)
     consequences = _consequences(observation, flow, violations)
-    told: list[Finding] = []
+    roots: list[Finding] = []
     for finding in findings:
         if not isinstance(finding, Violation):
-            told.append(finding)
+            roots.append(finding)
         elif id(finding) in consequences:
             folded = tuple(_with_evidence(v, observation, flow) for v in consequences[id(finding)])
-            told.append(replace(_with_evidence(finding, observation, flow), folded=folded))
-    return told
+            roots.append(replace(_with_evidence(finding, observation, flow), folded=folded))
+    return roots
 
 
 class _Stage(IntEnum):
@@ -52,33 +53,29 @@ _BACKWARD_ROLES = ("gradients", "parameter_gradients")
 _STATE_ROLES = ("parameters", "buffers")
 
 
-@dataclass(frozen=True)
-class _Event:
-    """A violation in its place in the run: its stage, its moment there, and the rank of it."""
+class _Event(NamedTuple):
+    """A violation in its place in the run: its stage, its moment there, and its rank."""
 
     stage: _Stage
     moment: float
     rank: int
     violation: Violation
 
-    @property
-    def when(self) -> tuple[int, float, int]:
-        return (self.stage, self.moment, self.rank)
-
 
 def _event(observation: Observation, violation: Violation, rank: int) -> _Event:
     record, role = observation.layers.get(violation.layer), violation.role
     begun = math.inf if record is None or record.entered is None else float(record.entered)
     ended = math.inf if record is None else float(completed(record))
+    stage, moment = _Stage.FORWARD, begun
     if role in _BACKWARD_ROLES:
-        return _Event(_Stage.BACKWARD, -ended, rank, violation)
-    if role in _STATE_ROLES:
-        return _Event(_Stage.FORWARD, begun - 0.25, rank, violation)
-    if role == "inputs":
-        return _Event(_Stage.FORWARD, begun, rank, violation)
-    if role == "activations":
-        return _Event(_Stage.FORWARD, _made(observation, violation, ended), rank, violation)
-    return _Event(_Stage.LOSS, 0.0, rank, violation)
+        stage, moment = _Stage.BACKWARD, -ended
+    elif role in _STATE_ROLES:
+        moment = begun - 0.25
+    elif role == "activations":
+        moment = _made(observation, violation, ended)
+    elif role != "inputs":
+        stage, moment = _Stage.LOSS, 0.0
+    return _Event(stage, moment, rank, violation)
 
 
 def _made(observation: Observation, violation: Violation, ended: float) -> float:
@@ -160,7 +157,7 @@ def _consequences(
     events = [_event(observation, v, rank) for rank, v in enumerate(violations)]
     explained: dict[int, list[Violation]] = {}
     stories: list[_Story] = []
-    for event in sorted(events, key=lambda event: event.when):
+    for event in sorted(events):
         cause = next((story.root for story in stories if story.explains(event)), None)
         if cause is not None:
             explained[id(cause.violation)].append(event.violation)

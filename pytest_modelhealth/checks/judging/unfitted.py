@@ -49,8 +49,8 @@ class Unfitted:
         """Return the one line that stands for all that they explain."""
         first, *others = self._norms
         so_do = f", as in {len(others)} more" if others else ""
-        told = [violation for root in explained for violation in (root, *root.folded)]
-        checks = ", ".join(dict.fromkeys(violation.check for violation in told))
+        every = [violation for root in explained for violation in (root, *root.folded)]
+        checks = ", ".join(dict.fromkeys(violation.check for violation in every))
         reason = (
             f"its running mean is 0 and its variance 1, as they start{so_do}, so that evaluation "
             f"mode normalises nothing, and what depth explains is not judged ({checks}); train "
