@@ -101,3 +101,11 @@ def completed(record: LayerRecord) -> int:
 def trainable(record: LayerRecord) -> dict[str, TensorStatistics]:
     """Return the layer's own parameters that require gradients."""
     return {name: s for name, s in record.parameters.items() if name not in record.frozen}
+
+
+def gain(record: LayerRecord) -> float | None:
+    """Return the root mean square of a layer's output relative to that of its inputs, if known."""
+    given, returned = record.inputs, record.activations
+    if given is None or returned is None or not given.finite_count or not given.rms:
+        return None
+    return returned.rms / given.rms

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 _FEWEST_LAYERS = 4
 _SMALLEST_WEIGHT_RMS = 0.01
+_NEXT_TO_ZERO = 1e-6
+_CLEARLY = 0.1
+_ABOUT, _FAR = 4.0, 10.0
+_FAR_TARGETS = 100.0
+_LEAST_SINGLE_CHANGE = math.log(1e3)
+_GREAT = 10.0
+"""The gain of weights that magnify; He et al. (2015) start at 1.41."""
+_FLAT = frozenset({"sigmoid", "hardsigmoid", "tanh", "hardtanh", "softsign", "logsigmoid"})
 
 
 class GradNorm(Check):
@@ -114,12 +122,8 @@ def _absolute(
             limit = settings.limit(name, record.name)
             if limit.value is not None and sign * norm > sign * limit.value:
                 message = f"gradient norm {norm:.3g} is {word} {limit.value:g}"
-                yield GradNorm.violation(
-                    record, message, value=norm, limit=limit, cause=cause(record, observation)
-                )
-
-
-_FLAT = frozenset({"sigmoid", "hardsigmoid", "tanh", "hardtanh", "softsign", "logsigmoid"})
+                why = cause(record, observation)
+                yield GradNorm.violation(record, message, value=norm, limit=limit, cause=why)
 
 
 def _vanishing_cause(records: list[LayerRecord], observation: Observation) -> str:
@@ -145,9 +149,6 @@ def _small_cause(record: LayerRecord, observation: Observation) -> str:
     return (
         "the loss sends a small gradient back to the output, or what this layer is given is small"
     )
-
-
-_CLEARLY = 0.1
 
 
 def _exploding_cause(record: LayerRecord, observation: Observation) -> str:
@@ -198,8 +199,7 @@ def _exploding(
         culprit, cause = worst, _large_targets(observation) or _exploding_cause(worst, observation)
         size = f"{ratios[worst.name]:.3g}"
         message = f"its gradient is {size} times as large as its weights (root mean square)"
-        found = _dominant_gain([observation.layers[name] for name in way], grows=True)
-        if found is not None:
+        if found := _dominant_gain([observation.layers[name] for name in way], grows=True):
             gain, before, culprit = found
             message = f"the gradient grows {gain:.3g} times on its way back through it"
             cause = _magnifying_cause(before, culprit, observation)
@@ -227,9 +227,6 @@ def _large_targets(observation: Observation) -> str | None:
     return None
 
 
-_FAR_TARGETS = 100.0
-
-
 def _magnifying_cause(before: LayerRecord, record: LayerRecord, observation: Observation) -> str:
     weights = _rms(list(record.parameters.values()))
     if max((found.scale for found in linear_maps(record)), default=0.0) < _GREAT:
@@ -242,10 +239,6 @@ def _magnifying_cause(before: LayerRecord, record: LayerRecord, observation: Obs
         f"its weights (root mean square {weights:.3g}) magnify what passes: initialised or grown "
         "too large for its width, with no normalisation around it"
     )
-
-
-_GREAT = 10.0
-"""The gain of weights that magnify; He et al. (2015) start at 1.41."""
 
 
 def _vanishing(
@@ -293,14 +286,10 @@ def _vanishing(
         behind = {r.name for r in starved} & flow.reach(first.name, by="gradient")
         others = {r.name for r in starved} & {*behind, *flow.feeding(*behind)} - {first.name}
         explained |= others
-        found = _dominant_gain(way, grows=False)
-        culprit = first
-        message = (
-            f"its gradient is {parts[first.name]:.2g} of that in the layers after it: it vanished"
-        )
-        if found is None:
-            cause = _uniform_cause(way, observation)
-        else:
+        culprit, cause = first, _uniform_cause(way, observation)
+        part = f"{parts[first.name]:.2g}"
+        message = f"its gradient is {part} of that in the layers after it: it vanished"
+        if found := _dominant_gain(way, grows=False):
             gain, before, culprit = found
             message = f"the gradient shrinks to {gain:.2g} of itself on its way back through it"
             cause = _shrinking_cause(before, culprit, observation)
@@ -363,9 +352,6 @@ def _closes(record: LayerRecord, scale: float, branch: LayerRecord, joined: floa
     return is_scaled and joined > _FAR * scale * branch.activations.rms
 
 
-_ABOUT, _FAR = 4.0, 10.0
-
-
 def _arriving(records: list[LayerRecord], observation: Observation) -> dict[str, tuple[float, str]]:
     """Return from which of the layers next after each most of its gradient comes."""
     arrived = {r.name: r.gradients.rms for r in records if r.gradients and r.gradients.rms > 0.0}
@@ -399,9 +385,6 @@ def _dominant_gain(
     return found if change >= _LEAST_SINGLE_CHANGE and 2 * change >= total else None
 
 
-_LEAST_SINGLE_CHANGE = math.log(1e3)
-
-
 def _shrinking_cause(before: LayerRecord, record: LayerRecord, observation: Observation) -> str:
     weight = record.parameters.get("weight")
     if weight is not None and weight.rms * math.sqrt(math.prod(weight.shape[1:])) < 0.01:
@@ -424,9 +407,6 @@ def _has_scale(record: LayerRecord) -> bool:
     """Whether weights of a layer are more than a start next to zero, and no scales of others."""
     weights = (record.parameters[name] for name in trainable(record))
     return any(s.rms > _NEXT_TO_ZERO and not is_scale(s.shape) for s in weights)
-
-
-_NEXT_TO_ZERO = 1e-6
 
 
 def _relative_gradient(record: LayerRecord) -> float:

@@ -201,27 +201,25 @@ def _ids(observation: Observation) -> Iterator[Violation]:
     Segments and languages may be: it has the most rows of those whose vectors come together.
     """
     flow = flow_of(observation)
-    sizes = {r.name: r.options.get("num_embeddings") for r in called(observation)}
     rows = {
-        name: size
-        for name, size in sizes.items()
-        if isinstance(size, int)
-        and not _counts_up(observation.layers[name].inputs)
-        and not (flow.is_exact and set(flow.inputs).isdisjoint(flow.producers(name)))
+        record.name: size
+        for record in called(observation)
+        if isinstance(size := record.options.get("num_embeddings"), int)
+        and not _counts_up(record.inputs)
+        and not (flow.is_exact and set(flow.inputs).isdisjoint(flow.producers(record.name)))
     }
     takers = {name: set(flow.consumers(name)) for name in rows}
-    for name in rows:
+    for name, size in rows.items():
         record, given = observation.layers[name], observation.layers[name].inputs
-        if given is None or is_floating(given) or rows[name] < _FEWEST_ROWS:
+        if given is None or is_floating(given) or size < _FEWEST_ROWS:
             continue
         is_one_row = given.count >= _FEWEST_VALUES and given.std == 0.0 and len(given.shape) > 1
         if not is_one_row or given.shape[-1] == 1:
             continue
-        if any(rows[name] < rows[other] and takers[name] & takers[other] for other in rows):
+        if any(size < rows[other] and takers[name] & takers[other] for other in rows):
             continue
         message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
+        cause = "a placeholder, or a tokeniser that knows none of the words"
         if given.mean == record.options.get("padding_idx"):
             cause = "every token is padding: the tokeniser or the collation lost the text"
-        else:
-            cause = "a placeholder, or a tokeniser that knows none of the words"
         yield Inputs.violation(record, message, value=given.mean, limit=ALWAYS, cause=cause)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.facts import called, flow_of, trainable
+from pytest_modelhealth.checks.facts import called, flow_of, gain, trainable
 from pytest_modelhealth.checks.paths import maker
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
@@ -249,12 +249,12 @@ def _why_large(given: TensorStatistics, before: LayerRecord | None) -> str:
         return f"the bias of {name!r} (up to {bias.abs_max:.3g}) holds it there"
     if before.inputs.rms > _LARGE_INPUTS:
         return f"the inputs of {name!r} are large (rms {before.inputs.rms:.3g}): normalise them"
-    gain = before.activations.rms / before.inputs.rms if before.inputs.rms else math.inf
-    if not linear_maps(before) or gain <= 1.0:
+    grows = gain(before)
+    if not linear_maps(before) or (grows is not None and grows <= 1.0):
         return f"{name!r} gives out that much: a scale, or a normalisation, is missing or misplaced"
     return (
-        f"the weights of {name!r} magnify its inputs {gain:.3g} times: initialised on too large a "
-        "scale, or grown in training"
+        f"the weights of {name!r} magnify its inputs {grows or math.inf:.3g} times: initialised on "
+        "too large a scale, or grown in training"
     )
 
 
