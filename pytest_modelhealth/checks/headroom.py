@@ -151,6 +151,8 @@ def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator
             bound *= statistics.abs_max / _RANGES[dtype].largest
             scaled = " with a scale for the tensor"
         lost = _part_below(statistics, bound)
+        if lost <= limit.value:
+            continue  # also where no value is finite
         cause = "weights this small lose their precision: keep them in float32 or bfloat16"
         if "gradients" in role:
             typical = statistics.norm / math.sqrt(statistics.finite_count - statistics.zero_count)
@@ -159,8 +161,6 @@ def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator
             cause = (
                 "gradients underflow without a loss scale: use torch.amp.GradScaler, or bfloat16"
             )
-        if lost <= limit.value:
-            continue
         message = (
             f"{lost:.0%} of its non-zero {role.replace('_', ' ')} lie below {bound:.2g}, the "
             f"smallest normal number of {dtype}{scaled}"

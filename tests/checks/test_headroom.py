@@ -115,3 +115,11 @@ def test_gradients_that_a_few_values_carry_are_not_lost(batch, inspect):
     below = exponents.counts[: -14 - exponents.lowest].sum()
     assert below > 0.5 * (gradients.count - gradients.zero_count)
     assert found(report) == []
+
+
+def test_gradients_of_which_none_is_finite_are_left_to_another_check(mlp, batch, inspect):
+    """There is nothing to count: `finite` names them, and this check runs to its end."""
+    settings = {"planned_dtype": "float16"}
+    report = inspect(mlp, batch, loss=lambda out: out.sum() * float("nan"), settings=settings)
+    assert report.judgement.broken == ()
+    assert {violation.check for violation in report.violations} == {"finite"}
