@@ -23,7 +23,7 @@ from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.statistics import TensorStatistics
+    from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 _FEWEST_UNITS = 6
 _SAME_RANGE = 1e-4
@@ -244,9 +244,8 @@ def _cause(record: LayerRecord, observation: Observation) -> str:
 
 def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the layer that takes a healthy spread away at once, never to come back."""
-    spreads = {
-        r.name: _spread(r.activations) for r in leaves(observation) if _observes(r.activations)
-    }
+    seen = [r for r in leaves(observation) if _units(r.activations) is not None]
+    spreads = {record.name: _spread(record.activations) for record in seen}
 
     def limit(layer: str) -> Limit:
         return settings.limit("min_sample_spread", layer)
@@ -325,14 +324,12 @@ def _drowned(record: LayerRecord) -> str:
     return _CANCELS
 
 
-def _observes(statistics: TensorStatistics | None) -> bool:
-    return (
-        statistics is not None
-        and not statistics.nonfinite_count
-        and statistics.units is not None
-        and len(statistics.units.minimum) > 0
-        and statistics.units.observations >= _FEWEST_UNITS
-    )
+def _units(statistics: TensorStatistics | None) -> UnitStatistics | None:
+    """Return the units of a tensor, where enough samples were seen, all finite."""
+    units = None if statistics is None or statistics.nonfinite_count else statistics.units
+    if units is None or len(units.minimum) == 0 or units.observations < _FEWEST_UNITS:
+        return None
+    return units
 
 
 def _spread(statistics: TensorStatistics | None) -> float:
@@ -369,13 +366,12 @@ def _equal_predictions(observation: Observation) -> Iterator[Violation]:
     Predictions that all end at the same whole numbers are bounded, or rounded.
     """
     for call in observation.loss_calls:
-        made, asked = call.input, call.target
-        if made is None or made.units is None or call.classes or not _observes(made):
+        made, asked, units = call.input, call.target, _units(call.input)
+        if made is None or asked is None or units is None or call.classes:
             continue
-        count = len(made.units.alive)
-        ends = {*made.units.minimum.tolist(), *made.units.maximum.tolist()}
+        count, ends = len(units.alive), {*units.minimum.tolist(), *units.maximum.tolist()}
         is_one = len(ends) == 2 and not all(map(float.is_integer, ends))
-        if asked is None or asked.shape != made.shape or count < _FEWEST_PREDICTIONS or not is_one:
+        if asked.shape != made.shape or count < _FEWEST_PREDICTIONS or not is_one:
             continue
         yield Collapse.violation(
             observation.layers[""],
@@ -425,10 +421,10 @@ def _symmetric_units(record: LayerRecord) -> int:
 
     Units with equal weights differ by their bias alone, so that their ranges are equal.
     """
-    out = record.activations
-    if out is None or out.nonfinite_count or not _observes(out) or out.units is None:
+    out, units = record.activations, _units(record.activations)
+    if out is None or units is None:
         return 0
-    ranges = out.units.maximum - out.units.minimum
+    ranges = units.maximum - units.minimum
     largest = float(ranges.max())
     rounding = 8.0 * _RESOLUTION.get(out.dtype, _COARSEST) * out.abs_max
     if len(ranges) < _FEWEST_UNITS or largest <= _HEALTHY_SPREAD * out.abs_max:

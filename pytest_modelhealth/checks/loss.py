@@ -171,14 +171,8 @@ def _padding(call: LossCall, observation: Observation) -> _Fault | None:
         return None
     if call.options.get("reduction") == "none":
         return None  # whoever takes the loss of each token may mask it afterwards
-    for record in called(observation):
-        if _pads_with(record, targets.tail, call.classes):
-            padding = f"the padding_idx of {record.label!r}"
-            break
-        if _pads_as_much(record, targets):
-            padding = f"where the ids of {record.label!r} end in its padding_idx"
-            break
-    else:
+    padding = next(filter(None, (_pads(r, call, targets) for r in called(observation))), None)
+    if padding is None:
         return None
     return _Fault(
         f"{targets.tail_share:.0%} of the targets of {call.function} are padding: they end in "
@@ -188,21 +182,22 @@ def _padding(call: LossCall, observation: Observation) -> _Fault | None:
     )
 
 
-def _pads_with(record: LayerRecord, index: int, classes: int) -> bool:
-    options = record.options
-    return options.get("padding_idx") == index and options.get("num_embeddings") == classes
+def _pads(record: LayerRecord, call: LossCall, targets: ClassTargets) -> str | None:
+    """Return how a table of ids tells that the end of targets is padding, if it does.
 
-
-def _pads_as_much(record: LayerRecord, targets: ClassTargets) -> bool:
-    """Whether as many of the ids are padding as targets are, whatever padded targets are called.
-
-    Ids are counted where padding is 0, and targets of a sample only.
+    It pads by the same class, or as many of its ids are padding as targets are, whatever padded
+    targets are called. These are counted where padding is 0, and targets of a sample only.
     """
-    given = record.inputs
-    if record.options.get("padding_idx") != 0 or given is None or given.count != targets.count:
-        return False
-    share = given.zero_count / given.count
-    return abs(share - targets.tail_share) <= _ALIKE * targets.tail_share
+    options, given = record.options, record.inputs
+    index = options.get("padding_idx")
+    if index == targets.tail and options.get("num_embeddings") == call.classes:
+        return f"the padding_idx of {record.label!r}"
+    if index != 0 or given is None or given.count != targets.count:
+        return None
+    apart = abs(given.zero_count / given.count - targets.tail_share)
+    if apart > _ALIKE * targets.tail_share:
+        return None
+    return f"where the ids of {record.label!r} end in its padding_idx"
 
 
 def _single_class(call: LossCall, observation: Observation) -> _Fault | None:

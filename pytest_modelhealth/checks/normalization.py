@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FORGOTTEN = 0.05
+"""What running statistics may hold of the values they started with."""
 _MOMENTUM = 0.1
 _FEW = 4
 _NOTHING = 1e-3
@@ -166,18 +167,15 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
     if has_initial_statistics(record):
         if not (trained or counted):
             return  # as it was initialised
-        why = (
-            f"its momentum was zero for the {counted:.0f} batches that it counted"
-            if counted
-            else "training ran in evaluation mode"
-        )
+        why = "training ran in evaluation mode"
+        if counted:
+            why = f"its momentum was zero for the {counted:.0f} batches that it counted"
         cause = (
             f"its running statistics were never updated (mean 0, variance 1): {why}, or they were "
             "reset, or the checkpoint left the buffers out"
         )
-    elif not _has_forgotten_its_start(record):
-        seen = record.buffers["num_batches_tracked"].max
-        reason = f"{message}, but they have seen {seen:.0f} batches only; train on, then inspect"
+    elif counted and (1.0 - _momentum(record)) ** counted >= _FORGOTTEN:
+        reason = f"{message}, but they have seen {counted:.0f} batches only; train on, then inspect"
         yield Normalization.inconclusive(record, reason)
         return
     else:
@@ -197,16 +195,9 @@ def _expected_rms(record: LayerRecord) -> float:
     return math.hypot(1.0 if scale is None else scale.rms, 0.0 if shift is None else shift.rms)
 
 
-def _has_forgotten_its_start(record: LayerRecord) -> bool:
-    """Whether the running statistics hold less than 5 % of the values they started with.
-
-    Where no batch was counted they were loaded.
-    """
-    tracked, momentum = record.buffers.get("num_batches_tracked"), record.options.get("momentum")
-    if tracked is None or tracked.max == 0.0:
-        return True
-    rate = momentum if isinstance(momentum, float) else _MOMENTUM
-    return bool((1.0 - rate) ** tracked.max < _FORGOTTEN)
+def _momentum(record: LayerRecord) -> float:
+    momentum = record.options.get("momentum")
+    return momentum if isinstance(momentum, float) else _MOMENTUM
 
 
 def _large_eps(record: LayerRecord, settings: Settings) -> Iterator[Violation]:

@@ -5,17 +5,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth.errors import SettingsError
-
-
-class Multiplies(nn.Module):
-    """Multiplies by a constant."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x):
-        return x * self.factor
+from tests.checks.layers import Scales
 
 
 def found(report, check="headroom"):
@@ -29,7 +19,7 @@ def found(report, check="headroom"):
 def test_values_near_the_largest_are_named(factor, names, dtype, batch, inspect):
     """The part used is the largest value over 65504; float32 has room for more."""
     values = (batch / batch.abs().max() * 2).to(dtype)
-    report = inspect(nn.Sequential(Multiplies(factor)), values, backward=False)
+    report = inspect(nn.Sequential(Scales(factor)), values, backward=False)
     seen = [(layer, role) for layer, role, _ in found(report)]
     expected = names if dtype is torch.float16 else []
     assert seen == [(name, "activations") for name in expected]
@@ -61,7 +51,7 @@ def test_masks_at_the_lowest_number_are_no_overflow(batch, inspect):
 def test_planned_dtype(planned, names, batch, inspect):
     """Values that float32 holds, and float16 would not; float8 is used with a scale."""
     settings = {} if planned is None else {"planned_dtype": planned}
-    report = inspect(nn.Sequential(Multiplies(1e6)), batch, backward=False, settings=settings)
+    report = inspect(nn.Sequential(Scales(1e6)), batch, backward=False, settings=settings)
     assert [layer for layer, _, _ in found(report)] == names
 
 
