@@ -213,7 +213,7 @@ def _single_class(call: LossCall, observation: Observation) -> _Fault | None:
     if call.input.shape == (samples,) and call.targets is None and samples > 1:
         return _Fault(
             f"cross_entropy takes the {samples} samples of the batch for classes: its input has "
-            f"shape {_shape(call.input.shape)}",
+            f"shape {call.input.shape}",
             float(samples),
             "an output of shape (N,) or a squeeze too many; for one number a sample use "
             "binary_cross_entropy_with_logits or mse_loss",
@@ -338,8 +338,8 @@ def _widened(call: LossCall, _: Observation) -> _Fault | None:
 
 def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _Fault:
     return _Fault(
-        f"{what} compares an output of shape {_shape(output)} with a target of shape "
-        f"{_shape(target)}: broadcast, every sample is compared with every other's target",
+        f"{what} compares an output of shape {output} with a target of shape "
+        f"{target}: broadcast, every sample is compared with every other's target",
         float(math.prod(output)),
         "one of the two has a dimension too many: squeeze(1) the output, or unsqueeze(1) the "
         "target",
@@ -569,7 +569,3 @@ def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
 
 def _samples(observation: Observation) -> int:
     return observation.samples // max(observation.batches, 1)
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

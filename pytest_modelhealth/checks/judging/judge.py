@@ -158,15 +158,14 @@ def _folded(
     hidden = [v for root in mild for v in root.folded if fails(v)]
     if not hidden:
         return folded
-    shown = [_without(finding, hidden) for finding in folded]
+    shown = [
+        replace(finding, folded=tuple(v for v in finding.folded if v not in hidden))
+        if isinstance(finding, Violation)
+        else finding
+        for finding in folded
+    ]
     order = [check.name for check in settings.checks]
     return sorted([*shown, *diagnose(observation, hidden)], key=lambda f: order.index(f.check))
-
-
-def _without(finding: Finding, hidden: list[Violation]) -> Finding:
-    if not isinstance(finding, Violation):
-        return finding
-    return replace(finding, folded=tuple(v for v in finding.folded if v not in hidden))
 
 
 def _only_warns(violation: Violation, settings: Settings) -> bool:
