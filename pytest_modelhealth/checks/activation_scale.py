@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import flow_of, leaves
+from pytest_modelhealth.checks.facts import flow_of, gain, leaves
 from pytest_modelhealth.checks.paths import (
     NORMALIZATIONS,
     as_given,
@@ -42,7 +42,7 @@ class ActivationScale(Check):
 
     name = "activation_scale"
     summary = "Activations neither grow nor fade beyond what depth explains."
-    gravity = 35
+    rank = 35
     reads_scale = True
     definition = (
         "The root mean square of a layer's activations, if other weights come after it, is at most "
@@ -119,12 +119,12 @@ def _grown(
     before, after = nearest(observation, scales), nearest(observation, scales, back=True)
     weighted = {name: 1.0 for name, record in inner.items() if linear_maps(record)}
     before_weights = nearest(observation, weighted, back=True)
-    told: set[str] = set()
+    explained: set[str] = set()
     for name, record in inner.items():
         limit, base = settings.limit("max_activation_growth", name), bases[name]
         stays = name in after and after[name][0] * _JUMP > limit.value * base
         growth = scales[name] / base
-        if growth <= limit.value or not stays or name not in before_weights or name in told:
+        if growth <= limit.value or not stays or name not in before_weights or name in explained:
             continue
         culprit, cause = _origin(observation, [inner[n] for n in way_to(name, before)], base)
         message = (
@@ -132,7 +132,7 @@ def _grown(
             f"(root mean square {scales[name]:.3g} at {record.label!r})"
         )
         reached = flow_of(observation).reach(culprit.name)
-        told |= {name, *reached}
+        explained |= {name, *reached}
         yield ActivationScale.violation(
             culprit,
             message,
@@ -173,7 +173,8 @@ def _stream(
         value=growth,
         limit=Limit(limit.value**2, limit.origin),
         role="inputs",
-        cause=f"{_STREAM_CAUSE}{made}",
+        cause="a residual stream that is scaled up in every block, or branches that add far more "
+        f"than the stream holds: x + branch(norm(x)) adds each once{made}",
         affected=others,
     )
 
@@ -182,17 +183,17 @@ def _faded(
     observation: Observation, settings: Settings, inner: _Records, bases: dict[str, float]
 ) -> Iterator[Finding]:
     """Yield the first of several layers in a row that each shrink what they are given."""
-    told: set[str] = set()
+    explained: set[str] = set()
     for name, first in inner.items():
-        if name in told or not linear_maps(first):
+        if name in explained or not linear_maps(first):
             continue
         row = _shrinking_row(observation, first, inner)
-        scale = _rms(row[-1].activations) / bases[name] if row else 1.0
         if len(row) < _FEWEST_IN_A_ROW:
             continue
+        scale = _rms(row[-1].activations) / bases[name]
         limit = settings.limit("min_activation_scale", row[-1].name)
         if scale < limit.value:
-            told.update(record.name for record in row)
+            explained.update(record.name for record in row)
             message = (
                 f"activations fade to {scale:.2g} of the scale of the inputs over "
                 f"{len(row)} layers, at {row[-1].label!r}"
@@ -214,12 +215,6 @@ def _fading_cause(row: list[LayerRecord]) -> str:
     return "a factor or a flat activation between them, and no normalisation"
 
 
-_STREAM_CAUSE = (
-    "a residual stream that is scaled up in every block, or branches that add far more than the "
-    "stream holds: x + branch(norm(x)) adds each once"
-)
-
-
 def _shrinking_row(
     observation: Observation, first: LayerRecord, judged: _Records
 ) -> list[LayerRecord]:
@@ -237,8 +232,8 @@ def _shrinking_row(
 
 def _gain(record: LayerRecord) -> float:
     """Return by what a layer multiplies; nothing comes of queries that start at zero, or fades."""
-    given = _rms(record.inputs)
-    return _rms(record.activations) / given if given else 1.0
+    found = gain(record)
+    return 1.0 if found is None else found
 
 
 def _is_judged(statistics: TensorStatistics | None) -> bool:
@@ -270,12 +265,9 @@ def _origin(
         risen -= 1
     weighted = [record for record in way[risen:] if linear_maps(record)]
     large = [r for r in weighted if max(m.scale for m in linear_maps(r)) > _LARGE]
-    why = (
-        "weights too large"
-        if 2 * len(large) > len(weighted)
-        else "a residual stream that is added"
-        " to without a normalisation, or a factor in the forward"
-    )
+    why = "a residual stream that is added to without a normalisation, or a factor in the forward"
+    if 2 * len(large) > len(weighted):
+        why = "weights too large"
     return (weighted or way[risen:])[0], f"the gains of the layers from here on multiply: {why}"
 
 
@@ -284,12 +276,11 @@ _LARGE = 1.7
 
 
 def _jump_cause(record: LayerRecord, factor: float, made: str) -> str:
-    given = record.inputs
-    if given is not None and given.finite_count and given.rms > 0.0:
-        gain = _rms(record.activations) / given.rms
-        if gain < _JUMP / 3.0:
+    given, own = record.inputs, gain(record)
+    if own is not None:
+        if own < _JUMP / 3.0:
             return f"what comes in is {factor:.3g} times larger than what went out before it{made}"
-        factor = gain
+        factor = own
     gains = {found.tensor: found.scale for found in linear_maps(record)}
     for name, values in record.parameters.items():
         reach = gains.get(name, values.abs_max)

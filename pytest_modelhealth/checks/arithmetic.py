@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.evidence import at
+from pytest_modelhealth.checks.facts import at
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Vertex

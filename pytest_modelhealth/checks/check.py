@@ -34,7 +34,7 @@ class Check(ABC):
     summary: ClassVar[str] = ""
     """What must hold, in one sentence."""
 
-    gravity: ClassVar[int] = 1000
+    rank: ClassVar[int] = 1000
     """Its place in the verdict: findings of a lower number come first, and explain later ones."""
 
     severity: ClassVar[Severity] = "fail"

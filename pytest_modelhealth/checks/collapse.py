@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.arithmetic import QUOTIENTS
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
-from pytest_modelhealth.checks.evidence import (
+from pytest_modelhealth.checks.facts import (
     called,
     completed,
     flow_of,
@@ -23,13 +23,21 @@ from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.statistics import TensorStatistics
+    from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 _FEWEST_UNITS = 6
 _SAME_RANGE = 1e-4
 _HEALTHY_SPREAD = 1e-2
 _RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 _COARSEST = 2.0**-7
+_FEWEST_PREDICTIONS = 3
+_DROWNED = 10.0
+"""The range of a unit over the samples is up to ten times its root mean square."""
+_COMPARISONS = frozenset({"sub", "subtract", "rsub", "isub"}) | QUOTIENTS
+_CANCELS = (
+    "it has no parameters: what samples differ by before it cancels out in it, or lies where it "
+    "does not look (a mean, a maximum, a slice, one sample)"
+)
 
 
 class Collapse(Check):
@@ -41,7 +49,7 @@ class Collapse(Check):
 
     name = "collapse"
     summary = "The output differs from sample to sample, and units from each other."
-    gravity = 27
+    rank = 27
     reads_scale = True
     definition = (
         "The output is not equal for all samples of a batch whose samples differ, and no layer "
@@ -80,11 +88,16 @@ class Collapse(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield where samples become one, and layers whose units are one."""
-        outputs = list(_equal_outputs(observation, settings["min_collapse_samples"]))
+        needed, root = settings["min_collapse_samples"], observation.layers.get("")
+        is_enough = observation.samples >= needed.value * observation.batches
+        outputs: list[Finding] = []
+        if root is not None and root.equal_input_samples is False:
+            outputs = list(_equal_outputs(root, observation, None if is_enough else needed))
         yield from outputs
-        if not outputs:
-            yield from _dropped_inputs(observation, settings["min_collapse_samples"])
-        yield from _lost_spread(observation, settings)
+        if is_enough and not outputs:
+            yield from _dropped_inputs(observation)
+        if is_enough and root is not None and root.equal_input_samples is False:
+            yield from _lost_spread(observation, settings)
         symmetric = list(_equal_units(observation))
         yield from symmetric
         if not (outputs or symmetric):
@@ -92,16 +105,16 @@ class Collapse(Check):
         yield from _equal_tokens(observation)
 
 
-def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]:
-    root = observation.layers.get("")
-    if root is None or not root.equal_samples or root.equal_input_samples is not False:
-        return
-    if _is_compared_with_itself(flow_of(observation)):
+def _equal_outputs(
+    root: LayerRecord, observation: Observation, needed: Limit | None
+) -> Iterator[Finding]:
+    """Yield where the samples of a batch become one; too few where more are `needed`."""
+    if not root.equal_samples or _is_compared_with_itself(flow_of(observation)):
         return
     culprit, before = _where_samples_became_equal(observation)
     if _starts_at_zero(culprit) or _is_another_checks(culprit):
         return
-    if observation.samples < needed.value * observation.batches:
+    if needed is not None:
         reason = (
             f"its output is equal for all {observation.samples} samples, which so few may be; give "
             f"at least {needed.value} (min_collapse_samples, {needed.origin})"
@@ -115,32 +128,26 @@ def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]
         yield Collapse.inconclusive(culprit, reason)
     else:
         message = f"its output is the same for all {observation.samples} samples"
-        yield Collapse.violation(
-            culprit, message, value=0.0, limit=ALWAYS, cause=_cause(culprit, observation)
-        )
+        cause = _cause(culprit, observation)
+        yield Collapse.violation(culprit, message, value=0.0, limit=ALWAYS, cause=cause)
 
 
-def _dropped_inputs(observation: Observation, needed: Limit) -> Iterator[Violation]:
+def _dropped_inputs(observation: Observation) -> Iterator[Violation]:
     """Yield the first layer with weights that gives one output for samples that differ.
 
     The output of the model may still differ, by another way through it.
     """
-    if observation.samples < needed.value * observation.batches:
-        return
     for record in leaves(observation):
-        if not (record.equal_samples and record.equal_input_samples is False):
-            continue
         maps = linear_maps(record)
-        if not maps or _is_another_checks(record):
+        if not maps or not record.equal_samples or record.equal_input_samples is not False:
             continue
-        if any(m.weights.std == 0.0 for m in maps) or _starts_at_zero(record):
+        if _starts_at_zero(record) or any(m.weights.std == 0.0 for m in maps):
             continue
-        if not _differ(record, observation):
+        if _is_another_checks(record) or not _differ(record, observation):
             continue
         message = f"its output is the same for all {observation.samples} samples, its inputs differ"
-        yield Collapse.violation(
-            record, message, value=0.0, limit=ALWAYS, cause=_cause(record, observation)
-        )
+        cause = _cause(record, observation)
+        yield Collapse.violation(record, message, value=0.0, limit=ALWAYS, cause=cause)
         return
 
 
@@ -200,9 +207,6 @@ def _is_compared_with_itself(flow: Flow) -> bool:
     return bool(returned) and compared.issuperset(flow.origins(*returned, others=compared))
 
 
-_COMPARISONS = frozenset({"sub", "subtract", "rsub", "isub"}) | QUOTIENTS
-
-
 def _starts_at_zero(record: LayerRecord) -> bool:
     """Whether a head or a gate that starts at zero makes a layer's output constant."""
     return any(s.abs_max == 0.0 for n, s in trainable(record).items() if "bias" not in n)
@@ -238,22 +242,10 @@ def _cause(record: LayerRecord, observation: Observation) -> str:
     )
 
 
-_CANCELS = (
-    "it has no parameters: what samples differ by before it cancels out in it, or lies where it "
-    "does not look (a mean, a maximum, a slice, one sample)"
-)
-
-
 def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the layer that takes a healthy spread away at once, never to come back."""
-    root = observation.layers.get("")
-    if root is None or root.equal_input_samples is not False:
-        return
-    if observation.samples < settings["min_collapse_samples"].value * observation.batches:
-        return
-    spreads = {
-        r.name: _spread(r.activations) for r in leaves(observation) if _observes(r.activations)
-    }
+    seen = [r for r in leaves(observation) if _units(r.activations) is not None]
+    spreads = {record.name: _spread(record.activations) for record in seen}
 
     def limit(layer: str) -> Limit:
         return settings.limit("min_sample_spread", layer)
@@ -263,12 +255,13 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
     for name, spread in spreads.items():
         culprit, before = observation.layers[name], _source(observation.layers[name], observation)
         if name in healthy or name in after or spread == 0.0:
-            continue  # equal outputs are told apart from gates
+            continue  # where all are equal, gates are left out
         if before is None or not before.name:
             yield from _drowned_inputs(observation, spread, culprit, settings)
-        elif _spread(before.activations) < _HEALTHY_SPREAD:
             continue
-        elif not (_is_noise(before, observation) or _is_asked_for(culprit, observation)):
+        was_healthy = _spread(before.activations) >= _HEALTHY_SPREAD
+        is_meant = _is_noise(before, observation) or _is_asked_for(culprit, observation)
+        if was_healthy and not is_meant:
             message = (
                 f"over the samples its units vary by only {spread:.2g} of its largest value, those "
                 f"of {before.label!r} before it by {_spread(before.activations):.2g}"
@@ -293,7 +286,7 @@ def _drowned_inputs(
         return
     limit = settings.limit("min_sample_spread", record.name)
     signal = maps[0].scale * given.rms
-    if bias.abs_max > 0.5 * out.abs_max and signal < _DROWNED * limit.value * out.abs_max:
+    if signal < _DROWNED * limit.value * out.abs_max:  # so that the rest is its bias
         message = (
             f"over the samples its units vary by only {spread:.2g} of its largest value: its "
             f"inputs have a root mean square of {given.rms:.2g}"
@@ -303,10 +296,6 @@ def _drowned_inputs(
             "unit, or scaled twice; normalise it to mean 0 and variance 1"
         )
         yield Collapse.violation(record, message, value=spread, limit=limit, cause=cause)
-
-
-_DROWNED = 10.0
-"""The range of a unit over the samples is up to ten times its root mean square."""
 
 
 def _is_noise(record: LayerRecord, observation: Observation) -> bool:
@@ -335,14 +324,12 @@ def _drowned(record: LayerRecord) -> str:
     return _CANCELS
 
 
-def _observes(statistics: TensorStatistics | None) -> bool:
-    return (
-        statistics is not None
-        and not statistics.nonfinite_count
-        and statistics.units is not None
-        and len(statistics.units.minimum) > 0
-        and statistics.units.observations >= _FEWEST_UNITS
-    )
+def _units(statistics: TensorStatistics | None) -> UnitStatistics | None:
+    """Return the units of a tensor, where enough samples were seen, all finite."""
+    units = None if statistics is None or statistics.nonfinite_count else statistics.units
+    if units is None or len(units.minimum) == 0 or units.observations < _FEWEST_UNITS:
+        return None
+    return units
 
 
 def _spread(statistics: TensorStatistics | None) -> float:
@@ -379,13 +366,12 @@ def _equal_predictions(observation: Observation) -> Iterator[Violation]:
     Predictions that all end at the same whole numbers are bounded, or rounded.
     """
     for call in observation.loss_calls:
-        made, asked = call.input, call.target
-        if made is None or made.units is None or call.classes or not _observes(made):
+        made, asked, units = call.input, call.target, _units(call.input)
+        if made is None or asked is None or units is None or call.classes:
             continue
-        count = len(made.units.alive)
-        ends = {*made.units.minimum.tolist(), *made.units.maximum.tolist()}
+        count, ends = len(units.alive), {*units.minimum.tolist(), *units.maximum.tolist()}
         is_one = len(ends) == 2 and not all(map(float.is_integer, ends))
-        if asked is None or asked.shape != made.shape or count < _FEWEST_PREDICTIONS or not is_one:
+        if asked.shape != made.shape or count < _FEWEST_PREDICTIONS or not is_one:
             continue
         yield Collapse.violation(
             observation.layers[""],
@@ -398,9 +384,6 @@ def _equal_predictions(observation: Observation) -> Iterator[Violation]:
             severity="warn",
         )
         return
-
-
-_FEWEST_PREDICTIONS = 3
 
 
 def _equal_tokens(observation: Observation) -> Iterator[Violation]:
@@ -438,10 +421,10 @@ def _symmetric_units(record: LayerRecord) -> int:
 
     Units with equal weights differ by their bias alone, so that their ranges are equal.
     """
-    out = record.activations
-    if out is None or out.nonfinite_count or not _observes(out) or out.units is None:
+    out, units = record.activations, _units(record.activations)
+    if out is None or units is None:
         return 0
-    ranges = out.units.maximum - out.units.minimum
+    ranges = units.maximum - units.minimum
     largest = float(ranges.max())
     rounding = 8.0 * _RESOLUTION.get(out.dtype, _COARSEST) * out.abs_max
     if len(ranges) < _FEWEST_UNITS or largest <= _HEALTHY_SPREAD * out.abs_max:

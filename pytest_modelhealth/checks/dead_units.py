@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import (
+from pytest_modelhealth.checks.facts import (
     called,
     completed,
     flow_of,
     is_closed,
     is_inside,
-    learns,
     leaves,
 )
 from pytest_modelhealth.checks.paths import maker
@@ -39,8 +38,10 @@ _FLOORS = {"celu": -1.0, "elu": -1.0, "selu": -1.7580993408473766}
 _SLOPED_AT_ZERO = frozenset({"gelu", "hardswish", "mish", "silu"})
 """Those with a slope of a half at zero, or more: a gate that starts at zero opens through them."""
 
+_LIMITS = ("max_dead_fraction", "max_held_fraction")
 _NEGLIGIBLE = 2.0**-20
 _NEARLY = 1.0 - 2.0**-10
+_LARGE_INPUTS = 10.0
 _MANY_UNITS = 16
 _FEW_SAMPLES = 8
 """Enough for a layer of many units none of which is active: one by chance would be."""
@@ -55,7 +56,7 @@ class DeadUnits(Check):
 
     name = "dead_units"
     summary = "Behind each activation that can die, enough units are active for some sample."
-    gravity = 20
+    rank = 20
     reads_scale = True
     definition = (
         "A unit (a channel, or a feature of a sequence) is dead if it never exceeds 2^-20 of the "
@@ -104,47 +105,42 @@ class DeadUnits(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield activations with too many dead units."""
         for record in called(observation):
-            found = _dead(record) if _can_die(record, observation) else None
-            if (
-                found is None
-                or _is_behind_a_gate(record, observation)
-                or _is_hinge(record, observation)
-            ):
-                continue
-            fraction, held = found
-            limit = settings.limit("max_dead_fraction", record.name)
-            held_limit = settings.limit("max_held_fraction", record.name)
-            if fraction > limit.value:
-                yield self._finding(record, fraction, limit, observation, settings)
-            elif held > held_limit.value:
-                yield self._finding(record, held, held_limit, observation, settings)
+            found = _dead(record) if _can_die(record, observation) else ()
+            for name, fraction in zip(_LIMITS, found, strict=False):
+                limit = settings.limit(name, record.name)
+                if fraction <= limit.value:
+                    continue
+                if not (_may_open(record, observation) or _is_hinge(record, observation)):
+                    yield _finding(record, fraction, limit, observation, settings)
+                break
 
-    def _finding(
-        self,
-        record: LayerRecord,
-        fraction: float,
-        limit: Limit,
-        observation: Observation,
-        settings: Settings,
-    ) -> Finding:
-        assert record.activations is not None
-        assert record.activations.units is not None
-        units, needed = record.activations.units, settings.limit("min_samples", record.name)
-        count = f"{round(fraction * len(units.alive))} of {len(units.alive)} units"
-        is_silent = fraction == 1.0 and len(units.alive) >= _MANY_UNITS
-        if units.observations < (min(_FEW_SAMPLES, needed.value) if is_silent else needed.value):
-            reason = (
-                f"{count} were inactive, but {units.observations} samples say nothing about "
-                f"dead units; give at least {needed.value} (min_samples, {needed.origin})"
-            )
-            return self.inconclusive(record, reason)
-        return self.violation(
-            record,
-            f"{count} are dead: inactive for all {units.observations} samples",
-            value=fraction,
-            limit=limit,
-            cause=_cause(record, maker(observation, record)),
+
+def _finding(
+    record: LayerRecord,
+    fraction: float,
+    limit: Limit,
+    observation: Observation,
+    settings: Settings,
+) -> Finding:
+    """Return that units are dead, or that too few samples were seen to tell."""
+    assert record.activations is not None
+    assert record.activations.units is not None
+    units, needed = record.activations.units, settings.limit("min_samples", record.name)
+    count = f"{round(fraction * len(units.alive))} of {len(units.alive)} units"
+    is_silent = fraction == 1.0 and len(units.alive) >= _MANY_UNITS
+    if units.observations < (min(_FEW_SAMPLES, needed.value) if is_silent else needed.value):
+        reason = (
+            f"{count} were inactive, but {units.observations} samples say nothing about dead "
+            f"units; give at least {needed.value} (min_samples, {needed.origin})"
         )
+        return DeadUnits.inconclusive(record, reason)
+    return DeadUnits.violation(
+        record,
+        f"{count} are dead: inactive for all {units.observations} samples",
+        value=fraction,
+        limit=limit,
+        cause=_cause(record, maker(observation, record)),
+    )
 
 
 def _can_die(record: LayerRecord, observation: Observation) -> bool:
@@ -155,7 +151,8 @@ def _can_die(record: LayerRecord, observation: Observation) -> bool:
     out, given = record.activations, record.inputs
     if out is None:
         return False
-    if record.activation in (None, "relu") and _sums_to_one(out):
+    total = out.mean * out.shape[-1] if out.shape else 0.0
+    if record.activation in (None, "relu") and math.isclose(total, 1.0, rel_tol=1e-4):
         return False  # a projection onto the simplex, which leaves most choices out on purpose
     if record.activation is not None:
         if record.activation == "prelu":
@@ -168,38 +165,31 @@ def _can_die(record: LayerRecord, observation: Observation) -> bool:
     return not any(is_inside(name, record.name) for name in observation.layers)
 
 
-def _sums_to_one(out: TensorStatistics) -> bool:
-    return bool(out.shape) and math.isclose(out.mean * out.shape[-1], 1.0, rel_tol=1e-4)
-
-
-def _dead(record: LayerRecord) -> tuple[float, float] | None:
-    """Return which part of the units is dead, and which part is held down besides.
+def _dead(record: LayerRecord) -> tuple[float, ...]:
+    """Return which part of the units is dead, and which part is held down besides, if known.
 
     A unit is held down if its input always stays further below zero than any unit of the layer ever
     comes above it. Where samples line up by chance, both sides are alike.
     """
     fraction, out, given = _dead_fraction(record), record.activations, record.inputs
-    if fraction is None or out is None or out.units is None or _opens(record):
-        return None
+    if fraction is None or out is None or out.units is None:
+        return ()
     if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
-        return fraction, 0.0
+        return (fraction,)
     held = ~out.units.alive & (given.units.maximum < -max(out.max, 0.0))
     return fraction, float(held.mean())
 
 
-def _opens(record: LayerRecord) -> bool:
-    """Whether it is given nothing but zeros, where it has a slope, and a gradient reaches it."""
+def _may_open(record: LayerRecord, observation: Observation) -> bool:
+    """Whether it is given nothing but zeros so far, and training opens it.
+
+    A layer or a gate that starts at zero and learns gives them, or a gradient passes it at zero.
+    """
     given, gradient = record.inputs, record.gradients
-    is_zero = given is not None and bool(given.finite_count) and given.abs_max == 0.0
-    reached = gradient is not None and gradient.abs_max > 0.0
-    return is_zero and reached and record.activation in _SLOPED_AT_ZERO
-
-
-def _is_behind_a_gate(record: LayerRecord, observation: Observation) -> bool:
-    """Whether it is given nothing but zeros by a layer or a gate that starts at zero and learns."""
-    given = record.inputs
     if given is None or not given.finite_count or given.abs_max != 0.0:
         return False
+    if record.activation in _SLOPED_AT_ZERO and gradient is not None and gradient.abs_max > 0.0:
+        return True
     flow = flow_of(observation)
     inner, feeding = {layer.name for layer in leaves(observation)}, flow.feeding(record.name)
     silent = [
@@ -211,7 +201,7 @@ def _is_behind_a_gate(record: LayerRecord, observation: Observation) -> bool:
         and layer.inputs is not None
         and layer.activations.abs_max == 0.0 < layer.inputs.abs_max
     ]
-    if silent and is_closed(silent[-1]) and learns(silent[-1]):
+    if silent and is_closed(silent[-1]):
         return True
     sources = flow.producers(record.name)
     gates = {gate.by for source in sources for gate in flow.gate(source)}
@@ -234,9 +224,9 @@ def _is_opening(parameter: str, observation: Observation) -> bool:
     """Whether a parameter is zero and gets a gradient."""
     owner, _, name = parameter.rpartition(".")
     record = observation.layers.get(owner)
-    if record is None or name not in record.parameters or name not in record.parameter_gradients:
-        return False
-    return record.parameters[name].abs_max == 0.0 < record.parameter_gradients[name].abs_max
+    own = None if record is None else record.parameters.get(name)
+    gradient = None if record is None else record.parameter_gradients.get(name)
+    return own is not None and gradient is not None and own.abs_max == 0.0 < gradient.abs_max
 
 
 def _dead_fraction(record: LayerRecord) -> float | None:
@@ -287,6 +277,3 @@ def _why_low(given: TensorStatistics, before: LayerRecord | None) -> str:
     if weight is not None and weight.mean < -0.5 * weight.std:
         return f"its weights are mostly negative (mean {weight.mean:.3g})"
     return "a learning rate too high, a shifted bias or unnormalised inputs"
-
-
-_LARGE_INPUTS = 10.0

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.evidence import (
+from pytest_modelhealth.checks.facts import (
     called,
     completed,
     is_in_an_empty_part,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import flow_of, is_inside, learns
+from pytest_modelhealth.checks.facts import flow_of, is_inside, learns
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation

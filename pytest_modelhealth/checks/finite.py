@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.arithmetic import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.evidence import (
+from pytest_modelhealth.checks.facts import (
     called,
     completed,
     flow_of,
@@ -38,7 +38,7 @@ class Finite(Check):
 
     name = "finite"
     summary = "No NaN and no infinity in inputs, parameters, buffers, activations or gradients."
-    gravity = 10
+    rank = 10
     definition = (
         "No NaN and no infinity anywhere. The culprit is the innermost layer that made them from "
         "finite inputs; -inf alone, which masks are made of, counts only where the loss or a "

@@ -9,9 +9,10 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import (
+from pytest_modelhealth.checks.facts import (
     called,
     completed,
+    enclosing,
     flow_of,
     is_inside,
     parent,
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 
 _FEWEST_LAYERS = 4
 _SMALLEST_WEIGHT_RMS = 0.01
+_NEXT_TO_ZERO = 1e-6
+_CLEARLY = 0.1
+_ABOUT, _FAR = 4.0, 10.0
+_FAR_TARGETS = 100.0
+_LEAST_SINGLE_CHANGE = math.log(1e3)
+_GREAT = 10.0
+"""The gain of weights that magnify; He et al. (2015) start at 1.41."""
+_FLAT = frozenset({"sigmoid", "hardsigmoid", "tanh", "hardtanh", "softsign", "logsigmoid"})
 
 
 class GradNorm(Check):
@@ -40,7 +49,7 @@ class GradNorm(Check):
 
     name = "grad_norm"
     summary = "No layer's gradient norm vanishes or explodes."
-    gravity = 40
+    rank = 40
     reads_scale = True
     role = "parameter_gradients"
     definition = (
@@ -113,12 +122,8 @@ def _absolute(
             limit = settings.limit(name, record.name)
             if limit.value is not None and sign * norm > sign * limit.value:
                 message = f"gradient norm {norm:.3g} is {word} {limit.value:g}"
-                yield GradNorm.violation(
-                    record, message, value=norm, limit=limit, cause=cause(record, observation)
-                )
-
-
-_FLAT = frozenset({"sigmoid", "hardsigmoid", "tanh", "hardtanh", "softsign", "logsigmoid"})
+                why = cause(record, observation)
+                yield GradNorm.violation(record, message, value=norm, limit=limit, cause=why)
 
 
 def _vanishing_cause(records: list[LayerRecord], observation: Observation) -> str:
@@ -144,9 +149,6 @@ def _small_cause(record: LayerRecord, observation: Observation) -> str:
     return (
         "the loss sends a small gradient back to the output, or what this layer is given is small"
     )
-
-
-_CLEARLY = 0.1
 
 
 def _exploding_cause(record: LayerRecord, observation: Observation) -> str:
@@ -180,25 +182,24 @@ def _exploding(
         > settings.limit("exploding_ratio", record.name).value
     }
     near = _arriving(records, observation) if ratios else {}
-    told: set[str] = set()
+    explained: set[str] = set()
     for first in ratios:
-        if first in told:
+        if first in explained:
             continue
         way, flow = way_to(first, near)[::-1], flow_of(observation)
         on_way = {*way, *flow.feeding(first)}
         on_way.update(r.name for r in records if is_inside(r.name, first))
-        told.update(way)
+        explained.update(way)
         if 2 * len(on_way & ratios.keys()) < sum(r.name in on_way for r in records):
             continue
         on_way |= flow.feeding(*way) | flow.reach(first)
         others = [name for name in ratios if name in on_way]
-        told.update(others)
+        explained.update(others)
         worst = observation.layers[max(others, key=lambda name: ratios[name])]
         culprit, cause = worst, _large_targets(observation) or _exploding_cause(worst, observation)
         size = f"{ratios[worst.name]:.3g}"
         message = f"its gradient is {size} times as large as its weights (root mean square)"
-        found = _dominant_gain([observation.layers[name] for name in way], grows=True)
-        if found is not None:
+        if found := _dominant_gain([observation.layers[name] for name in way], grows=True):
             gain, before, culprit = found
             message = f"the gradient grows {gain:.3g} times on its way back through it"
             cause = _magnifying_cause(before, culprit, observation)
@@ -226,9 +227,6 @@ def _large_targets(observation: Observation) -> str | None:
     return None
 
 
-_FAR_TARGETS = 100.0
-
-
 def _magnifying_cause(before: LayerRecord, record: LayerRecord, observation: Observation) -> str:
     weights = _rms(list(record.parameters.values()))
     if max((found.scale for found in linear_maps(record)), default=0.0) < _GREAT:
@@ -241,10 +239,6 @@ def _magnifying_cause(before: LayerRecord, record: LayerRecord, observation: Obs
         f"its weights (root mean square {weights:.3g}) magnify what passes: initialised or grown "
         "too large for its width, with no normalisation around it"
     )
-
-
-_GREAT = 10.0
-"""The gain of weights that magnify; He et al. (2015) start at 1.41."""
 
 
 def _vanishing(
@@ -282,24 +276,20 @@ def _vanishing(
 
     fed = flow.sweep(strong, max, by="gradient")
     starved = [r for r in sorted(records, key=completed) if r.name in weak and r.name not in fed]
-    near, told = _arriving(records, observation), set[str]()
+    near, explained = _arriving(records, observation), set[str]()
     for first in starved:
-        if first.name in told or not _has_scale(first):
+        if first.name in explained or not _has_scale(first):
             continue
         way = [observation.layers[name] for name in way_to(first.name, near)[::-1]]
         if any(r.name in fed for r in takewhile(lambda r: r.name in weak, way)):
             continue  # it is part of a branch that has strong layers before it
         behind = {r.name for r in starved} & flow.reach(first.name, by="gradient")
         others = {r.name for r in starved} & {*behind, *flow.feeding(*behind)} - {first.name}
-        told |= others
-        found = _dominant_gain(way, grows=False)
-        culprit = first
-        message = (
-            f"its gradient is {parts[first.name]:.2g} of that in the layers after it: it vanished"
-        )
-        if found is None:
-            cause = _uniform_cause(way, observation)
-        else:
+        explained |= others
+        culprit, cause = first, _uniform_cause(way, observation)
+        part = f"{parts[first.name]:.2g}"
+        message = f"its gradient is {part} of that in the layers after it: it vanished"
+        if found := _dominant_gain(way, grows=False):
             gain, before, culprit = found
             message = f"the gradient shrinks to {gain:.2g} of itself on its way back through it"
             cause = _shrinking_cause(before, culprit, observation)
@@ -321,10 +311,8 @@ def _gates(observation: Observation, healthy: set[str]) -> dict[str, float]:
     """
     layers, ran, held = observation.layers, called(observation), defaultdict(list)
     for record in ran:
-        around = record.name
-        while around:
-            around = parent(around)
-            held[around].append(record)
+        for name in enclosing(record.name):
+            held[parent(name)].append(record)
     weighted = {r.name: 1.0 for r in ran if linear_maps(r)}
     before_weights = nearest(observation, weighted, back=True)
     given = {r.name: r.inputs.rms for r in ran if r.inputs and r.name not in held}
@@ -364,9 +352,6 @@ def _closes(record: LayerRecord, scale: float, branch: LayerRecord, joined: floa
     return is_scaled and joined > _FAR * scale * branch.activations.rms
 
 
-_ABOUT, _FAR = 4.0, 10.0
-
-
 def _arriving(records: list[LayerRecord], observation: Observation) -> dict[str, tuple[float, str]]:
     """Return from which of the layers next after each most of its gradient comes."""
     arrived = {r.name: r.gradients.rms for r in records if r.gradients and r.gradients.rms > 0.0}
@@ -400,9 +385,6 @@ def _dominant_gain(
     return found if change >= _LEAST_SINGLE_CHANGE and 2 * change >= total else None
 
 
-_LEAST_SINGLE_CHANGE = math.log(1e3)
-
-
 def _shrinking_cause(before: LayerRecord, record: LayerRecord, observation: Observation) -> str:
     weight = record.parameters.get("weight")
     if weight is not None and weight.rms * math.sqrt(math.prod(weight.shape[1:])) < 0.01:
@@ -425,9 +407,6 @@ def _has_scale(record: LayerRecord) -> bool:
     """Whether weights of a layer are more than a start next to zero, and no scales of others."""
     weights = (record.parameters[name] for name in trainable(record))
     return any(s.rms > _NEXT_TO_ZERO and not is_scale(s.shape) for s in weights)
-
-
-_NEXT_TO_ZERO = 1e-6
 
 
 def _relative_gradient(record: LayerRecord) -> float:

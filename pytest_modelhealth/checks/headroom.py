@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import leaves
+from pytest_modelhealth.checks.facts import leaves
 from pytest_modelhealth.settings import DtypeName, Setting, Settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Headroom(Check):
 
     name = "headroom"
     summary = "Values neither come near the largest of their dtype nor sink below its normal ones."
-    gravity = 50
+    rank = 50
     reads_scale = True
     definition = (
         "The largest value of an activation, parameter or gradient is at most max_range_used of "
@@ -96,15 +96,17 @@ class Headroom(Check):
         planned = settings["planned_dtype"].value
         inner = leaves(observation)
         for role in ("activations", "parameters", "gradients", "parameter_gradients"):
-            yield from list(_overflow(inner, role, planned, settings))[:1]
+            judged = list(_tensors(inner, role, planned))
+            yield from list(_overflow(role, judged, settings))[:1]
             if role != "activations":
-                yield from list(_underflow(inner, role, planned, settings))[-1:]
+                yield from list(_underflow(role, judged, settings))[-1:]
 
 
-def _tensors(
-    records: list[LayerRecord], role: str, planned: str | None
-) -> Iterator[tuple[LayerRecord, str, TensorStatistics, str]]:
-    """Yield each tensor of a role with each dtype that it is judged by."""
+_Tensor: TypeAlias = "tuple[LayerRecord, str, TensorStatistics, str]"
+
+
+def _tensors(records: list[LayerRecord], role: str, planned: str | None) -> Iterator[_Tensor]:
+    """Yield each tensor of a role with its layer, its name and each dtype it is judged by."""
     for record in records:
         for tensor, statistics in record.tensors(role).items():
             if statistics.count - statistics.zero_count >= _FEWEST_VALUES:
@@ -113,18 +115,17 @@ def _tensors(
                         yield record, tensor, statistics, dtype
 
 
-def _overflow(
-    records: list[LayerRecord], role: str, planned: str | None, settings: Settings
-) -> Iterator[Violation]:
-    for record, tensor, statistics, dtype in _tensors(records, role, planned):
+def _overflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[Violation]:
+    for record, tensor, statistics, dtype in judged:
         if statistics.nonfinite_count or dtype.startswith("float8"):
             continue
         limit, largest = settings.limit("max_range_used", record.name), _RANGES[dtype].largest
-        used = _largest(statistics) / largest
+        reached = _largest(statistics)
+        used = reached / largest
         if used > limit.value:
             message = (
-                f"its {_words(role)} reach {_largest(statistics):.4g}, {used:.3g} times the "
-                f"largest number of {dtype} ({largest:.5g})"
+                f"its {role.replace('_', ' ')} reach {reached:.4g}, {used:.3g} times the largest "
+                f"number of {dtype} ({largest:.5g})"
             )
             cause = "the next batch may overflow: scale down, normalise, or use bfloat16 or float32"
             yield Headroom.violation(
@@ -139,41 +140,34 @@ def _largest(statistics: TensorStatistics) -> float:
     return statistics.max if is_mask else statistics.abs_max
 
 
-def _underflow(
-    records: list[LayerRecord], role: str, planned: str | None, settings: Settings
-) -> Iterator[Violation]:
+def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[Violation]:
     """Yield layers whose small values are lost; those of float32 and bfloat16 are `grad_norm`'s."""
-    for record, tensor, statistics, dtype in _tensors(records, role, planned):
+    for record, tensor, statistics, dtype in judged:
         if _RANGES[dtype].smallest_normal <= -126 or _is_unscaled(statistics):
             continue
         limit = settings.limit("max_subnormal_fraction", record.name)
-        bound = 2.0 ** _RANGES[dtype].smallest_normal
+        bound, scaled = 2.0 ** _RANGES[dtype].smallest_normal, ""
         if dtype.startswith("float8"):
             bound *= statistics.abs_max / _RANGES[dtype].largest
+            scaled = " with a scale for the tensor"
         lost = _part_below(statistics, bound)
-        is_peaked = "gradients" in role and _typical(statistics) > _PEAKED * bound
-        if lost > limit.value and not is_peaked:
-            message = (
-                f"{lost:.0%} of its non-zero {_words(role)} lie below {bound:.2g}, the smallest "
-                f"normal number of {dtype}{_scaled(dtype)}"
-            )
+        if lost <= limit.value:
+            continue  # also where no value is finite
+        cause = "weights this small lose their precision: keep them in float32 or bfloat16"
+        if "gradients" in role:
+            typical = statistics.norm / math.sqrt(statistics.finite_count - statistics.zero_count)
+            if typical > _PEAKED * bound:
+                continue
             cause = (
                 "gradients underflow without a loss scale: use torch.amp.GradScaler, or bfloat16"
-                if "gradients" in role
-                else "weights this small lose their precision: keep them in float32 or bfloat16"
             )
-            yield Headroom.violation(
-                record, message, value=lost, limit=limit, role=role, tensor=tensor, cause=cause
-            )
-
-
-def _typical(statistics: TensorStatistics) -> float:
-    """Return the root mean square of the non-zero values."""
-    return statistics.norm / math.sqrt(statistics.finite_count - statistics.zero_count)
-
-
-def _scaled(dtype: str) -> str:
-    return " with a scale for the tensor" if dtype.startswith("float8") else ""
+        message = (
+            f"{lost:.0%} of its non-zero {role.replace('_', ' ')} lie below {bound:.2g}, the "
+            f"smallest normal number of {dtype}{scaled}"
+        )
+        yield Headroom.violation(
+            record, message, value=lost, limit=limit, role=role, tensor=tensor, cause=cause
+        )
 
 
 def _is_unscaled(statistics: TensorStatistics) -> bool:
@@ -193,7 +187,3 @@ def _part_below(statistics: TensorStatistics, bound: float) -> float:
         if 2.0 ** (exponents.lowest + row + 1) <= bound
     )
     return below / max(1, int(counts.sum()))
-
-
-def _words(role: str) -> str:
-    return role.replace("_", " ")

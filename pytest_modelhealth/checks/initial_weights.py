@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, flow_of, learns, trainable
-from pytest_modelhealth.checks.freshness import looks_trained
+from pytest_modelhealth.checks.facts import called, flow_of, gain, learns, trainable
+from pytest_modelhealth.checks.freshness import was_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
@@ -21,6 +21,7 @@ _TRAINED_FACTOR = 5.0
 _NORMALISED_FACTOR = 5.0
 _HEAD_FACTOR = 2.5
 _SHARED_BY = 0.1
+_UNLIKE = 10.0
 
 
 class InitialWeights(Check):
@@ -33,7 +34,7 @@ class InitialWeights(Check):
 
     name = "initial_weights"
     summary = "No weights are all zero, all equal or of a scale far off where a signal must pass."
-    gravity = 14
+    rank = 14
     role = "parameters"
     definition = (
         "The scale of a weight is its standard deviation times the root of its fan-in, the gain it "
@@ -68,7 +69,7 @@ class InitialWeights(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield weights that are zero, constant, too large or too small."""
         maps = [(r, m) for r in called(observation) for m in linear_maps(r) if _is_judged(r, m)]
-        trained = looks_trained(observation)
+        trained = was_trained(observation)
         from statistics import median  # 5 ms, which a start of pytest need not pay
 
         usual = median([m.scale for _, m in maps]) if maps else 0.0
@@ -80,12 +81,12 @@ class InitialWeights(Check):
             if found.weights.abs_max == 0.0:
                 yield from _zero(observation, record, found, settings)
             elif found.weights.std == 0.0:
-                if _are_one_unit(record, found):
-                    yield _constant(record, found)
-            elif (large := _large(observation, record, found, settings, trained)) is not None:
-                yield large
-            elif (lopsided := _one_sided(record, found, settings, trained)) is not None:
-                yield lopsided
+                yield from _constant(record, found)
+            elif wrong := (
+                _large(observation, record, found, settings, trained)
+                or _one_sided(record, found, settings, trained)
+            ):
+                yield wrong
             elif not is_shared:
                 yield from _small(observation, record, found, settings, usual)
         yield from _constant_embeddings(observation)
@@ -98,27 +99,35 @@ def _is_judged(record: LayerRecord, found: LinearMap) -> bool:
 def _zero(
     observation: Observation, record: LayerRecord, found: LinearMap, settings: Settings
 ) -> Iterator[Violation]:
-    if _is_told_already(record, found):
-        return
-    limit = settings.limit("min_weight_scale", record.name)
-    message = f"all {found.weights.count} values of its {found.tensor} are zero"
-    path = way_to_weights(observation, record)
-    if found.tensor == IN_PROJECTION or _is_recurrent_and_zero(record):
-        yield InitialWeights.violation(
-            record, message, value=0.0, limit=limit, tensor=found.tensor, cause=_NO_SIGNAL
+    maps, path = linear_maps(record), way_to_weights(observation, record)
+    is_recurrent = sum(map(_is_recurrent, maps)) > 1
+    passes_nothing = is_recurrent and all(m.weights.abs_max == 0.0 for m in maps)
+    if passes_nothing and found.tensor != maps[0].tensor:
+        return  # its first weight stands for all
+    if passes_nothing or found.tensor == IN_PROJECTION:
+        cause = (
+            "it is initialised to zero, so that nothing it is given passes: initialise at random; "
+            "zero suits the last layer of a residual branch, gates and heads only"
         )
+    elif (
+        not path
+        or not _takes_nothing_else(observation, path)
+        or _is_multiplied(observation, record)
+    ):
         return
-    if not path or not _takes_nothing_else(observation, path):
-        return
-    if _is_multiplied(observation, record):
-        return
-    cause = (
-        f"it is initialised to zero, yet {path[-1].label!r} takes its output: that is the same for "
-        "every sample, and no gradient passes back; zero suits the last layer of a residual "
-        "branch, gates and heads only"
-    )
+    else:
+        cause = (
+            f"it is initialised to zero, yet {path[-1].label!r} takes its output: that is the same "
+            "for every sample, and no gradient passes back; zero suits the last layer of a "
+            "residual branch, gates and heads only"
+        )
     yield InitialWeights.violation(
-        record, message, value=0.0, limit=limit, tensor=found.tensor, cause=cause
+        record,
+        f"all {found.weights.count} values of its {found.tensor} are zero",
+        value=0.0,
+        limit=settings.limit("min_weight_scale", record.name),
+        tensor=found.tensor,
+        cause=cause,
     )
 
 
@@ -145,24 +154,6 @@ def _takes_nothing_else(observation: Observation, way: list[LayerRecord]) -> boo
     return all(len(set(call.inputs)) == 1 for call in flow.calls(end))
 
 
-_NO_SIGNAL = (
-    "it is initialised to zero, so that nothing it is given passes: initialise at random; zero "
-    "suits the last layer of a residual branch, gates and heads only"
-)
-
-
-def _is_recurrent_and_zero(record: LayerRecord) -> bool:
-    """Whether all weights of a recurrent layer are zero, of which it has at least two."""
-    maps = linear_maps(record)
-    recurrent = [m for m in maps if _is_recurrent(m)]
-    return len(recurrent) > 1 and all(m.weights.abs_max == 0.0 for m in maps)
-
-
-def _is_told_already(record: LayerRecord, found: LinearMap) -> bool:
-    """Whether the first weight of a recurrent layer of zeros tells of this one, too."""
-    return _is_recurrent_and_zero(record) and found.tensor != linear_maps(record)[0].tensor
-
-
 def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
     """Yield tables that tell no tokens apart; those that are added to others are biases."""
     for record in called(observation):
@@ -171,29 +162,25 @@ def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
             continue
         path = way_to_weights(observation, record)
         if path and table.count >= _FEWEST_VALUES:
-            found = LinearMap("weight", table, table.shape[0], table.shape[-1])
             message = f"all {table.count} values of its embedding table are {table.mean:.3g}"
             cause = f"every token looks alike to {path[-1].label!r}: initialise the table at random"
             yield InitialWeights.violation(
-                record, message, value=0.0, limit=ALWAYS, tensor=found.tensor, cause=cause
+                record, message, value=0.0, limit=ALWAYS, tensor="weight", cause=cause
             )
 
 
-def _are_one_unit(record: LayerRecord, found: LinearMap) -> bool:
-    """Whether equal weights make several units one; those of a depthwise kernel differ in input."""
-    shape, groups = found.weights.shape, record.options.get("groups", 1)
-    own_inputs = len(shape) > 2 and shape[1] == 1 and groups != 1
-    return shape[0] > 1 and not own_inputs
-
-
-def _constant(record: LayerRecord, found: LinearMap) -> Violation:
-    value = found.weights.mean
+def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:
+    """Yield equal weights that make units one; those of a depthwise kernel differ in input."""
+    shape, value = found.weights.shape, found.weights.mean
+    is_depthwise = len(shape) > 2 and shape[1] == 1 and record.options.get("groups", 1) != 1
+    if shape[0] == 1 or is_depthwise:
+        return
+    message = f"all {found.weights.count} values of its {found.tensor} are equal, {value:.3g}"
     cause = (
         f"a constant initialiser ({value:.3g}): all its units compute the same and get the same "
         "gradient, so they stay one unit; initialise at random"
     )
-    message = f"all {found.weights.count} values of its {found.tensor} are equal, {value:.3g}"
-    return InitialWeights.violation(
+    yield InitialWeights.violation(
         record, message, value=0.0, limit=ALWAYS, tensor=found.tensor, cause=cause
     )
 
@@ -213,43 +200,38 @@ def _large(
     bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
     if found.scale <= bound or found.scale_by_fan_out <= bound / 2.0:
         return None
-    if not _magnifies(record, found):
+    is_inner, grows = _is_inner(found), gain(record)
+    if not is_inner and (grows is None or grows <= 0.4 * found.scale):
         return None
-    is_inner = _is_recurrent(found) or found.tensor == IN_PROJECTION
-    is_end = not is_inner and not way_to_weights(observation, record)  # a head, a router
     norm = None if is_inner else normalizer(observation, record)
-    if norm is not None:
-        if found.scale <= _NORMALISED_FACTOR * bound:
-            return None
-    elif not trained and is_end and found.scale <= _HEAD_FACTOR * bound:
+    is_end = not is_inner and not way_to_weights(observation, record)  # a head, a router
+    room = _HEAD_FACTOR if is_end and not trained else 1.0
+    if found.scale <= bound * (room if norm is None else _NORMALISED_FACTOR):
         return None
     message = (
         f"its {found.tensor} has a scale of {found.scale:.3g}: standard deviation "
         f"{found.weights.std:.3g} at a fan-in of {found.fan_in}"
     )
+    advice = f"a standard deviation near {1.0 / math.sqrt(found.fan_in):.2g}"
     if norm is not None:
         cause = (
             f"initial weights too large: {norm.label!r} takes their scale away and divides their "
             f"gradient by it, so that a step of SGD changes them {found.scale**2:.2g} times less "
-            f"than at a scale of 1; use a standard deviation near {_advised(found):.2g}"
+            f"than at a scale of 1; use {advice}"
         )
     elif trained:
         cause = "weights grew or were rescaled: a learning rate too high, or a wrong checkpoint"
     else:
+        effect = f"activations grow {grows:.3g} times here"
+        if is_inner:
+            effect = "the gates or the softmax behind them saturate"
         cause = (
-            f"initial weights too large, so that {_what_comes_of_it(record, is_inner=is_inner)}: "
-            f"divide by the root of the fan-in (a standard deviation near {_advised(found):.2g})"
+            f"initial weights too large, so that {effect}: divide by the root of the fan-in "
+            f"({advice})"
         )
     return InitialWeights.violation(
         record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause
     )
-
-
-def _what_comes_of_it(record: LayerRecord, *, is_inner: bool) -> str:
-    given, returned = record.inputs, record.activations
-    if is_inner or given is None or returned is None or not given.rms:
-        return "the gates or the softmax behind them saturate"
-    return f"activations grow {returned.rms / given.rms:.3g} times here"
 
 
 def _one_sided(
@@ -260,9 +242,9 @@ def _one_sided(
     Others show in what they return.
     """
     limit = settings.limit("max_weight_scale", record.name)
-    mean, gain = found.weights.mean, abs(found.weights.mean) * found.fan_in
+    mean, shared = found.weights.mean, abs(found.weights.mean) * found.fan_in
     bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
-    if not _is_recurrent(found) or abs(mean) <= found.weights.std or gain <= bound:
+    if not _is_recurrent(found) or abs(mean) <= found.weights.std or shared <= bound:
         return None
     message = (
         f"its {found.tensor} is one-sided: mean {mean:.3g}, standard deviation "
@@ -270,40 +252,20 @@ def _one_sided(
     )
     cause = (
         "initial weights that do not lie around zero (uniform_(0, 1), torch.rand): they magnify "
-        f"what their inputs share {gain:.3g} times, and the gates saturate"
+        f"what their inputs share {shared:.3g} times, and the gates saturate"
     )
     return InitialWeights.violation(
-        record, message, value=gain, limit=limit, tensor=found.tensor, cause=cause
+        record, message, value=shared, limit=limit, tensor=found.tensor, cause=cause
     )
-
-
-def _advised(found: LinearMap) -> float:
-    return 1.0 / math.sqrt(found.fan_in)
 
 
 def _is_recurrent(found: LinearMap) -> bool:
     return found.tensor.startswith(("weight_ih", "weight_hh"))
 
 
-def _magnifies(record: LayerRecord, found: LinearMap) -> bool:
-    if _is_recurrent(found) or found.tensor == IN_PROJECTION:
-        return True  # behind gates, or a softmax, which saturate
-    given, returned = record.inputs, record.activations
-    if given is None or returned is None or not given.finite_count:
-        return False
-    return returned.rms > 0.4 * found.scale * given.rms
-
-
-def _is_scaled_up(record: LayerRecord, found: LinearMap) -> bool:
-    """Whether the layer multiplies by more than these weights: it standardises them first."""
-    given, returned, bias = record.inputs, record.activations, record.parameters.get("bias")
-    if given is None or returned is None or not given.finite_count:
-        return False
-    shift = 0.0 if bias is None else bias.rms
-    return returned.rms - 2.0 * shift > _UNLIKE * found.scale * given.rms
-
-
-_UNLIKE = 10.0
+def _is_inner(found: LinearMap) -> bool:
+    """Whether gates or a softmax come behind a weight inside its own layer, and saturate."""
+    return _is_recurrent(found) or found.tensor == IN_PROJECTION
 
 
 def _small(
@@ -320,8 +282,10 @@ def _small(
     path = way_to_weights(observation, record)
     if not path or any(layer.type_name in NORMALIZATIONS for layer in path):
         return
-    if _is_scaled_up(record, found):
-        return
+    given, returned, bias = record.inputs, record.activations, record.parameters.get("bias")
+    shift = 0.0 if bias is None else 2.0 * bias.rms
+    if given and returned and returned.rms - shift > _UNLIKE * found.scale * given.rms:
+        return  # it multiplies by more than these weights, which it standardises first
     message = (
         f"its {found.tensor} has a scale of {found.scale:.2g}: standard deviation "
         f"{found.weights.std:.2g} at a fan-in of {found.fan_in} (the median of the model's layers "
@@ -329,7 +293,7 @@ def _small(
     )
     cause = (
         "initial weights too small: signal and gradient shrink here by that factor; use a standard "
-        f"deviation near {_advised(found):.2g}"
+        f"deviation near {1.0 / math.sqrt(found.fan_in):.2g}"
     )
     yield InitialWeights.violation(
         record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause

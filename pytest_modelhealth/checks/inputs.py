@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, flow_of
+from pytest_modelhealth.checks.facts import called, flow_of
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
@@ -38,7 +38,7 @@ class Inputs(Check):
 
     name = "inputs"
     summary = "The batch is not constant, not raw, not scaled twice, and its ids are in use."
-    gravity = 12
+    rank = 12
     role = "inputs"
     definition = (
         "Inputs are not all equal. Those that go into weights as they are have a root mean square "
@@ -88,33 +88,34 @@ class Inputs(Check):
 def _values(
     root: LayerRecord, given: TensorStatistics, into: str, what: str, limit: Limit
 ) -> Iterator[Violation]:
+    """Yield what is wrong first with the values of one tensor."""
     if given.count < _FEWEST_VALUES or given.std == 0.0:
         return
+    broken: Limit | None
     if given.min in _SENTINELS and given.max < _REAL * abs(given.min):
+        value, broken = given.min, None
         message = f"{what} hold {given.min:g} beside values up to {given.max:.3g}, and {into}"
         cause = (
             f"{given.min:g} stands for a missing value in many tables: fill it in, or add a column "
             "that tells where it is missing"
         )
-        yield Inputs.violation(root, message, value=given.min, cause=cause)
-        return
-    if given.rms > _allowed(given, limit):
+    elif given.rms > _allowed(given, limit):
+        value, broken = given.rms, limit
         message = (
             f"{what}, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
             f"{given.rms:.3g}, {into}"
         )
-        yield Inputs.violation(
-            root, message, value=given.rms, limit=limit, cause=_large_cause(given)
-        )
+        cause = _large_cause(given)
     elif given.min >= 0.0 and abs(given.max * _WHITE - 1.0) < 0.02 and given.count >= 64:
+        value, broken = given.max, ALWAYS
         message = f"{what} lie in [{given.min:.3g}, {given.max:.3g}], and {into}"
         cause = (
             "images divided by 255 twice: 1 / 255 is 0.00392 (ToTensor divides already)"
             if _is_image(given)
             else "scaled twice, as images are that are divided by 255 twice: 1 / 255 is 0.00392"
         )
-        yield Inputs.violation(root, message, value=given.max, limit=ALWAYS, cause=cause)
     elif _is_image(given) and given.max - given.min <= _NARROW * abs(given.mean):
+        value, broken = given.std, ALWAYS
         message = (
             f"the pixels of its images all lie in [{given.min:.4g}, {given.max:.4g}], far from "
             f"zero for what they differ by, and {into}"
@@ -123,16 +124,16 @@ def _values(
             "images scaled before a mean was subtracted that was meant for the unscaled ones: "
             "divided by 255 twice, or standardised and then treated as pixels; normalise once"
         )
-        yield Inputs.violation(root, message, value=given.std, limit=ALWAYS, cause=cause)
     elif _is_image(given) and _is_normalised_twice(given):
+        value, broken = given.std, Limit(_ONCE, "always")
         message = (
             f"its images have mean {given.mean:.3g} and standard deviation {given.std:.3g} "
             f"instead of 0 and 1, and {into}"
         )
         cause = "images normalised twice: subtract the mean and divide by the deviation once"
-        yield Inputs.violation(
-            root, message, value=given.std, limit=Limit(_ONCE, "always"), cause=cause
-        )
+    else:
+        return
+    yield Inputs.violation(root, message, value=value, limit=broken, cause=cause)
 
 
 def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
@@ -200,27 +201,25 @@ def _ids(observation: Observation) -> Iterator[Violation]:
     Segments and languages may be: it has the most rows of those whose vectors come together.
     """
     flow = flow_of(observation)
-    sizes = {r.name: r.options.get("num_embeddings") for r in called(observation)}
     rows = {
-        name: size
-        for name, size in sizes.items()
-        if isinstance(size, int)
-        and not _counts_up(observation.layers[name].inputs)
-        and not (flow.is_exact and set(flow.inputs).isdisjoint(flow.producers(name)))
+        record.name: size
+        for record in called(observation)
+        if isinstance(size := record.options.get("num_embeddings"), int)
+        and not _counts_up(record.inputs)
+        and not (flow.is_exact and set(flow.inputs).isdisjoint(flow.producers(record.name)))
     }
     takers = {name: set(flow.consumers(name)) for name in rows}
-    for name in rows:
+    for name, size in rows.items():
         record, given = observation.layers[name], observation.layers[name].inputs
-        if given is None or is_floating(given) or rows[name] < _FEWEST_ROWS:
+        if given is None or is_floating(given) or size < _FEWEST_ROWS:
             continue
         is_one_row = given.count >= _FEWEST_VALUES and given.std == 0.0 and len(given.shape) > 1
         if not is_one_row or given.shape[-1] == 1:
             continue
-        if any(rows[name] < rows[other] and takers[name] & takers[other] for other in rows):
+        if any(size < rows[other] and takers[name] & takers[other] for other in rows):
             continue
         message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
+        cause = "a placeholder, or a tokeniser that knows none of the words"
         if given.mean == record.options.get("padding_idx"):
             cause = "every token is padding: the tokeniser or the collation lost the text"
-        else:
-            cause = "a placeholder, or a tokeniser that knows none of the words"
         yield Inputs.violation(record, message, value=given.mean, limit=ALWAYS, cause=cause)

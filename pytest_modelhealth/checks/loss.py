@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called, flow_of, innermost
+from pytest_modelhealth.checks.facts import called, flow_of, innermost
 from pytest_modelhealth.checks.freshness import is_fresh
+from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Setting, Settings
 
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
         Observation,
         Violation,
     )
-    from pytest_modelhealth.statistics import TensorStatistics
 
-_SQUASHING = frozenset({"sigmoid", "hardsigmoid", "softmax"})
+_SQUASHING = {
+    "cross_entropy": frozenset({"sigmoid", "hardsigmoid"}),
+    "binary_cross_entropy_with_logits": frozenset({"sigmoid", "hardsigmoid", "softmax"}),
+}
+"""What squashes the logits that a loss takes."""
 _SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
 _ELEMENTWISE = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 _TAKES_LOG_PROBABILITIES = frozenset({"nll_loss", "ctc_loss", "kl_div"})
@@ -37,6 +41,12 @@ _FLAT = frozenset(
     {"ceil", "clamp", "clamp_max", "clamp_min", "floor", "hardtanh", "relu", "round", "sign"}
     | {"threshold", "trunc"}
 )
+_HINGES = frozenset({"clamp", "clamp_min", "maximum", "relu", "threshold"})
+_POSITIVE = frozenset({"exp", "relu", "sigmoid", "softplus"})
+_RANGES = {
+    (0.0, 255.0): "masks of 0 and 255: divide them by 255",
+    (-1.0, 1.0): "labels of -1 and 1: bring them to 0 and 1",
+}
 
 _UNNORMALISED = 0.1
 _FEWEST_ROWS = 2
@@ -45,6 +55,9 @@ _PADDED = 0.05
 _ALIKE = 0.1
 _SEVERAL = 1.5
 _MAGNIFIES = 3.0
+_TARGET_ROUNDING = 0.01
+_LARGEST_COSINE = 128.0
+"""ArcFace (Deng et al. 2019) and CosFace (Wang et al. 2018) scale by 64, CLIP by 100 at most."""
 
 
 class Loss(Check):
@@ -56,7 +69,7 @@ class Loss(Check):
 
     name = "loss"
     summary = "The loss is given what it takes, is not negated, and depends on the output."
-    gravity = 15
+    rank = 15
     reads_scale = True
     definition = (
         "Calls of torch's loss functions are held against what they take: logits, "
@@ -97,12 +110,25 @@ class Loss(Check):
             yield from _initial(observation, settings)
 
 
-_Judge: TypeAlias = "Callable[[LossCall, Observation], Finding | None]"
+class _Fault(NamedTuple):
+    """What is wrong with a loss, in the terms of a violation."""
+
+    message: str
+    value: float
+    cause: str
+
+
+def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> Violation:
+    message, value, cause = fault
+    return Loss.violation(culprit, message, value=value, role=role, cause=cause, independent=True)
 
 
 def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
-    """Yield the first fault of one call: a later one would only follow from it."""
-    judges: tuple[_Judge, ...] = (
+    """Yield the first fault of one call: a later one would only follow from it.
+
+    A judge returns the fault, or a text where too little was seen to tell.
+    """
+    for judge in (
         _ignored,
         _padding,
         _single_class,
@@ -114,29 +140,30 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
         _no_log_rate,
         _out_of_range,
         _widened,
-    )
-    for judge in judges:
-        finding = judge(call, observation)
-        if finding is not None:
-            yield finding
+    ):
+        found = judge(call, observation)
+        if found is not None:
+            culprit = _culprit(call, observation)
+            if isinstance(found, _Fault):
+                yield _violation(culprit, found)
+            else:
+                yield Loss.inconclusive(culprit, found)
             return
 
 
-def _ignored(call: LossCall, observation: Observation) -> Finding | None:
+def _ignored(call: LossCall, _: Observation) -> _Fault | None:
     targets = call.targets
     if targets is None or targets.ignored < targets.count:
         return None
     ignore = call.options.get("ignore_index", -100)
-    return Loss.violation(
-        _culprit(call, observation),
+    return _Fault(
         f"{call.function} ignores all of its {targets.count} targets (ignore_index={ignore})",
-        value=float(targets.ignored),
-        cause="the targets are masked or padded everywhere: look at how they are built",
-        independent=True,
+        float(targets.ignored),
+        "the targets are masked or padded everywhere: look at how they are built",
     )
 
 
-def _padding(call: LossCall, observation: Observation) -> Finding | None:
+def _padding(call: LossCall, observation: Observation) -> _Fault | None:
     targets = call.targets
     if targets is None or targets.tail is None or targets.tail_share < _PADDED:
         return None
@@ -144,118 +171,96 @@ def _padding(call: LossCall, observation: Observation) -> Finding | None:
         return None
     if call.options.get("reduction") == "none":
         return None  # whoever takes the loss of each token may mask it afterwards
-    for record in called(observation):
-        if _pads_with(record, targets.tail, call.classes):
-            padding = f"the padding_idx of {record.label!r}"
-            break
-        if _pads_as_much(record, targets):
-            padding = f"where the ids of {record.label!r} end in its padding_idx"
-            break
-    else:
+    padding = next(filter(None, (_pads(r, call, targets) for r in called(observation))), None)
+    if padding is None:
         return None
-    return Loss.violation(
-        _culprit(call, observation),
+    return _Fault(
         f"{targets.tail_share:.0%} of the targets of {call.function} are padding: they end in "
         f"{targets.tail}, {padding}, and are not ignored",
-        value=targets.tail_share,
-        cause=f"pass ignore_index={targets.tail}, or replace padded targets by -100",
-        independent=True,
+        targets.tail_share,
+        f"pass ignore_index={targets.tail}, or replace padded targets by -100",
     )
 
 
-def _pads_with(record: LayerRecord, index: int, classes: int) -> bool:
-    options = record.options
-    return options.get("padding_idx") == index and options.get("num_embeddings") == classes
+def _pads(record: LayerRecord, call: LossCall, targets: ClassTargets) -> str | None:
+    """Return how a table of ids tells that the end of targets is padding, if it does.
 
-
-def _pads_as_much(record: LayerRecord, targets: ClassTargets) -> bool:
-    """Whether as many of the ids are padding as targets are, whatever padded targets are called.
-
-    Ids are counted where padding is 0, and targets of a sample only.
+    It pads by the same class, or as many of its ids are padding as targets are, whatever padded
+    targets are called. These are counted where padding is 0, and targets of a sample only.
     """
-    given = record.inputs
-    if record.options.get("padding_idx") != 0 or given is None or given.count != targets.count:
-        return False
-    share = given.zero_count / given.count
-    return abs(share - targets.tail_share) <= _ALIKE * targets.tail_share
+    options, given = record.options, record.inputs
+    index = options.get("padding_idx")
+    if index == targets.tail and options.get("num_embeddings") == call.classes:
+        return f"the padding_idx of {record.label!r}"
+    if index != 0 or given is None or given.count != targets.count:
+        return None
+    apart = abs(given.zero_count / given.count - targets.tail_share)
+    if apart > _ALIKE * targets.tail_share:
+        return None
+    return f"where the ids of {record.label!r} end in its padding_idx"
 
 
-def _single_class(call: LossCall, observation: Observation) -> Finding | None:
+def _single_class(call: LossCall, observation: Observation) -> _Fault | None:
     if call.function != "cross_entropy" or call.input is None or not call.input.count:
         return None
     if call.classes == 1:
-        return Loss.violation(
-            _culprit(call, observation),
+        return _Fault(
             "cross_entropy over a single class is zero whatever the output",
-            value=1.0,
-            cause="one output for a yes or no: use binary_cross_entropy_with_logits",
-            independent=True,
+            1.0,
+            "one output for a yes or no: use binary_cross_entropy_with_logits",
         )
     samples = _samples(observation)
     if call.input.shape == (samples,) and call.targets is None and samples > 1:
-        return Loss.violation(
-            _culprit(call, observation),
+        return _Fault(
             f"cross_entropy takes the {samples} samples of the batch for classes: its input has "
-            f"shape {_shape(call.input.shape)}",
-            value=float(samples),
-            cause="an output of shape (N,) or a squeeze too many; for one number a sample use "
+            f"shape {call.input.shape}",
+            float(samples),
+            "an output of shape (N,) or a squeeze too many; for one number a sample use "
             "binary_cross_entropy_with_logits or mse_loss",
-            independent=True,
         )
     return None
 
 
-def _over_batch(call: LossCall, observation: Observation) -> Finding | None:
+def _over_batch(call: LossCall, _: Observation) -> _Fault | None:
     if not call.over_batch:
         return None
-    return Loss.violation(
-        _culprit(call, observation),
+    return _Fault(
         f"the input of {call.function} sums to one over the batch, not over its "
         f"{call.classes} classes",
-        value=1.0,
-        cause="a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1",
-        independent=True,
+        1.0,
+        "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1",
     )
 
 
-def _probabilities(call: LossCall, observation: Observation) -> Finding | None:
+def _probabilities(call: LossCall, _: Observation) -> _Fault | str | None:
     if call.function != "cross_entropy" or call.rows != "probabilities":
         return None
     rows = call.input.count // call.classes if call.input is not None else 0
-    culprit = _culprit(call, observation)
     if rows < _FEWEST_ROWS and call.made_by != "softmax":
-        reason = f"its {rows} row sums to one; give at least {_FEWEST_ROWS} samples"
-        return Loss.inconclusive(culprit, reason)
-    return Loss.violation(
-        culprit,
+        return f"its {rows} row sums to one; give at least {_FEWEST_ROWS} samples"
+    return _Fault(
         "cross_entropy is given probabilities: every row of its input sums to one",
-        value=1.0,
-        cause="a softmax before cross_entropy, which applies one itself: pass it the logits",
-        independent=True,
+        1.0,
+        "a softmax before cross_entropy, which applies one itself: pass it the logits",
     )
 
 
-def _squashed(call: LossCall, observation: Observation) -> Finding | None:
+def _squashed(call: LossCall, observation: Observation) -> _Fault | None:
     """Judge by what made the input: small logits may lie between 0 and 1 by chance."""
-    culprit = _culprit(call, observation)
-    made_by = call.made_by or culprit.activation or ""
-    if call.function == "cross_entropy":
-        if made_by not in ("sigmoid", "hardsigmoid"):
-            return None
-    elif call.function != "binary_cross_entropy_with_logits" or made_by not in _SQUASHING:
+    squashing = _SQUASHING.get(call.function, frozenset())
+    made_by = call.made_by or (_culprit(call, observation).activation if squashing else None)
+    if made_by not in squashing:
         return None
-    return Loss.violation(
-        culprit,
+    return _Fault(
         f"{call.function} takes logits and is given the output of a {made_by}",
-        value=1.0,
-        cause=f"the {made_by} before it is one too many: it is part of the loss"
+        1.0,
+        f"the {made_by} before it is one too many: it is part of the loss"
         if call.function != "cross_entropy"
         else f"the {made_by} before it holds the logits between 0 and 1: leave it out",
-        independent=True,
     )
 
 
-def _no_log_probabilities(call: LossCall, observation: Observation) -> Finding | None:
+def _no_log_probabilities(call: LossCall, _: Observation) -> _Fault | None:
     if call.function not in _TAKES_LOG_PROBABILITIES or call.log_normalizer is None:
         return None
     probabilities = call.rows == "probabilities"
@@ -271,16 +276,11 @@ def _no_log_probabilities(call: LossCall, observation: Observation) -> Finding |
         given, cause = "logits", "log_softmax before it is missing"
         if call.function == "nll_loss":
             cause += ": use cross_entropy on logits"
-    return Loss.violation(
-        _culprit(call, observation),
-        f"{call.function} takes log-probabilities and is given {given}",
-        value=call.log_normalizer,
-        cause=cause,
-        independent=True,
-    )
+    message = f"{call.function} takes log-probabilities and is given {given}"
+    return _Fault(message, call.log_normalizer, cause)
 
 
-def _no_distribution(call: LossCall, observation: Observation) -> Finding | None:
+def _no_distribution(call: LossCall, _: Observation) -> _Fault | None:
     """Judge targets of cross_entropy that are probabilities of each class."""
     given, targets = call.input, call.target
     if call.function != "cross_entropy" or call.targets is not None or call.classes < _FEWEST_ROWS:
@@ -290,91 +290,59 @@ def _no_distribution(call: LossCall, observation: Observation) -> Finding | None
     total = targets.mean * call.classes
     if targets.nonfinite_count or targets.min < 0.0 or targets.max > 1.0 or total <= _SEVERAL:
         return None
-    return Loss.violation(
-        _culprit(call, observation),
+    return _Fault(
         f"cross_entropy takes targets that sum to one over the {call.classes} classes; these sum "
         f"to {total:.3g}",
-        value=total,
-        cause="several labels at once: use binary_cross_entropy_with_logits, or divide each row of "
+        total,
+        "several labels at once: use binary_cross_entropy_with_logits, or divide each row of "
         "the targets by its sum",
-        independent=True,
     )
 
 
-def _no_log_rate(call: LossCall, observation: Observation) -> Finding | None:
+def _no_log_rate(call: LossCall, _: Observation) -> _Fault | None:
     if call.function != "poisson_nll_loss" or call.options.get("log_input", True) is not True:
         return None
     if call.made_by not in _POSITIVE:
         return None
-    return Loss.violation(
-        _culprit(call, observation),
+    return _Fault(
         f"poisson_nll_loss takes the logarithm of a rate and is given the output of {call.made_by}",
-        value=1.0,
-        cause="a rate has no logarithm taken: pass log_input=False, or what comes before "
-        f"{call.made_by}",
-        independent=True,
+        1.0,
+        f"a rate has no logarithm taken: pass log_input=False, or what comes before {call.made_by}",
     )
 
 
-_POSITIVE = frozenset({"exp", "relu", "sigmoid", "softplus"})
-
-
-def _out_of_range(call: LossCall, observation: Observation) -> Finding | None:
+def _out_of_range(call: LossCall, _: Observation) -> _Fault | None:
     """Judge targets of binary cross-entropy, which are probabilities."""
     targets = call.target
     if not call.function.startswith("binary_cross_entropy") or targets is None:
         return None
     if not targets.finite_count or (targets.min >= 0.0 and targets.max <= 1.0 + _TARGET_ROUNDING):
         return None
-    return Loss.violation(
-        _culprit(call, observation),
-        f"{call.function} takes targets from 0 to 1 and is given [{targets.min:.4g}, "
-        f"{targets.max:.4g}]",
-        value=targets.max if targets.max > 1.0 else targets.min,
-        cause=_other_range(targets),
-        independent=True,
+    ends = (targets.min, targets.max)
+    return _Fault(
+        f"{call.function} takes targets from 0 to 1 and is given [{ends[0]:.4g}, {ends[1]:.4g}]",
+        targets.max if targets.max > 1.0 else targets.min,
+        _RANGES.get(ends, "class indices, or values in another unit: bring the targets to [0, 1]"),
     )
 
 
-def _other_range(targets: TensorStatistics) -> str:
-    ends = (targets.min, targets.max)
-    if ends == (0.0, 255.0):
-        return "masks of 0 and 255: divide them by 255"
-    if ends == (-1.0, 1.0):
-        return "labels of -1 and 1: bring them to 0 and 1"
-    return "class indices, or values in another unit: bring the targets to [0, 1]"
-
-
-_TARGET_ROUNDING = 0.01
-
-
-def _widened(call: LossCall, observation: Observation) -> Finding | None:
+def _widened(call: LossCall, _: Observation) -> _Fault | None:
     if call.function not in _ELEMENTWISE or call.input is None or call.target is None:
         return None
-    if not _widens(call.input.shape, call.target.shape):
+    output, target = call.input.shape, call.target.shape
+    sizes = [max(pair) for pair in zip_longest(output[::-1], target[::-1], fillvalue=1)]
+    if math.prod(sizes) <= max(math.prod(output), math.prod(target)):
         return None
-    return _broadcast(
-        _culprit(call, observation), call.function, call.input.shape, call.target.shape
-    )
+    return _broadcast(call.function, output, target)
 
 
-def _widens(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether broadcasting gives more elements than either has."""
-    sizes = [max(m, n) for m, n in zip_longest(reversed(a), reversed(b), fillvalue=1)]
-    return math.prod(sizes) > max(math.prod(a), math.prod(b))
-
-
-def _broadcast(
-    culprit: LayerRecord, what: str, output: tuple[int, ...], target: tuple[int, ...]
-) -> Violation:
-    return Loss.violation(
-        culprit,
-        f"{what} compares an output of shape {_shape(output)} with a target of shape "
-        f"{_shape(target)}: broadcast, every sample is compared with every other's target",
-        value=float(math.prod(output)),
-        cause="one of the two has a dimension too many: squeeze(1) the output, or unsqueeze(1) the "
+def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _Fault:
+    return _Fault(
+        f"{what} compares an output of shape {output} with a target of shape "
+        f"{target}: broadcast, every sample is compared with every other's target",
+        float(math.prod(output)),
+        "one of the two has a dimension too many: squeeze(1) the output, or unsqueeze(1) the "
         "target",
-        independent=True,
     )
 
 
@@ -398,60 +366,57 @@ def _batch_softmax(observation: Observation) -> Iterator[Finding]:
         if not isinstance(dimension, int) or dimension % len(shape) != 0:
             continue
         if shape[1] != samples and math.prod(shape[1:]) > 1:
-            yield Loss.violation(
-                record,
+            message = (
                 f"its {record.activation} runs along dimension 0, over the {samples} samples of "
-                "the batch",
-                value=0.0,
-                cause="dim=0 is the batch: use dim=1, or dim=-1",
-                independent=True,
+                "the batch"
+            )
+            yield _violation(
+                record, _Fault(message, 0.0, "dim=0 is the batch: use dim=1, or dim=-1")
             )
 
 
 def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
+    """Yield the first fault of the loss as a whole."""
     root = observation.layers[""]
     if path.widened is not None:
-        yield _broadcast(root, "the loss", *path.widened)
+        yield _violation(root, _broadcast("the loss", *path.widened))
     elif _is_independent(path, observation):
-        yield Loss.violation(
-            root,
-            "the loss does not depend on the output of the model",
-            value=0.0,
-            role="loss",
-            cause="it is computed from something else, or from a copy without a graph",
-            independent=True,
-        )
+        yield _violation(root, _INDEPENDENT, "loss")
     elif path.sign < 0 and (observation.loss or 0.0) < 0.0:
         yield _negative(root, observation)
     elif is_switched_off(observation):
-        yield _off(root)
+        yield _violation(root, _OFF, "loss")
     elif _is_flat(root, observation):
-        yield _flat(root, path, observation)
-    elif path.uses_target is False and not any(
-        call.target is not None for call in observation.loss_calls
-    ):
-        yield Loss.violation(
-            root,
-            "the loss never reads its target",
-            value=0.0,
-            role="loss",
-            cause="it compares the output with nothing, or with itself; a parameter that is not "
-            "needed is named with a leading underscore: loss=lambda output, _: ...",
-            independent=True,
+        message = (
+            f"the loss is {observation.loss:.3g}, and its gradient at the output is exactly zero"
         )
+        yield _violation(root, _Fault(message, 0.0, _why_flat(root, path)), "loss")
+    elif path.uses_target is False and all(call.target is None for call in observation.loss_calls):
+        yield _violation(root, _UNREAD, "loss")
+
+
+_INDEPENDENT = _Fault(
+    "the loss does not depend on the output of the model",
+    0.0,
+    "it is computed from something else, or from a copy without a graph",
+)
+_OFF = _Fault(
+    "the loss is multiplied by zero, and passes no gradient to the output",
+    0.0,
+    "a loss weight of zero, or a mask that selects nothing",
+)
+_UNREAD = _Fault(
+    "the loss never reads its target",
+    0.0,
+    "it compares the output with nothing, or with itself; a parameter that is not needed is named "
+    "with a leading underscore: loss=lambda output, _: ...",
+)
 
 
 def _is_independent(path: LossPath, observation: Observation) -> bool:
     """Whether no gradient came from the loss; it may reach layers without the output."""
     seen = any(record.gradients is not None for record in observation.layers.values())
     return path.reaches_output is False and observation.backward and not seen
-
-
-def _is_flat(root: LayerRecord, observation: Observation) -> bool:
-    gradient, loss = root.gradients, observation.loss
-    if gradient is None or loss is None or not math.isfinite(loss) or loss == 0.0:
-        return False
-    return gradient.finite_count == gradient.count > 0 and gradient.abs_max == 0.0
 
 
 def is_switched_off(observation: Observation) -> bool:
@@ -462,44 +427,34 @@ def is_switched_off(observation: Observation) -> bool:
     return _HINGES.isdisjoint(path.operations) and (gradient is None or gradient.abs_max == 0.0)
 
 
-_HINGES = frozenset({"clamp", "clamp_min", "maximum", "relu", "threshold"})
+def _is_flat(root: LayerRecord, observation: Observation) -> bool:
+    gradient, loss = root.gradients, observation.loss
+    if gradient is None or loss is None or not math.isfinite(loss) or loss == 0.0:
+        return False
+    return gradient.finite_count == gradient.count > 0 and gradient.abs_max == 0.0
 
 
-def _off(root: LayerRecord) -> Violation:
-    message = "the loss is multiplied by zero, and passes no gradient to the output"
-    cause = "a loss weight of zero, or a mask that selects nothing"
-    return Loss.violation(root, message, value=0.0, role="loss", cause=cause, independent=True)
-
-
-def _flat(root: LayerRecord, path: LossPath, observation: Observation) -> Violation:
-    flat = sorted(_FLAT.intersection(path.operations))
-    out = root.activations
-    if out is not None and out.dtype == "float16":
-        cause = (
+def _why_flat(root: LayerRecord, path: LossPath) -> str:
+    if root.activations is not None and root.activations.dtype == "float16":
+        return (
             "the gradient underflows float16, or the loss is flat here: scale the loss "
             "(GradScaler), or use bfloat16"
         )
-    elif flat:
-        cause = f"{' and '.join(flat)} in the loss passes no gradient at these values"
-    else:
-        cause = "the loss is constant: what it computes cancels out, or is multiplied by zero"
-    message = f"the loss is {observation.loss:.3g}, and its gradient at the output is exactly zero"
-    return Loss.violation(root, message, value=0.0, role="loss", cause=cause, independent=True)
+    if flat := sorted(_FLAT.intersection(path.operations)):
+        return f"{' and '.join(flat)} in the loss passes no gradient at these values"
+    return "the loss is constant: what it computes cancels out, or is multiplied by zero"
 
 
 def _negated(observation: Observation) -> Iterator[Violation]:
-    """Yield a loss that is one of torch's with the sign turned."""
-    calls = [c for c in observation.loss_calls if c.function in _NEVER_NEGATIVE and c.value]
+    """Yield a loss that is the only call of one of torch's, with the sign turned."""
+    call, *others = observation.loss_calls or (None,)
     loss = observation.loss
-    if len(calls) != 1 or len(observation.loss_calls) != 1 or loss is None or not loss < 0.0:
+    if call is None or others or not call.value or loss is None or not loss < 0.0:
         return
-    value = calls[0].value or 0.0
-    if abs(loss + value) <= 1e-3 * abs(value) and not _targets_leave_range(calls[0]):
+    in_range = call.function in _ELEMENTWISE or call.value > 0.0  # targets beyond it turn the sign
+    is_same = abs(loss + call.value) <= 1e-3 * abs(call.value)
+    if call.function in _NEVER_NEGATIVE and is_same and in_range:
         yield _negative(observation.layers[""], observation)
-
-
-def _targets_leave_range(call: LossCall) -> bool:
-    return call.function not in _ELEMENTWISE and call.value is not None and call.value < 0.0
 
 
 def _negative(root: LayerRecord, observation: Observation) -> Violation:
@@ -547,10 +502,6 @@ def _is_scaled_by_design(call: LossCall) -> bool:
     return call.cosines and call.input is not None and call.input.abs_max <= _LARGEST_COSINE
 
 
-_LARGEST_COSINE = 128.0
-"""ArcFace (Deng et al. 2019) and CosFace (Wang et al. 2018) scale by 64, CLIP by 100 at most."""
-
-
 def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) -> str:
     """Say what makes the logits large, as far as the layer that made them explains it."""
     if call.cosines:
@@ -584,8 +535,8 @@ def _magnifies(head: LayerRecord) -> bool:
     """
     if head.inputs is None or head.activations is None or not head.inputs.finite_count:
         return False
-    is_float = head.inputs.dtype.startswith(("float", "bfloat"))
-    return head.activations.rms > _MAGNIFIES * (head.inputs.rms if is_float else 1.0)
+    usual = head.inputs.rms if is_floating(head.inputs) else 1.0
+    return head.activations.rms > _MAGNIFIES * usual
 
 
 def _uniform_guess(call: LossCall) -> float | None:
@@ -618,7 +569,3 @@ def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
 
 def _samples(observation: Observation) -> int:
     return observation.samples // max(observation.batches, 1)
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.designs import design, dropped, is_meant
 from pytest_modelhealth.checks.detached_states import detached_states
-from pytest_modelhealth.checks.evidence import at, completed, flow_of, trainable
+from pytest_modelhealth.checks.facts import at, completed, flow_of, trainable
 from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
 from pytest_modelhealth.settings import Settings
@@ -28,7 +28,7 @@ class MissingGradients(Check):
 
     name = "missing_gradients"
     summary = "No trainable layer that feeds the output is cut off from the loss."
-    gravity = 30
+    rank = 30
     reads_scale = True
     role = "parameter_gradients"
     definition = (

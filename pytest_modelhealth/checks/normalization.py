@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.evidence import called
+from pytest_modelhealth.checks.facts import called
 from pytest_modelhealth.checks.freshness import (
     has_initial_statistics,
     has_moved,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FORGOTTEN = 0.05
+"""What running statistics may hold of the values they started with."""
 _MOMENTUM = 0.1
 _FEW = 4
 _NOTHING = 1e-3
@@ -36,7 +37,7 @@ class Normalization(Check):
 
     name = "normalization"
     summary = "Running statistics are real and fit the batch, scales and modes let a signal pass."
-    gravity = 16
+    rank = 16
     definition = (
         "In evaluation mode the root mean square of a batch normalisation's output is at most "
         "max_norm_mismatch times that of its scale and shift, and at least that part of it. "
@@ -78,14 +79,29 @@ class Normalization(Check):
             if evaluated:
                 yield from _left_in_training(record)
             if "running_var" in record.buffers:
-                state = list(_running_variance(record))
-                yield from state
-                if not state:
-                    yield from _mismatch(record, settings, trained=trained)
+                wrong = list(_running_variance(record))
+                yield from wrong or _mismatch(record, settings, trained=trained)
             if record.type_name in NORMALIZATIONS:
                 yield from _large_eps(record, settings)
                 yield from _zero_scale(observation, record)
                 yield from _single_value(record)
+
+
+def _broken(
+    record: LayerRecord, message: str, cause: str, value: float = 0.0, *state: str
+) -> Violation:
+    """Return what is wrong whatever else is; `state` is the role and name of the tensor."""
+    role, tensor = state or (None, "")
+    return Normalization.violation(
+        record,
+        message,
+        value=value,
+        limit=ALWAYS,
+        role=role,
+        tensor=tensor,
+        cause=cause,
+        independent=True,
+    )
 
 
 def _left_in_training(record: LayerRecord) -> Iterator[Violation]:
@@ -102,9 +118,7 @@ def _left_in_training(record: LayerRecord) -> Iterator[Violation]:
         "it was made, replaced or switched with .train() after model.eval(), or hidden from it "
         "outside the registered modules"
     )
-    yield Normalization.violation(
-        record, message, value=1.0, limit=ALWAYS, cause=cause, independent=True
-    )
+    yield _broken(record, message, cause, 1.0)
 
 
 def _drops(record: LayerRecord) -> bool:
@@ -127,16 +141,7 @@ def _running_variance(record: LayerRecord) -> Iterator[Violation]:
         cause = "its inputs were constant in training, or the buffer was never filled"
     else:
         return
-    yield Normalization.violation(
-        record,
-        message,
-        value=variance.min,
-        limit=ALWAYS,
-        role="buffers",
-        tensor="running_var",
-        cause=cause,
-        independent=True,
-    )
+    yield _broken(record, message, cause, variance.min, "buffers", "running_var")
 
 
 def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iterator[Finding]:
@@ -162,18 +167,15 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
     if has_initial_statistics(record):
         if not (trained or counted):
             return  # as it was initialised
-        why = (
-            f"its momentum was zero for the {counted:.0f} batches that it counted"
-            if counted
-            else "training ran in evaluation mode"
-        )
+        why = "training ran in evaluation mode"
+        if counted:
+            why = f"its momentum was zero for the {counted:.0f} batches that it counted"
         cause = (
             f"its running statistics were never updated (mean 0, variance 1): {why}, or they were "
             "reset, or the checkpoint left the buffers out"
         )
-    elif not _has_forgotten_its_start(record):
-        seen = record.buffers["num_batches_tracked"].max
-        reason = f"{message}, but they have seen {seen:.0f} batches only; train on, then inspect"
+    elif counted and (1.0 - _momentum(record)) ** counted >= _FORGOTTEN:
+        reason = f"{message}, but they have seen {counted:.0f} batches only; train on, then inspect"
         yield Normalization.inconclusive(record, reason)
         return
     else:
@@ -193,21 +195,9 @@ def _expected_rms(record: LayerRecord) -> float:
     return math.hypot(1.0 if scale is None else scale.rms, 0.0 if shift is None else shift.rms)
 
 
-def _has_forgotten_its_start(record: LayerRecord) -> bool:
-    """Whether the running statistics hold less than 5 % of the values they started with."""
-    if _were_loaded(record):
-        return True
-    tracked, momentum = record.buffers.get("num_batches_tracked"), record.options.get("momentum")
-    if tracked is None:
-        return True
-    rate = float(momentum) if isinstance(momentum, float) else _MOMENTUM
-    return bool((1.0 - rate) ** tracked.max < _FORGOTTEN)
-
-
-def _were_loaded(record: LayerRecord) -> bool:
-    """Whether no batch was counted for statistics that are not as they start."""
-    tracked = record.buffers.get("num_batches_tracked")
-    return tracked is not None and tracked.max == 0.0
+def _momentum(record: LayerRecord) -> float:
+    momentum = record.options.get("momentum")
+    return momentum if isinstance(momentum, float) else _MOMENTUM
 
 
 def _large_eps(record: LayerRecord, settings: Settings) -> Iterator[Violation]:
@@ -236,16 +226,7 @@ def _zero_scale(observation: Observation, record: LayerRecord) -> Iterator[Viola
             f"its scale starts or ended at zero, yet {path[-1].label!r} takes its output; zero "
             "suits the last normalisation of a residual branch only"
         )
-        yield Normalization.violation(
-            record,
-            message,
-            value=0.0,
-            limit=ALWAYS,
-            role="parameters",
-            tensor="weight",
-            cause=cause,
-            independent=True,
-        )
+        yield _broken(record, message, cause, 0.0, "parameters", "weight")
 
 
 def _single_value(record: LayerRecord) -> Iterator[Violation]:
@@ -261,9 +242,7 @@ def _single_value(record: LayerRecord) -> Iterator[Violation]:
             else "a group holds one channel of one pixel, its own mean: use fewer groups, or "
             "normalise before the map has shrunk to a pixel"
         )
-        yield Normalization.violation(
-            record, message, value=0.0, limit=ALWAYS, cause=cause, independent=True
-        )
+        yield _broken(record, message, cause)
 
 
 def _is_over_one_value(record: LayerRecord, given: TensorStatistics, out: TensorStatistics) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.arithmetic import SCALING, named
-from pytest_modelhealth.checks.evidence import flow_of
+from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.checks.weights import linear_maps
 
 if TYPE_CHECKING:

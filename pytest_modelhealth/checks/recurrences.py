@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.evidence import at, is_inside
+from pytest_modelhealth.checks.facts import at, is_inside
 from pytest_modelhealth.checks.paths import as_given
 
 if TYPE_CHECKING:

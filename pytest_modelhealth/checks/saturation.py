@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import called, flow_of, trainable
+from pytest_modelhealth.checks.facts import called, flow_of, gain, trainable
 from pytest_modelhealth.checks.paths import maker
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation
+    from pytest_modelhealth.report import LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FLAT_FROM = {
@@ -50,7 +50,7 @@ class Saturation(Check):
 
     name = "saturation"
     summary = "No bounded activation or attention sits where it is flat for most inputs."
-    gravity = 25
+    rank = 25
     reads_scale = True
     definition = (
         "The part of the inputs of a sigmoid, tanh or hard variant that lies where its slope is "
@@ -89,95 +89,106 @@ class Saturation(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield the activations that are saturated, in execution order."""
         for record in called(observation):
-            finding = self._judge(record, observation, settings)
+            finding = None
+            if record.activation in _FLAT_FROM:
+                finding = _bounded(record, observation, settings)
+            elif record.activation in ("softmax", "softmin"):
+                finding = _softmax(record, observation, settings)
+            elif record.type_name == _ATTENTION:
+                finding = _fused_attention(record, settings)
             if finding is not None and _feeds_a_trainable_layer(record, observation):
                 yield finding
 
-    def _judge(
-        self, record: LayerRecord, observation: Observation, settings: Settings
-    ) -> Finding | None:
-        if record.activation in _FLAT_FROM:
-            return self._bounded(record, observation, settings)
-        if record.activation in ("softmax", "softmin"):
-            return self._softmax(record, observation, settings)
-        if record.type_name == _ATTENTION:
-            return self._fused_attention(record, settings)
+
+def _bounded(record: LayerRecord, observation: Observation, settings: Settings) -> Finding | None:
+    limit, given = settings.limit("max_saturated_fraction", record.name), record.inputs
+    if given is None or not given.finite_count:
         return None
+    fraction = _flat_fraction(given, *_bounds(record))
+    if fraction <= limit.value:
+        return None
+    units = record.activations.units if record.activations is not None else None
+    seen = (0 if units is None else units.observations, "samples")
+    what = f"{fraction:.0%} of its inputs lie where {record.activation} is flat"
+    cause = (
+        f"its inputs lie in [{given.min:.3g}, {given.max:.3g}], rms {given.rms:.3g}: "
+        f"{_why_large(given, maker(observation, record))}"
+    )
+    return _finding(record, what, fraction, limit, seen, cause, settings)
 
-    def _bounded(
-        self, record: LayerRecord, observation: Observation, settings: Settings
-    ) -> Finding | None:
-        limit = settings.limit("max_saturated_fraction", record.name)
-        given = record.inputs
-        if given is None or not given.finite_count:
-            return None
-        fraction = _flat_fraction(given, *_bounds(record))
-        if fraction <= limit.value:
-            return None
-        needed, samples = settings.limit("min_samples", record.name), _samples(record)
-        what = f"{fraction:.0%} of its inputs lie where {record.activation} is flat"
-        if samples < needed.value:
-            return self._too_few(record, f"{what}, but {samples} samples say little", needed)
-        cause = _bounded_cause(record, maker(observation, record))
-        return self.violation(
-            record, f"saturated: {what}", value=fraction, limit=limit, cause=cause
+
+def _softmax(record: LayerRecord, observation: Observation, settings: Settings) -> Finding | None:
+    limit, given, out = (
+        settings.limit("max_one_hot", record.name),
+        record.inputs,
+        record.activations,
+    )
+    rows = _rows(record)
+    if given is None or out is None or rows is None or out.nonfinite_count:
+        return None
+    scores = list(_scores(given))
+    choices = (sum(count for _, count in scores) + given.zero_count) / rows
+    one_hot, size = out.norm**2 / rows, _root_mean_square(scores, given.zero_count)
+    if choices < _FEWEST_CHOICES or one_hot <= limit.value or size < _FINAL_SCORE:
+        return None
+    before = maker(observation, record)
+    why = (
+        "what they are computed from is too large (queries and keys), or a scale (1/sqrt(d)) is "
+        "missing or turned round"
+    )
+    if before is not None:
+        why = _why_large(given, before)
+    what = f"its rows are one-hot: their mean sum of squares is {one_hot:.3g}"
+    cause = f"its scores are about {size:.3g}: {why}"
+    return _finding(record, what, one_hot, limit, (rows, "rows"), cause, settings)
+
+
+def _finding(
+    record: LayerRecord,
+    what: str,
+    value: float,
+    limit: Limit,
+    seen: tuple[int, str],
+    cause: str,
+    settings: Settings,
+) -> Finding:
+    """Return that a layer is saturated, or that too few samples or rows were seen to tell."""
+    needed = settings.limit("min_samples", record.name)
+    count, unit = seen
+    if count < needed.value:
+        reason = (
+            f"{what}, but {count} {unit} say little; give at least {needed.value} (min_samples, "
+            f"{needed.origin})"
         )
+        return Saturation.inconclusive(record, reason)
+    return Saturation.violation(record, f"saturated: {what}", value=value, limit=limit, cause=cause)
 
-    def _softmax(
-        self, record: LayerRecord, observation: Observation, settings: Settings
-    ) -> Finding | None:
-        limit = settings.limit("max_one_hot", record.name)
-        given, out = record.inputs, record.activations
-        rows = _rows(record)
-        if given is None or out is None or rows is None or out.nonfinite_count:
-            return None
-        choices = (given.count - _masked(given)) / rows
-        one_hot = out.norm**2 / rows
-        if choices < _FEWEST_CHOICES or one_hot <= limit.value or _spread(given) < _FINAL_SCORE:
-            return None
-        needed = settings.limit("min_samples", record.name)
-        what = f"its rows are one-hot: their mean sum of squares is {one_hot:.3g}"
-        if rows < needed.value:
-            return self._too_few(record, f"{what}, but {rows} rows say little", needed)
-        cause = _softmax_cause(record, maker(observation, record))
-        return self.violation(record, f"saturated: {what}", value=one_hot, limit=limit, cause=cause)
 
-    def _fused_attention(self, record: LayerRecord, settings: Settings) -> Finding | None:
-        """Judge by queries and keys: the weights themselves never leave the fused kernel.
+def _fused_attention(record: LayerRecord, settings: Settings) -> Finding | None:
+    """Judge by queries and keys: the weights themselves never leave the fused kernel.
 
-        Large scores alone prove nothing, since what all keys share drops out of a softmax. Where
-        each output is one of the values, it is also as large as they are.
-        """
-        limit = settings.limit("max_one_hot", record.name)
-        score, out = record.options.get("typical_score"), record.activations
-        values, keys = record.options.get("value_std"), record.options.get("keys")
-        if not (isinstance(score, float) and isinstance(values, float) and isinstance(keys, int)):
-            return None
-        if out is None or keys < _FEWEST_CHOICES:
-            return None
-        kept = out.std / values if values else 0.0
-        if score < 2.0 * _FINAL_SCORE or kept <= limit.value:
-            return None
-        message = (
-            f"saturated: its scores are about {score:.3g}, so that each output is a single value"
-        )
-        cause = "queries and keys are too large, or the scale 1/sqrt(d) is missing"
-        return self.violation(record, message, value=min(kept, 1.0), limit=limit, cause=cause)
-
-    def _too_few(self, record: LayerRecord, what: str, needed: Limit) -> Inconclusive:
-        reason = f"{what}; give at least {needed.value} (min_samples, {needed.origin})"
-        return self.inconclusive(record, reason)
+    Large scores alone prove nothing, since what all keys share drops out of a softmax. Where each
+    output is one of the values, it is also as large as they are.
+    """
+    limit = settings.limit("max_one_hot", record.name)
+    score, out = record.options.get("typical_score"), record.activations
+    values, keys = record.options.get("value_std"), record.options.get("keys")
+    if not (isinstance(score, float) and isinstance(values, float) and isinstance(keys, int)):
+        return None
+    if out is None or keys < _FEWEST_CHOICES:
+        return None
+    kept = out.std / values if values else 0.0
+    if score < 2.0 * _FINAL_SCORE or kept <= limit.value:
+        return None
+    message = f"saturated: its scores are about {score:.3g}, so that each output is a single value"
+    cause = "queries and keys are too large, or the scale 1/sqrt(d) is missing"
+    return Saturation.violation(record, message, value=min(kept, 1.0), limit=limit, cause=cause)
 
 
 def _feeds_a_trainable_layer(record: LayerRecord, observation: Observation) -> bool:
     flow = flow_of(observation)
     reached = flow.reach(record.name).intersection(flow.layers, observation.layers)
     return any(trainable(observation.layers[name]) for name in reached)
-
-
-def _samples(record: LayerRecord) -> int:
-    units = record.activations.units if record.activations is not None else None
-    return 0 if units is None else units.observations
 
 
 def _bounds(record: LayerRecord) -> tuple[float, float]:
@@ -211,46 +222,21 @@ def _rows(record: LayerRecord) -> int | None:
     return out.count // size if size else None
 
 
-def _masked(given: TensorStatistics) -> int:
-    """Return how many scores a mask put out of the way: -inf, or -1e4 and less."""
-    return given.count - sum(count for _, count in _scores(given)) - given.zero_count
-
-
 def _scores(given: TensorStatistics) -> Iterator[tuple[int, int]]:
     """Yield binary exponents and counts of the scores that no mask put out of the way."""
     for exponent, (negative, positive) in enumerate(given.exponents.counts, given.exponents.lowest):
         yield exponent, int(positive) + int(negative) * (exponent < _MASK_EXPONENT)
 
 
-def _spread(given: TensorStatistics) -> float:
-    """Return the root mean square of the scores, as far as powers of two tell."""
-    counted = list(_scores(given))
-    total = sum(count for _, count in counted) + given.zero_count
+_MASK_EXPONENT = 13  # masks add -1e4 or less, or -inf
+
+
+def _root_mean_square(scores: list[tuple[int, int]], zeros: int) -> float:
+    """Return that of scores and zeros, as far as powers of two tell."""
+    total = sum(count for _, count in scores) + zeros
     # the mean square of numbers spread evenly over [1, 2) is 7/3
-    squares = math.fsum(count * math.ldexp(7 / 3, 2 * exponent) for exponent, count in counted)
+    squares = math.fsum(count * math.ldexp(7 / 3, 2 * exponent) for exponent, count in scores)
     return math.sqrt(squares / total) if total else 0.0
-
-
-_MASK_EXPONENT = 13  # masks add -1e4 or less
-
-
-def _bounded_cause(record: LayerRecord, before: LayerRecord | None) -> str:
-    given = record.inputs
-    assert given is not None
-    where = f"its inputs lie in [{given.min:.3g}, {given.max:.3g}], rms {given.rms:.3g}"
-    return f"{where}: {_why_large(given, before)}"
-
-
-def _softmax_cause(record: LayerRecord, before: LayerRecord | None) -> str:
-    given = record.inputs
-    assert given is not None
-    where = f"its scores are about {_spread(given):.3g}"
-    if before is None:
-        return (
-            f"{where}: what they are computed from is too large (queries and keys), or a scale "
-            "(1/sqrt(d)) is missing or turned round"
-        )
-    return f"{where}: {_why_large(given, before)}"
 
 
 def _why_large(given: TensorStatistics, before: LayerRecord | None) -> str:
@@ -263,12 +249,12 @@ def _why_large(given: TensorStatistics, before: LayerRecord | None) -> str:
         return f"the bias of {name!r} (up to {bias.abs_max:.3g}) holds it there"
     if before.inputs.rms > _LARGE_INPUTS:
         return f"the inputs of {name!r} are large (rms {before.inputs.rms:.3g}): normalise them"
-    gain = before.activations.rms / before.inputs.rms if before.inputs.rms else math.inf
-    if not linear_maps(before) or gain <= 1.0:
+    grows = gain(before)
+    if not linear_maps(before) or (grows is not None and grows <= 1.0):
         return f"{name!r} gives out that much: a scale, or a normalisation, is missing or misplaced"
     return (
-        f"the weights of {name!r} magnify its inputs {gain:.3g} times: initialised on too large a "
-        "scale, or grown in training"
+        f"the weights of {name!r} magnify its inputs {grows or math.inf:.3g} times: initialised on "
+        "too large a scale, or grown in training"
     )
 
 

@@ -27,7 +27,7 @@ def all_checks() -> tuple[Check, ...]:
     """Return one of each check that a file of this folder defines, the gravest first."""
     names = [path.stem for path in Path(__file__).parent.glob("[!_]*.py")]
     modules = [importlib.import_module(f"{_PACKAGE}.{name}") for name in names]
-    return _by_gravity(check() for module in modules for check in _defined_in(module))
+    return _by_rank(check() for module in modules for check in _defined_in(module))
 
 
 def _defined_in(module: ModuleType) -> Iterator[type[Check]]:
@@ -37,8 +37,8 @@ def _defined_in(module: ModuleType) -> Iterator[type[Check]]:
             yield defined
 
 
-def _by_gravity(checks: Iterable[Check]) -> tuple[Check, ...]:
-    return tuple(sorted(checks, key=lambda check: (check.gravity, check.name)))
+def _by_rank(checks: Iterable[Check]) -> tuple[Check, ...]:
+    return tuple(sorted(checks, key=lambda check: (check.rank, check.name)))
 
 
 @cache
@@ -69,7 +69,7 @@ def with_own_checks(settings: Settings, own: Iterable[type[Check]], origin: str)
             if reason:
                 raise SettingsError(f"{origin}: {_where(kind)}: {reason}")
             checks = (*checks, kind())
-    return settings.with_checks(_by_gravity(checks))
+    return settings.with_checks(_by_rank(checks))
 
 
 def _where(kind: object) -> str:
@@ -93,9 +93,9 @@ def _why_unsound(kind: Any, checks: tuple[Check, ...], settings: Settings) -> st
         return f"name must be words in lower case joined by underscores, not {name!r}"
     if any(check.name == name for check in checks):
         return f"there is a check {name!r} already; give it another name"
-    gravity: object = kind.gravity
-    if not isinstance(gravity, int | float):
-        return f"gravity must be a number, not {gravity!r}"
+    rank: object = kind.rank
+    if not isinstance(rank, int | float):
+        return f"rank must be a number, not {rank!r}"
     if kind.severity not in SEVERITIES:
         return f"severity must be 'warn' or 'fail', not {kind.severity!r}"
     texts = ("summary", "definition", "source", "minimum_evidence", "role")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.evidence import parent, trainable
+from pytest_modelhealth.checks.facts import parent, trainable
 from pytest_modelhealth.checks.own_code import Difference, differences, keeps_shape
 from pytest_modelhealth.checks.paths import is_normalization
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.evidence import parent
+from pytest_modelhealth.checks.facts import parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.checks.siblings import Siblings

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.evidence import completed
+from pytest_modelhealth.checks.facts import completed
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class TaskBalance(Check):
 
     name = "task_balance"
     summary = "No task's gradient drowns that of another on a layer that they share."
-    gravity = 38
+    rank = 38
     role = "parameter_gradients"
     definition = (
         "With several named losses, the L2 norms of the gradients of each two of them are compared "

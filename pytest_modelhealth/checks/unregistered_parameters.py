@@ -25,7 +25,7 @@ class UnregisteredParameters(Check):
 
     name = "unregistered_parameters"
     summary = "Every leaf of the model that gets a gradient is one of its parameters."
-    gravity = 17
+    rank = 17
     role = "parameters"
     definition = (
         "No leaf that the backward pass gives a gradient to sits in the model, in a plain list, "

@@ -47,7 +47,7 @@ class LinearMap(NamedTuple):
 def linear_maps(record: LayerRecord) -> list[LinearMap]:
     """Return the parameters of a layer that are linear maps.
 
-    They are told by their shape: ``(outputs, inputs)`` or its transpose for a matrix, channels and
+    They are known by their shape: ``(outputs, inputs)`` or its transpose for a matrix, channels and
     kernel for a convolution, and by their name (``weight_ih_l0``) in recurrent layers. What can be
     broadcast over another parameter is a scale of it: the gain of weight standardisation, one for
     each unit.

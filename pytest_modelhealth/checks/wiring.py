@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.evidence import at, is_inside
+from pytest_modelhealth.checks.facts import at, is_inside
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.checks.siblings import PAST, Siblings, differing
 from pytest_modelhealth.checks.stand_ins import standing_in, taken_for_two
@@ -53,7 +53,7 @@ class Wiring(Check):
 
     name = "wiring"
     summary = "Layers are called where they belong, and fed with what they are for."
-    gravity = 18
+    rank = 18
     definition = (
         "No layer is called in the place of a sibling of its class and shape; no table is asked "
         "for one row only by a constant; no recurrent cell is called step by step without its "

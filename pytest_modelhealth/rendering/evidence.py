@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from pytest_modelhealth.checks.evidence import is_inside, leaves
+from pytest_modelhealth.checks.facts import is_inside, leaves
 from pytest_modelhealth.rendering.notation import (
     abbreviate,
     number,

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytest_modelhealth.checks.evidence import leaves
+from pytest_modelhealth.checks.facts import leaves
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.rendering.figure import (
     ACTIVATIONS,

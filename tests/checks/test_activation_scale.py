@@ -7,16 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-
-class Scales(nn.Module):
-    """Multiplies by a constant."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x):
-        return x * self.factor
+from tests.checks.layers import Scales
 
 
 def found(report):

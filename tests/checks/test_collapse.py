@@ -6,23 +6,13 @@ from torch import nn
 
 from tests.capture.architectures import ARCHITECTURES
 from tests.capture.models import make
-
-
-class Collapses(nn.Module):
-    """Makes all samples one, by `function`."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+from tests.checks.layers import Applies
 
 
 def around(function):
     """A model with such a layer in the middle."""
     return nn.Sequential(
-        nn.Linear(16, 32), nn.Tanh(), Collapses(function), nn.Linear(32, 32), nn.Linear(32, 4)
+        nn.Linear(16, 32), nn.Tanh(), Applies(function), nn.Linear(32, 32), nn.Linear(32, 4)
     )
 
 
@@ -281,7 +271,7 @@ class Aside(nn.Module):
     def __init__(self, function, when):
         super().__init__()
         self.fc, self.act, self.head = nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)
-        self.aside, self.collapses, self.when = nn.Linear(16, 4), Collapses(function), when
+        self.aside, self.collapses, self.when = nn.Linear(16, 4), Applies(function), when
 
     def forward(self, x):
         h = self.act(self.fc(x))

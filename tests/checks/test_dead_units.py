@@ -38,19 +38,21 @@ def test_limit_is_the_largest_fraction_allowed(fraction, limit, healthy, batch, 
     assert report.healthy is healthy
 
 
+class Between(nn.Module):
+    """Two layers with a function between them."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.fc, self.head, self.function = nn.Linear(16, 32), nn.Linear(32, 4), function
+
+    def forward(self, x):
+        return self.head(self.function(self.fc(x)))
+
+
 @pytest.mark.parametrize("function", ["relu", "gelu", "silu", "hardswish", "mish", "softplus"])
 def test_every_activation_with_a_flat_side_can_die(function, batch, inspect, only):
     """Functional activations are judged like modules, smooth ones like ReLU."""
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
-
-        def forward(self, x):
-            return self.head(getattr(F, function)(self.fc(x)))
-
-    model = Model()
+    model = Between(getattr(F, function))
     assert inspect(model, batch).healthy
     kill(model.fc)
     report = inspect(model, batch)
@@ -65,31 +67,22 @@ def test_activation_without_a_flat_side_does_not_die(batch, inspect):
     assert inspect(model, batch).healthy
 
 
-@pytest.mark.parametrize("name", ["elu", "selu", "celu"])
-def test_exponential_activation_dies_at_its_floor(name, batch, inspect):
-    """ELU and its kin end at a negative constant, where their gradient is gone too."""
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
-
-        def forward(self, x):
-            return self.head(getattr(F, name)(self.fc(x)))
-
-    model = Model()
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("elu", F.elu),
+        ("selu", F.selu),
+        ("celu", F.celu),
+        ("threshold", lambda x: F.threshold(x, 0.1, 0.25)),
+    ],
+)
+def test_activation_dies_at_its_floor(name, activation, batch, inspect):
+    """ELU and its kin end at a negative constant, a threshold at its value, without a gradient."""
+    model = Between(activation)
     assert inspect(model, batch).healthy
     kill(model.fc)
     (violation,) = inspect(model, batch).violations
     assert (violation.check, violation.layer, violation.value) == ("dead_units", name, 1.0)
-
-
-def test_threshold_dies_at_its_value(batch, inspect):
-    """Below its threshold it gives a constant, which need not be zero."""
-    model = nn.Sequential(nn.Linear(16, 32), nn.Threshold(0.1, 0.25), nn.Linear(32, 4))
-    assert inspect(model, batch).healthy
-    kill(model[0])
-    assert inspect(model, batch).violations[0].layer == "1"
 
 
 @pytest.mark.parametrize(("slope", "healthy"), [(0.25, True), (0.0, False)])
@@ -118,17 +111,6 @@ def test_rectifier_of_the_projects_own_can_die(batch, inspect):
     assert "'0'" in violation.cause
 
 
-class Clamped(nn.Module):
-    """Two layers with a function between them."""
-
-    def __init__(self, clamp):
-        super().__init__()
-        self.fc, self.head, self.clamp = nn.Linear(16, 32), nn.Linear(32, 4), clamp
-
-    def forward(self, x):
-        return self.head(self.clamp(self.fc(x)))
-
-
 @pytest.mark.parametrize(
     ("clamp", "is_rectifier"),
     [
@@ -143,7 +125,7 @@ class Clamped(nn.Module):
 )
 def test_clamp_at_zero_is_a_rectifier(clamp, is_rectifier, batch, inspect):
     """A clamp from zero on computes what relu does, and dies as it does; no other clamp is one."""
-    model = Clamped(clamp)
+    model = Between(clamp)
     assert ("relu" in inspect(model, batch).layers) is is_rectifier
     kill(model.fc)
     found = {(v.check, v.layer) for v in inspect(model, batch).violations}

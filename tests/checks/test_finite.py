@@ -7,16 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-class Faulty(nn.Module):
-    """A layer that computes `function` of its input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+from tests.checks.layers import Applies
 
 
 def line_of(code):
@@ -27,7 +18,7 @@ def line_of(code):
 
 def around(function):
     """A model with a faulty layer in the middle."""
-    return nn.Sequential(nn.Linear(16, 8), Faulty(function), nn.Linear(8, 8), nn.Linear(8, 4))
+    return nn.Sequential(nn.Linear(16, 8), Applies(function), nn.Linear(8, 8), nn.Linear(8, 4))
 
 
 def test_finite_model_is_healthy(mlp, batch, inspect):
@@ -84,7 +75,7 @@ class MaskedSoftmax(nn.Module):
     def __init__(self):
         super().__init__()
         self.score = nn.Linear(16, 16)
-        self.mask = Faulty(lambda s: s.masked_fill(self.hidden, -torch.inf))
+        self.mask = Applies(lambda s: s.masked_fill(self.hidden, -torch.inf))
         self.hidden = torch.zeros(16, dtype=torch.bool)
 
     def forward(self, x):
@@ -111,7 +102,7 @@ def test_softmax_row_of_nothing_but_mask_is_a_fault(batch, inspect, only):
 
 def test_negative_infinity_that_reaches_the_loss_is_a_fault(batch, inspect, only):
     """log(0) makes -inf; a loss that is infinite in the end shows that it was no mask."""
-    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), Faulty(torch.log))
+    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), Applies(torch.log))
     violation = only(inspect(model, batch, loss=lambda out: out.mean()), "finite")
     assert violation.layer == "2"
 
@@ -136,7 +127,7 @@ def test_forward_of_a_container_is_named_when_its_children_are_innocent(batch, i
 
 def test_float16_overflow_says_so(inspect, only):
     """An overflow of float16 names its range and the reach of the inputs."""
-    model = nn.Sequential(nn.Linear(16, 8), Faulty(lambda x: x * 60000 * 10)).half()
+    model = nn.Sequential(nn.Linear(16, 8), Applies(lambda x: x * 60000 * 10)).half()
     violation = only(inspect(model, torch.randn(8, 16).half(), backward=False), "finite")
     assert violation.layer == "1"
     assert "65504" in violation.cause
@@ -153,10 +144,15 @@ def test_loss_that_is_nan_while_the_output_is_finite(mlp, batch, inspect, only):
 
 
 def test_gradient_of_sqrt_at_zero_is_found_in_backward(batch, inspect, only):
-    """Finite forward, infinite backward: the last layer with bad gradients is where they begin."""
-    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), Faulty(torch.sqrt), nn.Linear(8, 2))
+    """Finite forward, infinite backward: the last layer with bad gradients is where they begin.
+
+    The first unit that ReLU set to zero has no derivative under the root.
+    """
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), Applies(torch.sqrt), nn.Linear(8, 2))
+    silent = (F.relu(model[0](batch)) == 0).nonzero()[0].tolist()
     violation = only(inspect(model, batch), "finite")
     assert (violation.layer, violation.role) == ("1", "gradients")
+    assert f"the first at {silent} (sample {silent[0]})" in violation.message
     assert "'2'" in violation.cause
     assert "sqrt" in violation.cause
 
@@ -167,7 +163,7 @@ def test_two_independent_origins_are_two_violations(batch, inspect):
     class Towers(nn.Module):
         def __init__(self):
             super().__init__()
-            self.left, self.right = Faulty(torch.log), Faulty(lambda x: x / 0)
+            self.left, self.right = Applies(torch.log), Applies(lambda x: x / 0)
             self.head = nn.Linear(16, 2)
 
         def forward(self, x):
@@ -200,21 +196,13 @@ def test_message_names_the_first_bad_value_and_its_sample(batch, inspect, only):
     assert "the first at [5, 3] (sample 5)" in violation.message
 
 
-def test_first_bad_gradient_is_named(batch, inspect, only):
-    """Backward, too: the first unit that ReLU set to zero has no derivative under the root."""
-    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), Faulty(torch.sqrt), nn.Linear(8, 2))
-    silent = (F.relu(model[0](batch)) == 0).nonzero()[0].tolist()
-    violation = only(inspect(model, batch), "finite")
-    assert f"the first at {silent} (sample {silent[0]})" in violation.message
-
-
 def test_layer_in_a_loop_is_the_origin_of_what_it_feeds_itself(inspect, only):
     """A cell that overflows in its third call was given infinities only afterwards."""
 
     class Loop(nn.Module):
         def __init__(self):
             super().__init__()
-            self.cell, self.head = Faulty(lambda x: x * 1e15), nn.Linear(16, 2)
+            self.cell, self.head = Applies(lambda x: x * 1e15), nn.Linear(16, 2)
 
         def forward(self, x):
             for _ in range(5):
@@ -332,7 +320,7 @@ class Beside(nn.Module):
 
     def __init__(self, function):
         super().__init__()
-        self.left, self.right = Faulty(function), nn.Linear(16, 8)
+        self.left, self.right = Applies(function), nn.Linear(16, 8)
         self.heads = nn.ModuleList([nn.Linear(16, 2), nn.Linear(8, 2)])
 
     def forward(self, x):
@@ -374,7 +362,7 @@ def test_own_softmax_over_nothing_but_mask_is_blamed_not_the_scores(batch, inspe
         def __init__(self):
             super().__init__()
             self.q, self.k = nn.Linear(16, 8), nn.Linear(16, 8)
-            self.weigh = Faulty(lambda s: s.exp() / s.exp().sum(-1, keepdim=True))
+            self.weigh = Applies(lambda s: s.exp() / s.exp().sum(-1, keepdim=True))
 
         def forward(self, x):
             scores = self.q(x) @ self.k(x).T

@@ -5,17 +5,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth.errors import SettingsError
-
-
-class Multiplies(nn.Module):
-    """Multiplies by a constant."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x):
-        return x * self.factor
+from tests.checks.layers import Scales
 
 
 def found(report, check="headroom"):
@@ -29,7 +19,7 @@ def found(report, check="headroom"):
 def test_values_near_the_largest_are_named(factor, names, dtype, batch, inspect):
     """The part used is the largest value over 65504; float32 has room for more."""
     values = (batch / batch.abs().max() * 2).to(dtype)
-    report = inspect(nn.Sequential(Multiplies(factor)), values, backward=False)
+    report = inspect(nn.Sequential(Scales(factor)), values, backward=False)
     seen = [(layer, role) for layer, role, _ in found(report)]
     expected = names if dtype is torch.float16 else []
     assert seen == [(name, "activations") for name in expected]
@@ -61,7 +51,7 @@ def test_masks_at_the_lowest_number_are_no_overflow(batch, inspect):
 def test_planned_dtype(planned, names, batch, inspect):
     """Values that float32 holds, and float16 would not; float8 is used with a scale."""
     settings = {} if planned is None else {"planned_dtype": planned}
-    report = inspect(nn.Sequential(Multiplies(1e6)), batch, backward=False, settings=settings)
+    report = inspect(nn.Sequential(Scales(1e6)), batch, backward=False, settings=settings)
     assert [layer for layer, _, _ in found(report)] == names
 
 
@@ -115,3 +105,11 @@ def test_gradients_that_a_few_values_carry_are_not_lost(batch, inspect):
     below = exponents.counts[: -14 - exponents.lowest].sum()
     assert below > 0.5 * (gradients.count - gradients.zero_count)
     assert found(report) == []
+
+
+def test_gradients_of_which_none_is_finite_are_left_to_another_check(mlp, batch, inspect):
+    """There is nothing to count: `finite` names them, and this check runs to its end."""
+    settings = {"planned_dtype": "float16"}
+    report = inspect(mlp, batch, loss=lambda out: out.sum() * float("nan"), settings=settings)
+    assert report.judgement.broken == ()
+    assert {violation.check for violation in report.violations} == {"finite"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_modelhealth.checks.freshness import looks_trained
+from pytest_modelhealth.checks.freshness import was_trained
 from pytest_modelhealth.checks.weights import linear_maps
 from tests.capture.architectures import ARCHITECTURES
 from tests.capture.models import make
@@ -213,13 +213,13 @@ def test_large_weights_that_are_scaled_down_in_use_are_no_fault(batch, inspect):
 
 def test_initialised_and_trained_are_told_apart(plain, batch, inspect):
     """A few steps of an optimizer move the biases beyond the bound of their initialiser."""
-    assert not looks_trained(inspect(plain, batch).observation)
+    assert not was_trained(inspect(plain, batch).observation)
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.01)
     for _ in range(20):
         optimizer.zero_grad()
         plain(batch).square().mean().backward()
         optimizer.step()
-    assert looks_trained(inspect(plain, batch).observation)
+    assert was_trained(inspect(plain, batch).observation)
 
 
 @pytest.mark.parametrize("name", ["switch", "sam", "mobilenet", "gpt2", "mamba"])

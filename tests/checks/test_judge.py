@@ -26,7 +26,7 @@ def test_only_the_shelf_is_the_shelf():
     """A check that a project or another test defines is not run by others unasked."""
 
     class Own(Check):
-        name, summary, gravity = "own", "Mine.", 1
+        name, summary, rank = "own", "Mine.", 1
 
         def run(self, observation, settings):
             return []

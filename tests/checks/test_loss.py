@@ -12,6 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from pytest_modelhealth.report import Verdict
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")
+
 
 @pytest.fixture
 def labels():
@@ -35,11 +37,6 @@ ONLY = {"checks": ["loss"]}
 """Settings that leave out other checks, which see the same fault from another side."""
 
 
-def with_last(mlp, layer):
-    """Return a model with one more layer."""
-    return nn.Sequential(mlp, layer)
-
-
 class Functional(nn.Module):
     """A model that ends in a function."""
 
@@ -49,63 +46,6 @@ class Functional(nn.Module):
 
     def forward(self, x):
         return self.function(self.model(x))
-
-
-@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)])
-def test_softmax_before_cross_entropy_is_named(mlp, batch, labels, inspect, loss):
-    """Probabilities into cross_entropy are found at the layer that makes them."""
-    violation = one(inspect(with_last(mlp, nn.Softmax(-1)), batch, labels, loss=loss))
-    assert violation.layer == "1"
-    assert "probabilities" in violation.message
-    assert "softmax before cross_entropy" in violation.cause
-
-
-def test_functional_softmax_is_named(mlp, batch, labels, inspect):
-    """A softmax called as a function is a layer, and the culprit."""
-    model = Functional(mlp, lambda x: F.softmax(x, dim=1))
-    assert one(inspect(model, batch, labels, loss=F.cross_entropy)).layer == "softmax"
-
-
-def test_softmax_inside_the_loss_is_found(mlp, batch, labels, inspect):
-    """A softmax that the loss applies is no layer; the model is named."""
-    violation = one(
-        inspect(mlp, batch, labels, loss=lambda o, t: F.cross_entropy(torch.softmax(o, 1), t))
-    )
-    assert (violation.layer, "probabilities" in violation.message) == ("", True)
-
-
-def test_softmax_in_reduced_precision_is_found(mlp, batch, labels, inspect):
-    """Rows that sum to one only up to the rounding of bfloat16 are probabilities."""
-    model = with_last(mlp, nn.Softmax(1)).bfloat16()
-    assert one(inspect(model, batch.bfloat16(), labels, loss=F.cross_entropy)).layer == "1"
-
-
-def test_softmax_without_a_graph_is_found(mlp, batch, labels, inspect):
-    """The numbers tell where autograd does not."""
-    with torch.no_grad():
-        report = inspect(with_last(mlp, nn.Softmax(1)), batch, labels, loss=F.cross_entropy)
-    assert one(report).layer == "1"
-
-
-def test_log_softmax_before_cross_entropy_is_no_fault(mlp, batch, labels, inspect):
-    """cross_entropy of log-probabilities is cross_entropy of the logits."""
-    report = inspect(with_last(mlp, nn.LogSoftmax(1)), batch, labels, loss=F.cross_entropy)
-    assert findings(report) == []
-
-
-@pytest.mark.parametrize("softmax", [nn.Softmax(0), nn.LogSoftmax(0)])
-def test_softmax_over_the_batch_is_named(mlp, batch, labels, inspect, softmax):
-    """Columns that sum to one where rows should are a softmax along the wrong dimension."""
-    loss = F.cross_entropy if isinstance(softmax, nn.Softmax) else F.nll_loss
-    violation = one(inspect(with_last(mlp, softmax), batch, labels, loss=loss))
-    assert violation.layer == "1"
-    assert "dimension 0" in violation.cause
-
-
-def test_softmax_over_the_batch_is_named_inside_a_model(batch, inspect):
-    """A softmax along dimension 0 in the middle of a model mixes its samples."""
-    model = nn.Sequential(nn.Linear(16, 8), nn.Softmax(0), nn.Linear(8, 2))
-    assert one(inspect(model, batch)).layer == "1"
 
 
 class Pooling(nn.Module):
@@ -120,145 +60,244 @@ class Pooling(nn.Module):
         return self.head((weights * x).sum(0, keepdim=True))
 
 
-def test_attention_over_a_set_is_no_fault(batch, inspect):
-    """A softmax over the instances of a bag, which gives one output, is meant."""
-    assert findings(inspect(Pooling(), batch)) == []
+def contrast(h):
+    """Return the logarithm of a softmax over a square of similarities."""
+    h = F.normalize(h, dim=1)
+    return torch.log_softmax(h @ h.t() / 0.1, dim=0)
 
 
-def test_contrastive_softmax_is_no_fault(batch, inspect):
-    """A square of similarities may be normalised along either dimension."""
-
-    class Contrastive(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(16, 8)
-
-        def forward(self, x):
-            h = F.normalize(self.fc(x), dim=1)
-            return torch.log_softmax(h @ h.t() / 0.1, dim=0)
-
-    assert findings(inspect(Contrastive(), batch)) == []
+def bits(*shape):
+    """Return random zeros and ones."""
+    return torch.randint(0, 2, shape).float()
 
 
-@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Hardsigmoid(), nn.Softmax(1)])
-def test_squashed_output_into_bce_with_logits_is_named(mlp, batch, inspect, last):
-    """What a sigmoid made is no logit, whatever was reshaped or clamped after it."""
-    target = torch.randint(0, 2, (64, 10)).float()
-
-    def loss(output, target):
-        return bce(output.clamp(1e-6, 1 - 1e-6).reshape(-1), target.reshape(-1))
-
-    violation = one(inspect(with_last(mlp, last), batch, target, loss=loss))
-    assert "takes logits" in violation.message
-    assert one(inspect(with_last(mlp, last), batch, target, loss=bce)).layer == "1"
+def clamped_bce(output, target):
+    """The same, of what was reshaped and clamped."""
+    return bce(output.clamp(1e-6, 1 - 1e-6).reshape(-1), target.reshape(-1))
 
 
-def test_small_positive_logits_are_no_probabilities(inspect, batch):
-    """Logits of a fresh head that happen to lie between 0 and 1 are logits."""
+def between_0_and_1():
+    """Return a fresh head whose logits happen to lie between 0 and 1."""
     model = nn.Linear(16, 1)
     nn.init.normal_(model.weight, std=0.01)
     nn.init.constant_(model.bias, 0.5)
-    report = inspect(model, batch, torch.randint(0, 2, (64, 1)).float(), loss=bce)
-    assert findings(report) == []
+    return model
 
 
-def test_sigmoid_before_cross_entropy_is_named(mlp, batch, labels, inspect):
-    """A sigmoid holds logits between 0 and 1."""
-    report = inspect(with_last(mlp, nn.Sigmoid()), batch, labels, loss=F.cross_entropy)
-    assert one(report).layer == "1"
-
-
-@pytest.mark.parametrize(
-    ("last", "says"), [(nn.Identity(), "cross_entropy on logits"), (nn.Softmax(1), "logarithm")]
-)
-def test_nll_loss_takes_log_probabilities(mlp, batch, labels, inspect, last, says):
-    """Logits and probabilities into nll_loss are told apart."""
-    violation = one(inspect(with_last(mlp, last), batch, labels, loss=F.nll_loss))
-    assert says in violation.cause
-
-
-def test_log_probabilities_into_nll_loss_are_right(mlp, batch, labels, inspect):
-    """Log-probabilities are what nll_loss takes, also with classes that are masked out."""
-    report = inspect(with_last(mlp, nn.LogSoftmax(1)), batch, labels, loss=F.nll_loss)
-    assert findings(report) == []
+def without_class_9(x):
+    """Return log-probabilities of classes of which the last is masked out."""
     mask = torch.zeros(10)
     mask[9] = -math.inf
-    model = Functional(mlp, lambda x: F.log_softmax(x + mask, dim=1))
-    assert findings(inspect(model, batch, labels % 9, loss=F.nll_loss)) == []
+    return F.log_softmax(x + mask, dim=1)
 
 
-@pytest.mark.parametrize("function", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss])
-@pytest.mark.filterwarnings("ignore:Using a target size")
-def test_column_against_row_is_named(batch, inspect, function):
-    """(N, 1) against (N,) compares every sample with every target."""
-    model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 1))
-    violation = one(inspect(model, batch, torch.randn(64), loss=function))
-    assert violation.layer == "1"
-    assert "(64, 1)" in violation.message
-    assert "(64,)" in violation.message
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda o, t: ((o - t) ** 2).mean(),
-        lambda o, t: (t - o).abs().mean(),
-        lambda o, t: torch.sub(o, t).square().mean(),
-        lambda o, t: -(t * F.logsigmoid(o) + (1 - t) * F.logsigmoid(-o)).mean(),
-    ],
-)
-def test_column_against_row_by_hand_is_found(batch, inspect, loss):
-    """So does arithmetic."""
-    violation = one(inspect(nn.Linear(16, 1), batch, (torch.randn(64) > 0).float(), loss=loss))
-    assert "(64, 1)" in violation.message
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda o, t: ((o.squeeze(1) - t) ** 2).mean(),
-        lambda o, t: ((o - t[:, None]) ** 2).mean(),
-        lambda o, t: (o.squeeze(1)[:, None] - t).abs().mean(),
-        lambda o, t: (o - o.squeeze(1)).abs().mean() + 0 * t.sum(),
-        lambda o, t: F.mse_loss(o, torch.zeros(1, 1)) + 0 * t.sum(),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Using a target size")
-def test_broadcasting_that_is_meant_is_no_fault(batch, inspect, loss):
-    """All pairs asked for, one target for all, and equal shapes are no fault."""
-    assert findings(inspect(nn.Linear(16, 1), batch, torch.randn(64), loss=loss)) == []
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda o, t: -F.cross_entropy(o, t),
-        lambda o, t: F.cross_entropy(o, t) * -0.5,
-        lambda o, t: F.log_softmax(o, 1).gather(1, t[:, None]).mean(),
-        lambda o, t: -((o - F.one_hot(t, 10)) ** 2).mean() / 2,
-    ],
-)
-def test_negated_loss_is_named(mlp, batch, labels, inspect, loss):
-    """A loss that the graph proves never to be positive is negated."""
-    assert "negated" in one(inspect(mlp, batch, labels, loss=loss)).message
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda o, t: F.cross_entropy(o, t) - 10.0,
-        lambda o, t: -((o + F.one_hot(t, 10) + 5.0) ** 3).mean(),
-        lambda o, t: -F.cosine_similarity(o, F.one_hot(t, 10).float()).mean(),
-        lambda o, t: -F.log_softmax(o, 1).gather(1, t[:, None]).mean(),
-        lambda o, t: (
-            F.cross_entropy(o, t) + 5 * (F.softmax(o, 1) * F.log_softmax(o, 1)).sum(1).mean()
+CE, WIDENED = F.cross_entropy, ("(64, 1)", "(64,)")
+SMOOTHED = nn.CrossEntropyLoss(label_smoothing=0.1)
+ONE_TARGET = torch.zeros(64, dtype=torch.long)
+FAULTS = {
+    "softmax": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(-1)), x, y, CE),
+        ("1", "every row of its input sums to one", "softmax before cross_entropy"),
+    ),
+    "softmax and smoothing": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(-1)), x, y, SMOOTHED),
+        ("1", "is given probabilities", "softmax before cross_entropy"),
+    ),
+    "functional softmax": (
+        lambda m, x, y: (Functional(m, lambda x: F.softmax(x, dim=1)), x, y, CE),
+        ("softmax", "is given probabilities"),
+    ),
+    "softmax inside the loss, which is no layer": (
+        lambda m, x, y: (m, x, y, lambda o, t: CE(torch.softmax(o, 1), t)),
+        ("", "is given probabilities"),
+    ),
+    "rounded to bfloat16": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(1)).bfloat16(), x.bfloat16(), y, CE),
+        ("1", "is given probabilities"),
+    ),
+    "softmax over the batch": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(0)), x, y, CE),
+        ("1", "dimension 0, where the samples lie"),
+    ),
+    "log_softmax over the batch": (
+        lambda m, x, y: (nn.Sequential(m, nn.LogSoftmax(0)), x, y, F.nll_loss),
+        ("1", "dimension 0, where the samples lie"),
+    ),
+    "softmax over the batch inside a model": (
+        lambda m, x, y: (
+            nn.Sequential(nn.Linear(16, 8), nn.Softmax(0), nn.Linear(8, 2)),
+            x,
+            None,
+            None,
         ),
-        lambda o, t: torch.distributions.Categorical(logits=o).log_prob(t).neg().mean(),
-    ],
-)
-def test_losses_that_may_be_negative_are_no_fault(mlp, batch, labels, inspect, loss):
-    """A similarity, an entropy bonus and an offset may make a loss negative."""
-    assert findings(inspect(mlp, batch, labels, loss=loss)) == []
+        ("1", "dimension 0"),
+    ),
+    "sigmoid before cross_entropy": (
+        lambda m, x, y: (nn.Sequential(m, nn.Sigmoid()), x, y, CE),
+        ("1", "holds the logits between 0 and 1"),
+    ),
+    "logits into nll_loss": (
+        lambda m, x, y: (m, x, y, F.nll_loss),
+        ("head", "cross_entropy on logits"),
+    ),
+    "probabilities into nll_loss": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(1)), x, y, F.nll_loss),
+        ("1", "the logarithm is missing"),
+    ),
+    "target never read": (
+        lambda m, x, y: (m, x, y, lambda o, t: o.pow(2).mean() + t.shape[0]),
+        ("", "never reads its target"),
+    ),
+    "constant": (
+        lambda m, x, y: (m, x, None, lambda o: (o * 0.0).sum() + 3.0),
+        ("", "the loss is constant"),
+    ),
+    "underflow, which is no constant": (
+        lambda m, x, y: (
+            nn.Linear(16, 4).half(),
+            x.half(),
+            None,
+            lambda o: o.float().mean() * 1e-9,
+        ),
+        ("", "underflows float16"),
+    ),
+    "single class": (
+        lambda m, x, y: (nn.Linear(16, 1), x, ONE_TARGET, CE),
+        ("", "single class"),
+    ),
+    "batch taken for classes": (
+        lambda m, x, y: (nn.Sequential(nn.Linear(16, 1), nn.Flatten(0)), x, bits(64), CE),
+        ("1", "samples of the batch for classes"),
+    ),
+}
+for squash in (nn.Sigmoid(), nn.Hardsigmoid(), nn.Softmax(1)):
+    for function in (bce, clamped_bce):
+        FAULTS[f"{type(squash).__name__} into {function.__name__}"] = (
+            lambda m, x, y, last=squash, loss=function: (
+                nn.Sequential(m, last),
+                x,
+                bits(64, 10),
+                loss,
+            ),
+            (None, "takes logits"),
+        )
+for function in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss):
+    FAULTS[f"column against row in {function.__name__}"] = (
+        lambda m, x, y, loss=function: (
+            nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 1)),
+            x,
+            torch.randn(64),
+            loss,
+        ),
+        ("1", *WIDENED),
+    )
+BY_HAND = {
+    "squared": lambda o, t: ((o - t) ** 2).mean(),
+    "absolute": lambda o, t: (t - o).abs().mean(),
+    "torch.sub": lambda o, t: torch.sub(o, t).square().mean(),
+    "logarithms": lambda o, t: -(t * F.logsigmoid(o) + (1 - t) * F.logsigmoid(-o)).mean(),
+}
+for name, written in BY_HAND.items():
+    FAULTS[f"column against row by hand, {name}"] = (
+        lambda m, x, y, loss=written: (nn.Linear(16, 1), x, bits(64), loss),
+        ("", *WIDENED),
+    )
+NEGATED = {
+    "minus": lambda o, t: -CE(o, t),
+    "times a half": lambda o, t: CE(o, t) * -0.5,
+    "log-probability": lambda o, t: F.log_softmax(o, 1).gather(1, t[:, None]).mean(),
+    "squared": lambda o, t: -((o - F.one_hot(t, 10)) ** 2).mean() / 2,
+}
+for name, written in NEGATED.items():
+    FAULTS[f"negated, {name}"] = (
+        lambda m, x, y, loss=written: (m, x, y, loss),
+        ("", "negated"),
+    )
+FLAT = {
+    "clamp": lambda x: x.clamp(min=100.0),
+    "round": lambda x: torch.round(20 * x),
+    "sign": torch.sign,
+    "relu": lambda x: F.relu(x - 100.0) + 1.0,
+}
+for name, written in FLAT.items():
+    FAULTS[f"flat, {name}"] = (
+        lambda m, x, y, flat=written: (m, x, None, lambda o: flat(o).abs().mean()),
+        ("", "gradient at the output is exactly zero", f"{name} in the loss"),
+    )
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_loss_is_wrongly_given_is_named(fault, mlp, batch, labels, inspect):
+    """At the layer that gives it, or at the model where no layer does."""
+    build, (layer, *words) = FAULTS[fault]
+    model, inputs, target, loss = build(mlp, batch, labels)
+    violation = one(inspect(model, inputs, target, loss=loss))
+    assert layer is None or violation.layer == layer
+    assert [word for word in words if word not in f"{violation.message}; {violation.cause}"] == []
+
+
+HEALTHY = {
+    "log_softmax, which cross_entropy takes again": lambda m, x, y: (
+        nn.Sequential(m, nn.LogSoftmax(1)),
+        x,
+        y,
+        CE,
+    ),
+    "attention over a set": lambda m, x, y: (Pooling(), x, None, None),
+    "similarities along either dimension": lambda m, x, y: (
+        Functional(nn.Linear(16, 8), contrast),
+        x,
+        None,
+        None,
+    ),
+    "logits between 0 and 1": lambda m, x, y: (between_0_and_1(), x, bits(64, 1), bce),
+    "log-probabilities": lambda m, x, y: (nn.Sequential(m, nn.LogSoftmax(1)), x, y, F.nll_loss),
+    "classes masked out": lambda m, x, y: (Functional(m, without_class_9), x, y % 9, F.nll_loss),
+    "a hinge that is met": lambda m, x, y: (m, x, None, lambda o: F.relu(o - 100.0).mean()),
+}
+WIDENED_ON_PURPOSE = [
+    lambda o, t: ((o.squeeze(1) - t) ** 2).mean(),
+    lambda o, t: ((o - t[:, None]) ** 2).mean(),
+    lambda o, t: (o.squeeze(1)[:, None] - t).abs().mean(),
+    lambda o, t: (o - o.squeeze(1)).abs().mean() + 0 * t.sum(),
+    lambda o, t: F.mse_loss(o, torch.zeros(1, 1)) + 0 * t.sum(),
+]
+for place, written in enumerate(WIDENED_ON_PURPOSE):
+    HEALTHY[f"all pairs asked for, one target for all, or equal shapes {place}"] = (
+        lambda m, x, y, loss=written: (nn.Linear(16, 1), x, torch.randn(64), loss)
+    )
+MAY_BE_NEGATIVE = [
+    lambda o, t: CE(o, t) - 10.0,
+    lambda o, t: -((o + F.one_hot(t, 10) + 5.0) ** 3).mean(),
+    lambda o, t: -F.cosine_similarity(o, F.one_hot(t, 10).float()).mean(),
+    lambda o, t: -F.log_softmax(o, 1).gather(1, t[:, None]).mean(),
+    lambda o, t: CE(o, t) + 5 * (F.softmax(o, 1) * F.log_softmax(o, 1)).sum(1).mean(),
+    lambda o, t: torch.distributions.Categorical(logits=o).log_prob(t).neg().mean(),
+]
+READ_OR_NOT_NEEDED = [
+    lambda o, _: o.pow(2).mean(),
+    lambda o, t: F.mse_loss(o, torch.zeros_like(o)),
+    lambda o, t: (o - torch.tensor(t.tolist())[:, None]).pow(2).mean(),
+    lambda o, t: torch.stack([o[i, c] for i, c in enumerate(t)]).pow(2).mean(),
+]
+for place, written in enumerate((*MAY_BE_NEGATIVE, *READ_OR_NOT_NEEDED)):
+    HEALTHY[f"may be negative, or reads its target in some way {place}"] = (
+        lambda m, x, y, loss=written: (m, x, y, loss)
+    )
+
+
+@pytest.mark.parametrize("case", HEALTHY)
+def test_what_only_looks_like_it_is_no_fault(case, mlp, batch, labels, inspect):
+    """A similarity, an offset, an underscore for a target that is not needed: all are meant."""
+    model, inputs, target, loss = HEALTHY[case](mlp, batch, labels)
+    assert findings(inspect(model, inputs, target, loss=loss)) == []
+
+
+def test_softmax_without_a_graph_is_found(mlp, batch, labels, inspect):
+    """The numbers tell where autograd does not."""
+    with torch.no_grad():
+        report = inspect(nn.Sequential(mlp, nn.Softmax(1)), batch, labels, loss=CE)
+    assert one(report).layer == "1"
 
 
 def test_negated_loss_inside_the_model_is_named(mlp, batch, labels, inspect):
@@ -434,7 +473,7 @@ def test_several_labels_into_cross_entropy(labels_each, is_fault, mlp, batch, in
     """Its targets are a distribution: the rows of several labels sum to more than one."""
     target = torch.zeros(64, 10)
     target[:, :labels_each] = 1.0
-    model = with_last(mlp, nn.Linear(mlp(batch).shape[1], 10))
+    model = nn.Sequential(mlp, nn.Linear(10, 10))
     report = inspect(model, batch, target, loss=F.cross_entropy, settings=ONLY)
     assert bool(findings(report)) is is_fault
     assert not is_fault or "sum to 3" in one(report).message
@@ -457,8 +496,8 @@ def test_rate_into_poisson_nll_loss(positive, batch, inspect):
     counts = torch.poisson(torch.ones(64, 1))
     violation = one(inspect(Rate(), batch, counts, loss=F.poisson_nll_loss, settings=ONLY))
     assert "logarithm of a rate" in violation.message
-    told = nn.PoissonNLLLoss(log_input=False)
-    assert findings(inspect(Rate(), batch, counts, loss=told, settings=ONLY)) == []
+    rates = nn.PoissonNLLLoss(log_input=False)
+    assert findings(inspect(Rate(), batch, counts, loss=rates, settings=ONLY)) == []
 
 
 @pytest.mark.parametrize(
@@ -504,32 +543,6 @@ def test_loss_of_an_untrained_model_of_ids(inspect):
     assert findings(inspect(Factors(0.3), ids, target, loss=bce, settings=ONLY)) == []
 
 
-@pytest.mark.parametrize("flat", ["clamp", "round", "sign", "relu"])
-def test_loss_without_a_gradient_is_named(mlp, batch, inspect, flat):
-    """An operation that is flat everywhere in the batch is named as the likely cause."""
-    functions = {
-        "clamp": lambda x: x.clamp(min=100.0),
-        "round": lambda x: torch.round(20 * x),
-        "sign": torch.sign,
-        "relu": lambda x: F.relu(x - 100.0) + 1.0,
-    }
-    report = inspect(mlp, batch, loss=lambda o: functions[flat](o).abs().mean())
-    assert "gradient at the output is exactly zero" in one(report).message
-    assert flat in one(report).cause
-
-
-def test_constant_loss_is_named(mlp, batch, inspect):
-    """A loss that multiplies the output by zero is constant."""
-    report = inspect(mlp, batch, loss=lambda o: (o * 0.0).sum() + 3.0)
-    assert "constant" in one(report).cause
-
-
-def test_hinge_that_is_met_is_no_fault(mlp, batch, inspect):
-    """A loss of zero has a gradient of zero."""
-    report = inspect(mlp, batch, loss=lambda o: F.relu(o - 100.0).mean())
-    assert findings(report) == []
-
-
 def test_loss_of_something_else_is_named(mlp, batch, inspect):
     """A loss that does not depend on the output trains nothing."""
     other = torch.ones(3, requires_grad=True)
@@ -552,41 +565,6 @@ def test_loss_of_what_the_model_keeps_is_no_fault(batch, inspect):
     model = Keeps()
     report = inspect(model, batch.clone().requires_grad_(), loss=lambda o: model.energy)
     assert findings(report) == []
-
-
-def test_target_that_is_never_read_is_named(mlp, batch, labels, inspect):
-    """A loss that takes a target and does not use it learns nothing from it."""
-    report = inspect(mlp, batch, labels, loss=lambda o, t: o.pow(2).mean() + t.shape[0])
-    assert "never reads its target" in one(report).message
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda o, _: o.pow(2).mean(),
-        lambda o, t: F.mse_loss(o, torch.zeros_like(o)),
-        lambda o, t: (o - torch.tensor(t.tolist())[:, None]).pow(2).mean(),
-        lambda o, t: torch.stack([o[i, c] for i, c in enumerate(t)]).pow(2).mean(),
-    ],
-)
-def test_target_that_is_read_or_not_needed_is_no_fault(mlp, batch, labels, inspect, loss):
-    """Reading a target in any way counts; an underscore says that it is not needed."""
-    assert findings(inspect(mlp, batch, labels, loss=loss)) == []
-
-
-def test_single_class_is_named(batch, inspect):
-    """cross_entropy over one class is zero whatever the output."""
-    report = inspect(
-        nn.Linear(16, 1), batch, torch.zeros(64, dtype=torch.long), loss=F.cross_entropy
-    )
-    assert "single class" in one(report).message
-
-
-def test_batch_taken_for_classes_is_named(batch, inspect):
-    """An output of shape (N,) makes cross_entropy take the samples for classes."""
-    model = nn.Sequential(nn.Linear(16, 1), nn.Flatten(0))
-    report = inspect(model, batch, torch.randint(0, 2, (64,)).float(), loss=F.cross_entropy)
-    assert "samples of the batch for classes" in one(report).message
 
 
 def test_user_thresholds_are_obeyed(mlp, batch, labels, inspect):
@@ -633,13 +611,6 @@ def test_targets_of_binary_cross_entropy(mlp, batch, inspect, low, high, is_wron
     assert (findings(report) != []) is is_wrong
     if is_wrong:
         assert "targets from 0 to 1" in one(report).message
-
-
-def test_gradient_that_underflows_is_no_constant_loss(batch, inspect):
-    """In float16 a gradient of zero may be one that is too small."""
-    model = nn.Linear(16, 4).half()
-    report = inspect(model, batch.half(), loss=lambda out: out.float().mean() * 1e-9)
-    assert "underflows float16" in one(report).cause
 
 
 def test_layer_outside_the_loss_is_not_blamed_for_what_it_is_given(batch, inspect):

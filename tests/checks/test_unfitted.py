@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.checks.layers import Applies
+
 
 def deep(activation, std, after, depth=16):
     """Return a net of batch normalisations whose weights have this deviation, fresh."""
@@ -16,16 +18,9 @@ def deep(activation, std, after, depth=16):
     return nn.Sequential(*layers, after, nn.Linear(16, 4))
 
 
-class Offset(nn.Module):
-    """Adds one, as positions and tokens are added."""
-
-    def forward(self, x):
-        return x + 1.0
-
-
 KINDS = {
     "activation_scale": lambda: deep(nn.Identity, 0.6, nn.Identity()),
-    "collapse": lambda: deep(nn.GELU, 0.02, Offset(), 8),
+    "collapse": lambda: deep(nn.GELU, 0.02, Applies(lambda x: x + 1.0), 8),
     "dead_units": lambda: deep(lambda: nn.Hardshrink(0.1), 0.1, nn.Identity(), 4),
     "grad_norm": lambda: deep(nn.Identity, 0.01, nn.Identity()),
     "saturation": lambda: deep(nn.Identity, 1.0, nn.Tanh()),

@@ -28,10 +28,10 @@ def test_a_check_says_what_it_is(check: Check) -> None:
     assert not check.minimum_evidence.endswith(".")
 
 
-def test_names_and_gravities_are_unique() -> None:
+def test_names_and_ranks_are_unique() -> None:
     """Violations have a definite order, and a name means one check."""
     assert len({check.name for check in all_checks()}) == len(all_checks())
-    assert len({check.gravity for check in all_checks()}) == len(all_checks())
+    assert len({check.rank for check in all_checks()}) == len(all_checks())
 
 
 def test_a_setting_belongs_to_one_check() -> None:
@@ -49,10 +49,10 @@ def test_a_check_is_in_the_reference_with_its_settings(check: Check) -> None:
     assert [s.name for s in check.settings if f"`{s.name}`" not in texts[0]] == []
 
 
-def test_the_reference_has_the_order_of_gravity() -> None:
+def test_the_reference_has_the_order_of_rank() -> None:
     """The page says that violations come in its order; each heading stands apart."""
     text = REFERENCE.read_text(encoding="utf-8")
-    ordered = [check.name for check in sorted(all_checks(), key=lambda check: check.gravity)]
+    ordered = [check.name for check in sorted(all_checks(), key=lambda check: check.rank)]
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert [heading for heading in headings if heading in ordered] == ordered
     assert len(re.findall(r"^\n## ", text, re.MULTILINE)) == len(headings)

@@ -14,7 +14,7 @@ def explained(pytester: pytest.Pytester, *options: str) -> list[str]:
     return result.outlines
 
 
-def test_every_check_is_explained_in_the_order_of_gravity(pytester: pytest.Pytester) -> None:
+def test_every_check_is_explained_in_the_order_of_rank(pytester: pytest.Pytester) -> None:
     """Names stand at the margin, nothing is wider than 80 columns, no test is collected."""
     pytester.makepyfile("raise RuntimeError('collected')")
     lines = explained(pytester, "--modelhealth-explain")

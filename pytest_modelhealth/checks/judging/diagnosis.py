@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.evidence import completed, flow_of
+from pytest_modelhealth.checks.facts import completed, flow_of
 from pytest_modelhealth.report import ROLES, Flow, Observation, Reference, Violation
 
 
@@ -30,14 +31,14 @@ def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Find
         return findings
     flow = flow_of(observation)
     consequences = _consequences(observation, flow, violations)
-    told: list[Finding] = []
+    roots: list[Finding] = []
     for finding in findings:
         if not isinstance(finding, Violation):
-            told.append(finding)
+            roots.append(finding)
         elif id(finding) in consequences:
             folded = tuple(_with_evidence(v, observation, flow) for v in consequences[id(finding)])
-            told.append(replace(_with_evidence(finding, observation, flow), folded=folded))
-    return told
+            roots.append(replace(_with_evidence(finding, observation, flow), folded=folded))
+    return roots
 
 
 class _Stage(IntEnum):
@@ -52,33 +53,29 @@ _BACKWARD_ROLES = ("gradients", "parameter_gradients")
 _STATE_ROLES = ("parameters", "buffers")
 
 
-@dataclass(frozen=True)
-class _Event:
-    """A violation in its place in the run: its stage, its moment there, and the gravity of it."""
+class _Event(NamedTuple):
+    """A violation in its place in the run: its stage, its moment there, and its rank."""
 
     stage: _Stage
     moment: float
-    gravity: int
+    rank: int
     violation: Violation
 
-    @property
-    def when(self) -> tuple[int, float, int]:
-        return (self.stage, self.moment, self.gravity)
 
-
-def _event(observation: Observation, violation: Violation, gravity: int) -> _Event:
+def _event(observation: Observation, violation: Violation, rank: int) -> _Event:
     record, role = observation.layers.get(violation.layer), violation.role
     begun = math.inf if record is None or record.entered is None else float(record.entered)
     ended = math.inf if record is None else float(completed(record))
+    stage, moment = _Stage.FORWARD, begun
     if role in _BACKWARD_ROLES:
-        return _Event(_Stage.BACKWARD, -ended, gravity, violation)
-    if role in _STATE_ROLES:
-        return _Event(_Stage.FORWARD, begun - 0.25, gravity, violation)
-    if role == "inputs":
-        return _Event(_Stage.FORWARD, begun, gravity, violation)
-    if role == "activations":
-        return _Event(_Stage.FORWARD, _made(observation, violation, ended), gravity, violation)
-    return _Event(_Stage.LOSS, 0.0, gravity, violation)
+        stage, moment = _Stage.BACKWARD, -ended
+    elif role in _STATE_ROLES:
+        moment = begun - 0.25
+    elif role == "activations":
+        moment = _made(observation, violation, ended)
+    elif role != "inputs":
+        stage, moment = _Stage.LOSS, 0.0
+    return _Event(stage, moment, rank, violation)
 
 
 def _made(observation: Observation, violation: Violation, ended: float) -> float:
@@ -157,10 +154,10 @@ def _consequences(
     observation: Observation, flow: Flow, violations: list[Violation]
 ) -> dict[int, list[Violation]]:
     """Return the roots by identity, each with what it explains in causal order."""
-    events = [_event(observation, v, gravity) for gravity, v in enumerate(violations)]
+    events = [_event(observation, v, rank) for rank, v in enumerate(violations)]
     explained: dict[int, list[Violation]] = {}
     stories: list[_Story] = []
-    for event in sorted(events, key=lambda event: event.when):
+    for event in sorted(events):
         cause = next((story.root for story in stories if story.explains(event)), None)
         if cause is not None:
             explained[id(cause.violation)].append(event.violation)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.evidence import is_inside
+from pytest_modelhealth.checks.facts import is_inside
 from pytest_modelhealth.report.flow import Call, Flow, Graph, Kind, Vertex
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import cast
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
+from pytest_modelhealth.checks.judging.empty_runs import without_gradients, without_numbers
 from pytest_modelhealth.checks.judging.inferred import with_flow
 from pytest_modelhealth.checks.judging.unfitted import Unfitted
-from pytest_modelhealth.checks.judging.unseen import unseen, without_gradients
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
 from pytest_modelhealth.settings import Settings
@@ -33,26 +33,26 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
     """
     observation = with_flow(observation)
     judged = _judged_layers(observation, settings)
-    _require_layers(observation, settings)
+    checks = _chosen_checks(settings)
     findings: list[Finding] = []
     broken: list[BrokenCheck] = []
-    for check in _chosen_checks(settings):
+    for check in checks:
         try:
             for finding in _findings(check, observation, settings):
                 findings.append(finding)  # noqa: PERF402 - those before an exception stand
         except _RubbishError as error:
             broken.append(BrokenCheck(check.name, str(error), _home(check)))
         except SettingsError:
-            raise  # the caller's, who is told at once
+            raise  # the caller's, who learns of it at once
         except Exception as error:  # noqa: BLE001 - a project's check may raise anything
             text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
             broken.append(BrokenCheck(check.name, text, _place(error)))
     unfitted = Unfitted(observation, cast("tuple[Check, ...]", settings.checks))
-    told = _told(observation, findings, settings, unfitted)
-    told = [finding for finding in told if not judged.isdisjoint(_layers(finding))]
-    judgement = _sort_out(told, settings, unfitted, tuple(broken))
-    nothing = unseen(observation)
-    if nothing is None and not judgement.violations and _wants_gradients(findings, settings):
+    folded = _folded(observation, findings, settings, unfitted)
+    found = [finding for finding in folded if not judged.isdisjoint(_layers(finding))]
+    judgement = _sort_out(found, settings, unfitted, tuple(broken))
+    nothing = without_numbers(observation)
+    if nothing is None and not judgement.violations and _wants_gradients(checks, findings):
         nothing = without_gradients(observation)
     if nothing is None:
         return judgement
@@ -71,13 +71,10 @@ def _chosen_checks(settings: Settings) -> list[Check]:
     return chosen
 
 
-def _wants_gradients(findings: list[Finding], settings: Settings) -> bool:
+def _wants_gradients(checks: list[Check], findings: list[Finding]) -> bool:
     """Whether a check on gradients was to run, and none has said what is missing."""
-    named = {check.name for check in _chosen_checks(settings) if check.role == _GRADIENTS}
+    named = {check.name for check in checks if check.role == "parameter_gradients"}
     return bool(named) and named.isdisjoint(finding.check for finding in findings)
-
-
-_GRADIENTS = "parameter_gradients"
 
 
 class _RubbishError(Exception):
@@ -125,57 +122,50 @@ def _shown(filename: str) -> str:
 
 
 def _judged_layers(observation: Observation, settings: Settings) -> set[str]:
+    """Return the layers that the setting ``layers`` names.
+
+    Each threshold by layer must have a layer, too; shared ones may be for other models.
+    """
     patterns, origin = settings["layers"]
     judged: set[str] = set()
     for pattern in patterns:
-        matched = {name for name in observation.layers if fnmatchcase(name, pattern)}
-        if not matched:
-            nearest = suggest_layer(pattern, observation.layers)
-            raise LayerNotFoundError(
-                f"layers={pattern!r} ({origin}) matches no layer of "
-                f"{observation.model_type}{nearest}"
-            )
-        judged |= matched
+        judged |= _matched(pattern, f"layers={pattern!r} ({origin})", observation)
+    for special in settings.layer_limits:
+        if not special.shared:
+            said = f"thresholds={{{special.layers!r}: ...}} ({special.limit.origin})"
+            _matched(special.layers, said, observation)
     return judged
 
 
-def _require_layers(observation: Observation, settings: Settings) -> None:
-    """Do nothing if each threshold by layer has a layer; shared ones may be for other models."""
-    for special in settings.layer_limits:
-        if not special.shared and not _matches(special.layers, observation):
-            nearest = suggest_layer(special.layers, observation.layers)
-            raise LayerNotFoundError(
-                f"thresholds={{{special.layers!r}: ...}} ({special.limit.origin}) matches no "
-                f"layer of {observation.model_type}{nearest}"
-            )
+def _matched(pattern: str, said: str, observation: Observation) -> set[str]:
+    matched = {name for name in observation.layers if fnmatchcase(name, pattern)}
+    if not matched:
+        nearest = suggest_layer(pattern, observation.layers)
+        raise LayerNotFoundError(f"{said} matches no layer of {observation.model_type}{nearest}")
+    return matched
 
 
-def _matches(pattern: str, observation: Observation) -> bool:
-    return any(fnmatchcase(name, pattern) for name in observation.layers)
-
-
-def _told(
+def _folded(
     observation: Observation, findings: list[Finding], settings: Settings, unfitted: Unfitted
 ) -> list[Finding]:
     """Return the findings with consequences folded, none that fails under one that does not."""
-    told = diagnose(observation, findings)
+    folded = diagnose(observation, findings)
 
     def fails(violation: Violation) -> bool:
         return not (_only_warns(violation, settings) or unfitted.explain(violation))
 
-    mild = [f for f in told if isinstance(f, Violation) and not fails(f)]
+    mild = [f for f in folded if isinstance(f, Violation) and not fails(f)]
     hidden = [v for root in mild for v in root.folded if fails(v)]
     if not hidden:
-        return told
-    shown = [_without(finding, hidden) for finding in told]
+        return folded
+    shown = [
+        replace(finding, folded=tuple(v for v in finding.folded if v not in hidden))
+        if isinstance(finding, Violation)
+        else finding
+        for finding in folded
+    ]
     order = [check.name for check in settings.checks]
     return sorted([*shown, *diagnose(observation, hidden)], key=lambda f: order.index(f.check))
-
-
-def _without(finding: Finding, hidden: list[Violation]) -> Finding:
-    if not isinstance(finding, Violation):
-        return finding
-    return replace(finding, folded=tuple(v for v in finding.folded if v not in hidden))
 
 
 def _only_warns(violation: Violation, settings: Settings) -> bool:
@@ -204,16 +194,13 @@ def _sort_out(
     for finding in findings:
         waiver = next((w for w in settings.waivers if w.covers(finding.check, finding.layer)), None)
         if isinstance(finding, Inconclusive):
-            if waiver is None:
-                inconclusive.append(finding)
+            inconclusive += [] if waiver else [finding]
         elif waiver is not None:
             waived.append((finding, waiver))
         elif unfitted.explain(finding):
             explained.append(finding)
-        elif _only_warns(finding, settings):
-            warned.append(finding)
         else:
-            violations.append(finding)
+            (warned if _only_warns(finding, settings) else violations).append(finding)
     if explained:
         others = [finding for finding in inconclusive if not unfitted.doubt(finding)]
         inconclusive = [unfitted.line(explained), *others]

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from pytest_modelhealth.checks.check import Check
-from pytest_modelhealth.checks.evidence import called, flow_of
+from pytest_modelhealth.checks.facts import called, flow_of
 from pytest_modelhealth.checks.freshness import is_unfitted
-from pytest_modelhealth.report import Flow, Inconclusive, LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Inconclusive, Observation, Violation
 
 _STATE_ROLES = ("parameters", "buffers")
 _BACKWARD_ROLES = ("gradients", "parameter_gradients")
@@ -37,7 +37,8 @@ class Unfitted:
         if any(seen.layer in self._behind for seen in violation.evidence):
             return True  # what began before them passes its limit behind them
         if violation.role == "inputs":
-            return not self._behind.isdisjoint(self._flow.producers(violation.layer))
+            givers = flow_of(self._observation).producers(violation.layer)
+            return not self._behind.isdisjoint(givers)
         is_before = violation.role in _BACKWARD_ROLES and violation.layer in self._before
         return is_before or violation.layer in self._behind
 
@@ -49,31 +50,23 @@ class Unfitted:
         """Return the one line that stands for all that they explain."""
         first, *others = self._norms
         so_do = f", as in {len(others)} more" if others else ""
-        told = [violation for root in explained for violation in (root, *root.folded)]
-        checks = ", ".join(dict.fromkeys(violation.check for violation in told))
+        every = [violation for root in explained for violation in (root, *root.folded)]
+        checks = ", ".join(dict.fromkeys(violation.check for violation in every))
         reason = (
             f"its running mean is 0 and its variance 1, as they start{so_do}, so that evaluation "
             f"mode normalises nothing, and what depth explains is not judged ({checks}); train "
             "for a step first, or inspect in training mode"
         )
-        return Inconclusive("normalization", first.name, reason)
+        return Inconclusive("normalization", first, reason)
 
     @cached_property
-    def _norms(self) -> list[LayerRecord]:
-        return [record for record in called(self._observation) if is_unfitted(record)]
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(record.name for record in self._norms)
-
-    @cached_property
-    def _flow(self) -> Flow:
-        return flow_of(self._observation)
+    def _norms(self) -> tuple[str, ...]:
+        return tuple(r.name for r in called(self._observation) if is_unfitted(r))
 
     @cached_property
     def _behind(self) -> frozenset[str]:
-        return self._flow.reach(*self._names).union(self._names)
+        return flow_of(self._observation).reach(*self._norms).union(self._norms)
 
     @cached_property
     def _before(self) -> frozenset[str]:
-        return self._flow.feeding(*self._names).union(self._names)
+        return flow_of(self._observation).feeding(*self._norms).union(self._norms)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.checks.evidence import called, trainable
+from pytest_modelhealth.checks.facts import called, trainable
 from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Status
 
 
-def unseen(observation: Observation) -> Inconclusive | None:
+def without_numbers(observation: Observation) -> Inconclusive | None:
     """Return why no layer that ran returned a number, if none did, or the model no tensor."""
     ran = [record for record in called(observation) if "activations" in record.watched]
     if not ran:

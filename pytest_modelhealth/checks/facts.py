@@ -1,4 +1,4 @@
-"""What checks ask of an observation: who feeds whom, what lies inside what, in which order."""
+"""Facts about layers that several checks ask for: what ran, in which order, what lies in what."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ def flow_of(observation: Observation) -> Flow:
     """Return who feeds whom; of observations that no verdict is made of, inferred at each call."""
     flow = observation.flow
     if flow is None:
-        from pytest_modelhealth.checks.judging.inferred import (
-            with_flow,  # with the report, unlike checks
-        )
+        # which loads the report, as no check may when pytest prints its help
+        from pytest_modelhealth.checks.judging.inferred import with_flow
 
         flow = with_flow(observation).flow
     assert flow is not None
@@ -85,15 +84,8 @@ def is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
 def innermost(records: Iterable[LayerRecord]) -> list[LayerRecord]:
     """Return the records that contain no other of them, in the order of completion."""
     records = list(records)
-    around = {container for record in records for container in _containers(record.name)}
+    around = {parent(layer) for record in records for layer in enclosing(record.name)}
     return sorted((r for r in records if r.name not in around), key=completed)
-
-
-def _containers(layer: str) -> Iterator[str]:
-    """Yield the names of all modules that `layer` lies in, the nearest first."""
-    while layer:
-        layer = parent(layer)
-        yield layer
 
 
 def leaves(observation: Observation) -> list[LayerRecord]:
@@ -109,3 +101,11 @@ def completed(record: LayerRecord) -> int:
 def trainable(record: LayerRecord) -> dict[str, TensorStatistics]:
     """Return the layer's own parameters that require gradients."""
     return {name: s for name, s in record.parameters.items() if name not in record.frozen}
+
+
+def gain(record: LayerRecord) -> float | None:
+    """Return the root mean square of a layer's output relative to that of its inputs, if known."""
+    given, returned = record.inputs, record.activations
+    if given is None or returned is None or not given.finite_count or not given.rms:
+        return None
+    return returned.rms / given.rms
