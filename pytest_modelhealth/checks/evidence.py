@@ -19,7 +19,7 @@ def flow_of(observation: Observation) -> Flow:
     """Return who feeds whom; of observations that no verdict is made of, inferred at each call."""
     flow = observation.flow
     if flow is None:
-        from pytest_modelhealth.checks.judging.inferred import (
+        from pytest_modelhealth.report.flow.inferred import (
             with_flow,  # with the report, unlike checks
         )
 

@@ -54,8 +54,7 @@ def _take_a_place(flow: Flow, calls: list[Call], by_key: bool) -> bool:
         return all(flow.graph.vertices[number].live for number in first.inputs)
     following = flow.after(*first.outputs)
     if all(not following.isdisjoint(call.inputs) for call in later):
-        pairs = zip(calls, later, strict=False)  # chosen by name: it may be called between others
-        return not by_key or all(set(b.inputs) & set(a.outputs) for a, b in pairs)
+        return not by_key  # chosen by name, it may be called between others
     origins = [flow.origins(*call.inputs) for call in calls]
     return all(one != origins[0] for one in origins[1:])
 
@@ -75,10 +74,8 @@ def taken_for_two(
     places: dict[int, set[tuple[int, object]]] = {}
     for group in groups.alike:
         never = [name for name in group if not groups.ran(name)]
-        called = [name for name in group if name in flow and flow.calls(name)]
-        if len(never) != 1 or len(called) != len(group) - 1 or not called:
-            continue
-        if not all(map(groups.learns, group)):
+        called = [name for name in group if name in flow]
+        if len(never) != 1 or len(called) != len(group) - 1 or not all(map(groups.learns, group)):
             continue
         places = places or _places(flow)
         for name in called:
@@ -104,8 +101,6 @@ def _is_called_twice_with_each(flow: Flow, layer: str) -> bool:
 
 def _are_beside(flow: Flow, one: str, other: str) -> bool:
     """Whether neither of two layers feeds the other."""
-    if one not in flow or other not in flow:
-        return False  # an end
     return other not in flow.reach(one) and one not in flow.reach(other)
 
 

@@ -346,13 +346,13 @@ class Flow:
         """
         return stopped(self._indexed, stops, alive)
 
-    def at(self, edge: Edge) -> Cut:
+    def cut_at(self, edge: Edge) -> Cut:
         """Return what takes an operand, where, and between which layers."""
         vertex, position = edge
         operand = self.graph.vertices[vertex].operands[position]
         return self._indexed.cut(vertex, operand, self._indexed.backward({operand}))
 
-    def last(self, *layers: str, by: By = "value") -> tuple[str, ...]:
+    def last_of(self, *layers: str, by: By = "value") -> tuple[str, ...]:
         """Return those of `layers` that feed no other of them; of a loop, the last to run."""
         index = self._indexed
         onward = index.next_to(by, back=True)
