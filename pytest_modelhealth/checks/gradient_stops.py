@@ -90,7 +90,7 @@ class GradientStops:
         return self._into(lambda v: v.function not in _LINEAR)
 
     @cached_property
-    def differences(self) -> Mapping[str, Edge]:
+    def cancelled(self) -> Mapping[str, Edge]:
         """What goes into both sides of differences alone, as into ``x - x.mean()``."""
         edges = self._into(lambda v: v.function == "sub")
         one_side = [self.stopped(e for e in edges if e[1] == side).names for side in (0, 1)]

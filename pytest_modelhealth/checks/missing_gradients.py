@@ -164,7 +164,8 @@ _ANSWERS = (
 
 def _violation(story: _Story, observation: Observation) -> Violation:
     record, flow = story.culprit.record, flow_of(observation)
-    names = _lacking(record)
+    own = {one.name.rpartition(".")[2] for one in story.lost if one.record is record}
+    names = [name for name in _lacking(record) if name in own] or _lacking(record)
     lost = {one.record.name for one in story.lost} - {record.name}
     if story.culprit.is_used or story.culprit.name not in flow:
         meant = design(record, observation, flow)

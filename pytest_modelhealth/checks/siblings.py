@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation
 
 _FEWEST_SIBLINGS = 3
-Kind = tuple[tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
+_Form = tuple[tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
 
 
 class Siblings:
@@ -41,13 +41,13 @@ class Siblings:
         rough: dict[tuple[str, str], list[str]] = defaultdict(list)
         for record in self._layers.values():
             rough[parent(record.name), record.type_name].append(record.name)
-        groups: dict[tuple[str, Kind], list[str]] = defaultdict(list)
+        groups: dict[tuple[str, _Form], list[str]] = defaultdict(list)
         for (holder, _), names in rough.items():
             for name in names if len(names) > 1 else ():
-                groups[holder, self._kind(name)].append(name)
+                groups[holder, self._form(name)].append(name)
         return [g for g in groups.values() if len(g) > 1 and self.has_parameters(g[0])]
 
-    def _kind(self, layer: str) -> Kind:
+    def _form(self, layer: str) -> _Form:
         """Return what tells whether two layers are alike: classes and shapes, by own name."""
         return tuple(
             (

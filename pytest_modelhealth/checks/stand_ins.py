@@ -85,18 +85,13 @@ def taken_for_two(
             if beside:
                 is_for_two = all(_count(flow, places, other) == {1} for other in beside)
             else:
-                is_for_two = len(called) == 1 or _is_called_twice_with_each(flow, name)
+                times = Counter(call.inputs for call in flow.calls(name))
+                is_for_two = len(called) == 1 or set(times.values()) == {2}
                 is_for_two &= observation.layers[parent(name)].entered is not None
                 takers = flow.consumers(name)
                 is_for_two &= len(takers) == 2 and _are_beside(flow, *takers)
             if is_for_two:
                 yield name, never[0]
-
-
-def _is_called_twice_with_each(flow: Flow, layer: str) -> bool:
-    times = Counter(call.inputs for call in flow.calls(layer))
-    live = all(flow.graph.vertices[number].live for given in times for number in given)
-    return live and set(times.values()) == {2}
 
 
 def _are_beside(flow: Flow, one: str, other: str) -> bool:

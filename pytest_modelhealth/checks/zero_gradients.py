@@ -292,7 +292,7 @@ class _Verdict:
             return (
                 f"of what {join} puts together only a part is taken later: it may be for the rest"
             )
-        if record.name in self._stops.differences:
+        if record.name in self._stops.cancelled:
             return ""
         if not self._after(record) and any(map(learns, called(self._observation))):
             return _FLAT_HERE
@@ -311,7 +311,7 @@ class _Verdict:
         return [r for r in after if r.gradients is not None and r.gradients.abs_max > 0.0]
 
     def _cause(self, record: LayerRecord, suspect: Edge | None) -> str:
-        difference = self._stops.differences.get(record.name)
+        difference = self._stops.cancelled.get(record.name)
         if difference is not None:
             return (
                 f"{_named(self._flow.cut_at(difference))} takes from it what is made of itself, "

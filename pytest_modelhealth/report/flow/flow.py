@@ -205,7 +205,25 @@ class Flow:
             join: makes one of what comes by two ways.
             back: from the ends to the sources: what those after a layer pass back to it.
         """
-        return self._indexed.sweep(pass_on, join, back, by)
+        index = self._indexed
+        count, before = len(self.graph.vertices), index.next_to(by, back=not back)
+        came: list[T | None] = [None] * count
+        passed: list[T | None] = [None] * count
+        found: dict[str, T] = {}
+        for number in range(count - 1, -1, -1) if back else range(count):
+            value = None
+            for other in before(number):
+                given = came[other] if index.is_of_one_call(number, other) else passed[other]
+                if given is not None:
+                    value = given if value is None else join(value, given)
+            came[number] = value
+            names = index.named(number)
+            for name in reversed(names) if back else names:
+                if value is not None:
+                    found[name] = join(found[name], value) if name in found else value
+                value = pass_on(name, value)
+            passed[number] = value
+        return found
 
     def cut_between(self, source: str, target: str = LOSS) -> tuple[Cut, ...]:
         """Return where gradients end on the ways from `source` to `target`.

@@ -1,11 +1,10 @@
-"""A graph with what every question looks up; the sweeps that questions are made of."""
+"""A graph with what every question looks up, and the walks that questions are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import TypeVar
 
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.report.flow.graph import (
@@ -26,9 +25,6 @@ from pytest_modelhealth.report.flow.graph import (
     Vertex,
 )
 
-T = TypeVar("T")
-_Edge = tuple[int, int]  # what takes a vertex, and the vertex
-
 
 def walk(start: Iterable[int], onward: Callable[[int], Iterable[int]]) -> set[int]:
     """Return `start` and all that one gets to from there by steps of `onward`."""
@@ -48,6 +44,7 @@ class Index:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.takers: list[list[int]] = [[] for _ in graph.vertices]
+        self._operands = [vertex.operands for vertex in graph.vertices]
         self.homes: list[str | None] = []
         """The layer or source that each vertex is of; ``None`` for an operation between layers."""
         self._by_call: list[list[int]] = [[] for _ in graph.calls]
@@ -207,28 +204,24 @@ class Index:
             yield LOSS
 
     @cached_property
-    def _ways(self) -> dict[tuple[By, bool], Sequence[Sequence[int]]]:
-        """For each vertex its takers, or back its operands: all, or where gradients go back."""
-        vertices = self.graph.vertices
-        takers: list[list[int]] = [[] for _ in vertices]
+    def _by_gradient(self) -> tuple[list[list[int]], list[list[int]]]:
+        """For each vertex the takers that gradients come from, and the operands they go to."""
+        takers: list[list[int]] = [[] for _ in self.graph.vertices]
         operands: list[list[int]] = []
-        for number, vertex in enumerate(vertices):
+        for number, vertex in enumerate(self.graph.vertices):
             passing = (o for at, o in enumerate(vertex.operands) if vertex.passes_gradient(at))
             operands.append(list(dict.fromkeys(passing)))
             for operand in operands[-1]:
                 takers[operand].append(number)
-        return {
-            ("value", False): self.takers,
-            ("value", True): [vertex.operands for vertex in vertices],
-            ("gradient", False): takers,
-            ("gradient", True): operands,
-        }
+        return takers, operands
 
     def next_to(self, by: By, *, back: bool) -> Callable[[int], Sequence[int]]:
         """Return what gives the vertices that take one, or `back` those it takes."""
-        if (by, back) not in self._ways:
-            raise InspectionError(f'by must be "value" or "gradient", not {by!r}')
-        return self._ways[by, back].__getitem__
+        if by == "value":
+            return self._operands.__getitem__ if back else self.takers.__getitem__
+        if by == "gradient":
+            return self._by_gradient[back].__getitem__
+        raise InspectionError(f'by must be "value" or "gradient", not {by!r}')
 
     def forward(self, start: Iterable[int], by: By, last: int | None = None) -> set[int]:
         """Return what comes of `start` up to the vertex `last`, itself included."""
@@ -245,34 +238,7 @@ class Index:
             return walk(goal, onward)
         return walk(goal, lambda number: onward(number) if number >= first else ())
 
-    def sweep(
-        self,
-        pass_on: Callable[[str, T | None], T | None],
-        join: Callable[[T, T], T],
-        back: bool,
-        by: By,
-    ) -> dict[str, T]:
-        """Return what comes to each layer and source of what those before it pass on."""
-        count, next_to = len(self.graph.vertices), self.next_to(by, back=not back)
-        came: list[T | None] = [None] * count
-        passed: list[T | None] = [None] * count
-        found: dict[str, T] = {}
-        for number in range(count - 1, -1, -1) if back else range(count):
-            value = None
-            for other in next_to(number):
-                given = came[other] if self._is_of_one_call(number, other) else passed[other]
-                if given is not None:
-                    value = given if value is None else join(value, given)
-            came[number] = value
-            names = self._named(number)
-            for name in reversed(names) if back else names:
-                if value is not None:
-                    found[name] = join(found[name], value) if name in found else value
-                value = pass_on(name, value)
-            passed[number] = value
-        return found
-
-    def _named(self, number: int) -> list[str]:
+    def named(self, number: int) -> list[str]:
         """Return the layer or source that a vertex is of, and those that hold it and return it."""
         home, made_in = self.homes[number], self.graph.vertices[number].call
         names = [] if home is None else [home]
@@ -282,7 +248,8 @@ class Index:
                 names.append(self.graph.calls[call].layer)
         return names
 
-    def _is_of_one_call(self, a: int, b: int) -> bool:
+    def is_of_one_call(self, a: int, b: int) -> bool:
+        """Whether two vertices were made by one call of a layer."""
         one, other = self.graph.vertices[a], self.graph.vertices[b]
         return (
             self.homes[a] is not None and self.homes[a] == self.homes[b] and one.call == other.call

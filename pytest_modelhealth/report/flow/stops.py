@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from pytest_modelhealth.report.flow.graph import (
@@ -168,13 +168,8 @@ def stopped(index: Index, stops: Iterable[Edge], alive: Iterable[str]) -> Stoppe
                 here, known = order.get((number, position), after), state[operand]
                 state[operand] = here if known is None else min(known, here)
     by_vertex = {n: edges[s] for n, s in enumerate(state) if s is not None and s != _OPEN}
-    return Stopped(_by_name(index, state, edges), by_vertex)
-
-
-def _by_name(index: Index, state: list[int | None], edges: list[Edge]) -> Mapping[str, Edge]:
-    found: dict[str, Edge] = {}
-    for name, values in index.values.items():
-        met = [s for v in values if (s := state[v]) is not None]
-        if met and min(met) != _OPEN:
-            found[name] = edges[min(met)]
-    return found
+    first = {
+        name: min((s for v in values if (s := state[v]) is not None), default=_OPEN)
+        for name, values in index.values.items()
+    }
+    return Stopped({n: edges[s] for n, s in first.items() if s != _OPEN}, by_vertex)
