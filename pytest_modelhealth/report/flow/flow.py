@@ -323,23 +323,20 @@ class Flow:
     def gate(self, layer: str) -> tuple[Gate, ...]:
         """Return the multiplications that values of `layer` go through before the next layer."""
         index = self._indexed
-        given_out = index.given_out(layer)
-        vertices, homes = index.graph.vertices, index.homes
-
-        def takers(number: int) -> list[int]:
-            return [taker for taker in index.takers[number] if homes[taker] is None]
-
-        holding = walk(
-            given_out, lambda n: [t for t in takers(n) if vertices[t].function in AS_IT_IS]
-        )
-        taking = {taker for number in holding for taker in takers(number)}
         gates: dict[Gate, None] = {}
-        for number in sorted(taking):
-            made = vertices[number]
+        met: set[int] = set()
+        todo = [(taker, v) for v in index.given_out(layer) for taker in index.takers[v]]
+        while todo:
+            vertex, before = todo.pop()
+            made = index.graph.vertices[vertex]
+            if vertex in met or index.homes[vertex] is not None:
+                continue
+            met.add(vertex)
             if made.function in PRODUCTS:
-                held = next(operand for operand in made.operands if operand in holding)
-                others = (operand for operand in made.operands if operand != held)
+                others = (operand for operand in made.operands if operand != before)
                 gates.update((index.gate(layer, other, made.line), None) for other in others)
+            elif made.function in AS_IT_IS:
+                todo.extend((taker, vertex) for taker in index.takers[vertex])
         return tuple(gates)
 
     def factors(self, zeros: Collection[str], parts: Collection[str] = ()) -> tuple[Factor, ...]:

@@ -175,8 +175,10 @@ class Index:
     def takers_as_it_is(self, layer: str) -> Iterator[str]:
         """Yield the layers and ends that are given all values of a layer, in order."""
         calls = [self.graph.calls[number] for number in self.calls_of(layer)]
-        holding = self.passed_on(
-            {v for call in calls for v in call.outputs} or self.inside(layer), WHOLE
+        vertices = self.graph.vertices
+        holding = walk(
+            {v for call in calls for v in call.outputs} or self.inside(layer),
+            lambda number: [t for t in self.takers[number] if vertices[t].function in WHOLE],
         )
         since = min(self.calls_of(layer), default=-1)
         taking = {n for v in holding for n in self._given_to.get(v, ()) if n > since}
@@ -419,14 +421,6 @@ class Index:
             return vertex.operands[:1] if is_view else ()  # others say where, or how
 
         return walk([number], onward)
-
-    def passed_on(self, start: Iterable[int], operations: frozenset[str] = AS_IT_IS) -> set[int]:
-        """Return the vertices that hold values of `start` as they are, these included."""
-        vertices = self.graph.vertices
-        return walk(
-            start,
-            lambda number: [t for t in self.takers[number] if vertices[t].function in operations],
-        )
 
     def own_operations(self, layer: str) -> Iterator[Operation]:
         """Yield the operations of a layer's first call that are its own code's."""
