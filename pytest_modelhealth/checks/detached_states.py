@@ -29,19 +29,18 @@ def detached_states(check: Check, observation: Observation) -> Iterator[Finding]
     layers = observation.layers
     if not any(record.calls > _FEWEST and learns(record) for record in layers.values()):
         return
-    told: dict[str, tuple[Recurrence, list[str]]] = {}
+    by_line: dict[str, tuple[Recurrence, list[str]]] = {}
     for found in flow_of(observation).cut_recurrences():
         if _is_detached(found) and _learns(found.layer, observation):
-            told.setdefault(found.cuts[0].line, (found, []))[1].append(found.layer)
-    for found, names in told.values():
-        record, cut = layers[found.layer], found.cuts[0]
-        sizes = _sizes(record)
+            by_line.setdefault(found.cuts[0].line, (found, []))[1].append(found.layer)
+    for found, names in by_line.values():
+        record, sizes = layers[found.layer], _sizes(layers[found.layer])
         if found.takes_more and sizes == _STEPS_AND_WIDTH:
             continue
         yield check.violation(
             record,
             f"its state is detached before each of its {found.calls} calls, so that no gradient "
-            f"goes back further than one: {cut.told(near(cut.line))}",
+            f"goes back further than one: {near(str(found.cuts[0]))}",
             value=float(found.calls),
             limit=ALWAYS,
             cause="the state is cut off at every step, and nothing learns over several: detach it "

@@ -20,7 +20,7 @@ def flow_of(observation: Observation) -> Flow:
     flow = observation.flow
     if flow is None:
         # which loads the report, as no check may when pytest prints its help
-        from pytest_modelhealth.checks.judging.inferred import with_flow
+        from pytest_modelhealth.report.flow.inferred import with_flow
 
         flow = with_flow(observation).flow
     assert flow is not None

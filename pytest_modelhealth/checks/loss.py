@@ -553,7 +553,7 @@ def _uniform_guess(call: LossCall) -> float | None:
 def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
     """Return the layer whose output the loss is given, else the one that calls it."""
     # which loads the report, as no check may when pytest prints its help
-    from pytest_modelhealth.checks.judging.inferred import same_values
+    from pytest_modelhealth.report.flow.inferred import same_values
 
     flow = flow_of(observation)
     ran = called(observation)

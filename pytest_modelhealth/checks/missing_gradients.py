@@ -87,7 +87,7 @@ def _stories(observation: Observation) -> list[_Story]:
     for name, ending in flow.endings(lost).items():
         story = stories.setdefault(ending.last, _Story(lost[ending.last], ending.cut, []))
         story.lost.append(lost[name])
-    told: dict[tuple[str, ...], _Story] = {}
+    by_code: dict[tuple[str, ...], _Story] = {}
     codes: dict[Cut | None, tuple[str, ...]] = {}
     in_order = sorted(stories.values(), key=lambda story: completed(story.culprit.record))
     for story in reversed(in_order):
@@ -96,8 +96,8 @@ def _stories(observation: Observation) -> list[_Story]:
         if not is_meant(record, name, lost_with_it, is_used, observation, flow):
             code = _code(story, flow)
             code = codes.setdefault(story.cut, code) if story.cut is not None else code
-            told.setdefault(code, story).lost.extend(story.lost)
-    return list(reversed(told.values()))
+            by_code.setdefault(code, story).lost.extend(story.lost)
+    return list(reversed(by_code.values()))
 
 
 def _code(story: _Story, flow: Flow) -> tuple[str, ...]:
@@ -136,16 +136,14 @@ def _lacking(record: LayerRecord) -> list[str]:
 def _names(record: LayerRecord, lacking: list[str], flow: Flow) -> list[str]:
     """Return what the flow calls what lacks gradients: the layer, or parameters that were read.
 
-    A container may hold some for other occasions (the token that stands for a masked patch), or
-    read them under ``no_grad``.
+    A layer may lack it for some alone, by a loss of the output's slopes. A container may hold
+    some for other occasions (the token that stands for a masked patch), or read them under
+    ``no_grad``.
     """
-    is_leaf = record.name in flow.layers
-    if is_leaf and record.gradients is None:  # or partly: a loss of the output's slopes alone
+    if record.name in flow.layers and record.gradients is None:
         return [record.name] if len(lacking) == len(trainable(record)) else []
     off = record.unreached - record.read_in_vain
-    names = {name: f"{record.name}.{name}".lstrip(".") for name in lacking if name not in off}
-    read = [full for name, full in names.items() if full in flow or name in record.read_in_vain]
-    return read or ([record.name] if is_leaf else [])
+    return [f"{record.name}.{name}".lstrip(".") for name in lacking if name not in off]
 
 
 def _only_answers(observation: Observation) -> bool:
@@ -169,8 +167,9 @@ def _violation(story: _Story, observation: Observation) -> Violation:
     own = {one.name.rpartition(".")[2] for one in story.lost if one.record is record}
     names = [name for name in _lacking(record) if name in own] or _lacking(record)
     lost = {one.record.name for one in story.lost} - {record.name}
-    meant = design(record, observation, flow) if story.culprit.is_used else None
-    if not story.culprit.is_used and story.culprit.name in flow:
+    if story.culprit.is_used or story.culprit.name not in flow:
+        meant = design(record, observation, flow)
+    else:
         meant = dropped(story.culprit.name, observation, flow)
     why, cause = _why(story, flow)
     message = f"no gradient reaches its trainable parameters ({', '.join(names)})"
@@ -209,7 +208,7 @@ def _why(story: _Story, flow: Flow) -> tuple[str, str]:
         where = at(near(flow.line(record.name)))
         return f"it runs under torch.no_grad(){where}", f"the graph is cut there: {_LEARN}"
     if story.cut is not None:
-        return story.cut.told(near(story.cut.line)), f"{reads}the graph is cut there: {_LEARN}"
+        return near(str(story.cut)), f"{reads}the graph is cut there: {_LEARN}"
     if record.status == "no_grad_path":
         return "what it returns has no graph", f"in its own forward {_CUT}"
     if flow.is_exact:

@@ -54,7 +54,7 @@ def differences(
         usual = group[0] if keys[group[0]] in (keys[group[1]], keys[group[2]]) else group[1]
         odd = [block for block in group if keys[block] != keys[usual]]
         if len(odd) == 1:
-            found = list(_told(flow, odd[0], inner, codes[usual], codes[odd[0]]))
+            found = list(_compared(flow, odd[0], inner, codes[usual], codes[odd[0]]))
             is_end = odd[0] in (group[0], group[-1])
             if not is_end or not any(one.at_an_end for one in found):
                 yield from found
@@ -95,7 +95,7 @@ def _is_left_out(flow: Flow, block: str, operand: str) -> bool:
     return any(set(call.outputs) <= set(call.inputs) for call in flow.calls(name))
 
 
-def _told(
+def _compared(
     flow: Flow, block: str, inner: str, usual: list[Operation], now: list[Operation]
 ) -> Iterator[Difference]:
     from pytest_modelhealth.report.flow import SUMS
@@ -112,10 +112,10 @@ def _told(
     for one in gone:
         if not any(_is_left_out(flow, block, name) for name in one.operands):
             residual = one.name in SUMS and not _FIRST_INPUT.isdisjoint(one.operands)
-            is_told = residual or one.name in _MASKS
+            is_anywhere = residual or one.name in _MASKS
             said = f"{phrase(one, 'its')} is missing"
             said += ", a residual" if residual else ""
-            yield Difference(block, inner, said, at_an_end=not is_told)
+            yield Difference(block, inner, said, at_an_end=not is_anywhere)
     for one in new:
         said = f"{phrase(one, 'its')} is in it alone{near_line(one.line)}"
         yield Difference(block, inner, said, at_an_end=one.name not in _REDUCTIONS)

@@ -90,8 +90,8 @@ def factors(observation: Observation, sources: Iterable[str], target: str) -> st
     """Return which operations between layers may change the scale, in brackets, if any do."""
     flow = flow_of(observation)
     made = (vertex for source in sources for vertex in flow.operations(source, target))
-    told = [vertex for vertex in made if vertex.function in SCALING and vertex.line]
-    return f" ({named(told, ', ', most=3)})" if told else ""
+    scaling = [vertex for vertex in made if vertex.function in SCALING and vertex.line]
+    return f" ({named(scaling, ', ', most=3)})" if scaling else ""
 
 
 def as_given(observation: Observation, name: str) -> TensorStatistics | None:

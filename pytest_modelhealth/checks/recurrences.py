@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
@@ -60,7 +60,7 @@ def _never_carried(
     calls: list[Call],
     given: str,
     severity: Severity,
-    affected: list[str] | None = None,
+    affected: Collection[str] = (),
 ) -> Violation:
     return check.violation(
         record,
@@ -71,7 +71,7 @@ def _never_carried(
         cause="the state is not carried from step to step, so that nothing is remembered and "
         "the weights of the state learn nothing: assign what it returns and pass it on",
         independent=True,
-        affected=affected or (),
+        affected=affected,
         severity=severity,
     )
 

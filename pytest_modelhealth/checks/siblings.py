@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation
 
 _FEWEST_SIBLINGS = 3
-Kind = tuple[tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
+_Form = tuple[tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
 
 
 class Siblings:
@@ -40,15 +40,14 @@ class Siblings:
         """The groups of two or more that hold parameters, each in the order of the calls."""
         rough: dict[tuple[str, str], list[str]] = defaultdict(list)
         for record in self._layers.values():
-            if record.name and not record.functional:
-                rough[parent(record.name), record.type_name].append(record.name)
-        groups: dict[tuple[str, Kind], list[str]] = defaultdict(list)
+            rough[parent(record.name), record.type_name].append(record.name)
+        groups: dict[tuple[str, _Form], list[str]] = defaultdict(list)
         for (holder, _), names in rough.items():
             for name in names if len(names) > 1 else ():
-                groups[holder, self._kind(name)].append(name)
+                groups[holder, self._form(name)].append(name)
         return [g for g in groups.values() if len(g) > 1 and self.has_parameters(g[0])]
 
-    def _kind(self, layer: str) -> Kind:
+    def _form(self, layer: str) -> _Form:
         """Return what tells whether two layers are alike: classes and shapes, by own name."""
         return tuple(
             (
@@ -144,7 +143,7 @@ def _otherwise(
         if any(set(call.outputs) <= set(call.inputs) for call in flow.calls(name)):
             continue  # left out for a step
         found = [one for one in codes if one.block == name]
-        if len(inside) > 1 and _reads_otherwise(flow, name, group, set(lacking)):
+        if _reads_otherwise(flow, name, group, set(lacking)):
             lacking = {trait: said for trait, said in lacking.items() if trait[0] == "call"}
             found = []
         where = {one.inner for one in found}
@@ -204,9 +203,7 @@ def _traits(flow: Flow, groups: Siblings, layer: str) -> Traits:
     called = (inner for inner in groups.below[layer][1:] if inner.entered is not None)
     names = [inner.name[len(layer) + 1 :] for inner in called]
     traits: Traits = {("call", own): f"its {own!r} is never called" for own in names}
-    if len(groups.below[layer]) > 1:
-        traits |= _reads(flow, layer) | _options(groups, layer)
-    return traits
+    return traits | _reads(flow, layer) | _options(groups, layer)
 
 
 PAST = "no residual goes past it: nothing that it is made of is added to what comes of it"
@@ -227,7 +224,7 @@ def _reads(flow: Flow, layer: str) -> Traits:
     for number in _read(flow, layer):
         vertex = vertices[number]
         own = vertex.name.removeprefix(f"{layer}.")
-        if own != vertex.name and vertex.kind in ("parameter", "buffer"):
+        if own != vertex.name:
             traits["own", own] = f"it does not read its {own!r}"
         else:
             where = f" of {vertex.line}" if vertex.line else ""

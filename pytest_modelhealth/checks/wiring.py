@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
@@ -16,7 +17,6 @@ from pytest_modelhealth.settings import Settings
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.report.flow import Call, Vertex
-    from pytest_modelhealth.statistics import TensorStatistics
 
 _SUM = "add"
 _DOUBLED = {
@@ -70,7 +70,7 @@ class Wiring(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield what is wired wrongly, one violation a story."""
-        from pytest_modelhealth.checks.judging.inferred import NOTE
+        from pytest_modelhealth.report.flow.inferred import NOTE
 
         flow = observation.flow
         if flow is None or NOTE in flow.notes or not flow.graph.calls:
@@ -83,12 +83,12 @@ class Wiring(Check):
         if flow.is_exact:
             if flow.graph.outputs:
                 yield from _unread(observation, flow, groups)
-            known = {layer for layer, *_ in standing}
-            yield from _taken_for_two(observation, flow, groups, known)
+            found = [layer for layer, *_ in standing]
+            yield from _taken_for_two(observation, flow, groups, found)
             doubled = list(_doubled(observation, flow))
             yield from doubled
-            told = [name for violation in doubled for name in violation.layers]
-            yield from _differences(observation, flow, groups, told)
+            found = [name for violation in doubled for name in violation.layers]
+            yield from _differences(observation, flow, groups, found)
 
 
 # ---- a layer in the place of another ------------------------------------------------------------
@@ -117,10 +117,10 @@ def _stand_ins(
 
 
 def _taken_for_two(
-    observation: Observation, flow: Flow, groups: Siblings, told: set[str]
+    observation: Observation, flow: Flow, groups: Siblings, found: Collection[str]
 ) -> Iterator[Violation]:
     for layer, never in taken_for_two(observation, flow, groups):
-        if layer in told:
+        if layer in found:
             continue
         yield Wiring.violation(
             observation.layers[layer],
@@ -145,18 +145,16 @@ def _line_again(flow: Flow, layer: str) -> str:
 
 
 def _differences(
-    observation: Observation, flow: Flow, groups: Siblings, told: list[str]
+    observation: Observation, flow: Flow, groups: Siblings, known: list[str]
 ) -> Iterator[Violation]:
     found = list(differing(observation, flow, groups))
     without = {layer for layer, lacks, _ in found if lacks == [PAST]}
     for layer, lacks, siblings in found:
-        if layer in told or any(
-            is_inside(layer, other) or is_inside(other, layer) for other in told
-        ):
+        if any(layer == o or is_inside(layer, o) or is_inside(o, layer) for o in known):
             continue
         if layer in without and not without.isdisjoint(flow.consumers(layer)):
             continue  # the last layer of a branch stands for it
-        told.append(layer)
+        known.append(layer)
         line = flow.line(layer) if layer in flow else ""
         more = f"; and {len(lacks) - _SHOWN} more" if len(lacks) > _SHOWN else ""
         yield Wiring.violation(
@@ -177,30 +175,34 @@ def _differences(
 def _constant_look_ups(observation: Observation, flow: Flow) -> Iterator[Violation]:
     """Yield the tables whose indices are one constant, where nothing else tells positions."""
     constant = {
-        record.name: number
+        record.name: made
         for record in observation.layers.values()
         if record.name in flow and _is_asked_for_one_row(record, observation.samples)
-        for number in [_constant_index(flow, flow.calls(record.name))]
-        if number is not None
+        for made in [_made_of(flow, *(n for c in flow.calls(record.name) for n in c.inputs))]
+        if made and {one.kind for one in made} <= {"constant", "buffer"}
     }
     counts = bool(constant) and _counts_elsewhere(observation, flow, constant)
-    for layer, number in constant.items():
-        if _has_positions(flow, layer, {*constant, *_names(flow, flow.calls(layer))}):
+    for layer, made in constant.items():
+        if _has_positions(flow, layer, {*constant, *(one.name for one in made)}):
             continue
-        record, made = observation.layers[layer], flow.graph.vertices[number]
+        record = observation.layers[layer]
         assert record.inputs is not None
         yield Wiring.violation(
             record,
             f"all {record.inputs.count} of its indices are {record.inputs.min:.0f}: they come from "
-            f"{_called(made)}, not from the batch",
+            f"{_called(made[0])}, not from the batch",
             value=record.inputs.min,
             limit=ALWAYS,
-            cause="positions that do not count, so that every token gets the same row: "
-            "torch.arange(length) counts",
+            cause=_DO_NOT_COUNT,
             role="inputs",
-            severity="fail" if made.kind == "constant" and not counts else "warn",
+            severity="fail" if made[0].kind == "constant" and not counts else "warn",
         )
     yield from _constant_rows(observation, flow)
+
+
+def _made_of(flow: Flow, *numbers: int) -> list[Vertex]:
+    """Return the layers and sources that vertices are made of, in order."""
+    return [flow.graph.vertices[number] for number in sorted(flow.origins(*numbers))]
 
 
 def _counts_elsewhere(observation: Observation, flow: Flow, constant: Collection[str]) -> bool:
@@ -226,25 +228,8 @@ def _is_asked_for_one_row(record: LayerRecord, samples: int) -> bool:
     rows, given = record.options.get("num_embeddings"), record.inputs
     if not isinstance(rows, int) or given is None or given.dtype.startswith("float"):
         return False
-    return given.count > 1 and given.min == given.max and rows >= _length(given, samples) > 1
-
-
-def _length(given: TensorStatistics, samples: int) -> int:
-    if not given.shape or (len(given.shape) == 1 and given.shape[0] == samples):
-        return 0
-    return given.shape[-1]
-
-
-def _constant_index(flow: Flow, calls: tuple[Call, ...]) -> int | None:
-    """Return the constant or buffer that all indices of these calls are made of, if one is."""
-    origins = flow.origins(*(given for call in calls for given in call.inputs))
-    kinds = {flow.graph.vertices[number].kind for number in origins}
-    return min(origins) if kinds and kinds <= {"constant", "buffer"} else None
-
-
-def _names(flow: Flow, calls: tuple[Call, ...]) -> set[str]:
-    origins = flow.origins(*(given for call in calls for given in call.inputs))
-    return {flow.graph.vertices[number].name for number in origins}
+    length = 0 if given.shape in ((), (samples,)) else given.shape[-1]
+    return given.count > 1 and given.min == given.max and rows >= length > 1
 
 
 def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
@@ -258,35 +243,35 @@ def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
 
 def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
     """Yield the parameters of which a function is asked for one row by a constant."""
-    vertices = flow.graph.vertices
-    for vertex in vertices:
+    for vertex in flow.graph.vertices:
         if vertex.function not in _LOOK_UPS or len(vertex.operands) != 2:
             continue
-        table, index = (flow.origins(operand) for operand in vertex.operands)
-        if {vertices[number].kind for number in table} != {"parameter"}:
+        table, made = (_made_of(flow, operand) for operand in vertex.operands)
+        if {one.kind for one in table} != {"parameter"} or not made:
             continue
-        made = [vertices[number] for number in index]
-        if not made or any(one.name not in _FILLED or one.kind != "constant" for one in made):
+        if any(one.name not in _FILLED or one.kind != "constant" for one in made):
             continue
-        (number, *_) = table
-        layer, _, own = vertices[number].name.rpartition(".")
+        layer, _, own = table[0].name.rpartition(".")
         shape = observation.layers[layer].parameters[own].shape
-        beside = {vertices[number].name, *(one.name for one in made)}
-        if shape[0] < _FEWEST_ROWS or _has_positions(flow, vertices[number].name, beside):
+        beside = {table[0].name, *(one.name for one in made)}
+        if shape[0] < _FEWEST_ROWS or _has_positions(flow, table[0].name, beside):
             continue
         yield Wiring.violation(
             observation.layers[layer],
             f"{own!r} is asked for one of its {shape[0]} rows only: the indices come from "
             f"{_called(made[0])}, not from the batch",
             value=0.0,
-            cause="positions that do not count, so that every token gets the same row: "
-            "torch.arange(length) counts; a row for all may be meant, too",
+            cause=f"{_DO_NOT_COUNT}; a row for all may be meant, too",
             role="parameters",
             tensor=own,
             severity="warn",
         )
 
 
+_DO_NOT_COUNT = (
+    "positions that do not count, so that every token gets the same row: "
+    "torch.arange(length) counts"
+)
 _FEWEST_ROWS = 4
 
 
@@ -303,49 +288,44 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
     is_, it = ("are", "them") if len(names) > 1 else ("is", "it")
     message = f"{_listed(names)} {is_} given and nothing reads {it}"
     towers = next(_towers_on_one(flow, groups), None)
+    violation = partial(Wiring.violation, value=float(len(names)), role="inputs")
     if len(unread) == len(given):
-        yield Wiring.violation(
-            root, f"{message}: the output is the same whatever the batch", value=float(len(names)),
-            limit=ALWAYS, cause="the model computes from its own tensors alone", role="inputs",
-        )  # fmt: skip
+        yield violation(
+            root,
+            f"{message}: the output is the same whatever the batch",
+            limit=ALWAYS,
+            cause="the model computes from its own tensors alone",
+        )
     elif towers is not None:
         first, second, source = towers
         again = "again" if first == second else f"as {first!r} is"
-        yield Wiring.violation(
+        yield violation(
             observation.layers[second],
             f"it is given {source!r}{at(flow.calls(second)[-1].line)}, {again}, and {message}",
-            value=float(len(names)),
             limit=ALWAYS,
             cause="two towers are fed the same: a copied line with the wrong argument",
-            role="inputs",
             independent=True,
         )
     else:
-        yield Wiring.violation(
+        yield violation(
             root,
             message,
-            value=float(len(names)),
             cause="an argument that is not passed on, or that this model has no use for: leave it "
             "out of the batch",
-            role="inputs",
             severity="warn",
         )
 
 
 def _is_ignored(flow: Flow, number: int) -> bool:
     """Whether nothing comes of a vertex but other forms of it, which nothing takes."""
-    after = flow.after(number)
-    graph = flow.graph
-    if not after.isdisjoint({*graph.outputs, graph.loss}):
-        return False
-    return all(_is_form(graph.vertices[n], after) for n in after - {number})
-
-
-def _is_form(vertex: Vertex, after: frozenset[int]) -> bool:
     from pytest_modelhealth.report.flow import AS_IT_IS
 
-    pure = vertex.function in AS_IT_IS or vertex.function in _PURE
-    return pure and vertex.kind == "operation" and after.issuperset(vertex.operands)
+    after, graph = flow.after(number), flow.graph
+    if not after.isdisjoint({*graph.outputs, graph.loss}):
+        return False
+    made = [graph.vertices[n] for n in after - {number}]
+    pure = all(v.kind == "operation" and v.function in AS_IT_IS | _PURE for v in made)
+    return pure and all(after.issuperset(v.operands) for v in made)
 
 
 def _towers_on_one(flow: Flow, groups: Siblings) -> Iterator[tuple[str, str, str]]:
@@ -424,8 +404,7 @@ def _is_random(record: LayerRecord) -> bool:
 
 def _is_made(flow: Flow, number: int) -> bool:
     """Whether a vertex is made of what a layer returned."""
-    kinds = {flow.graph.vertices[origin].kind for origin in flow.origins(number)}
-    return "call" in kinds
+    return any(one.kind == "call" for one in _made_of(flow, number))
 
 
 def _returned_twice(observation: Observation, flow: Flow) -> Iterator[Violation]:

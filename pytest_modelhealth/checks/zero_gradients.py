@@ -16,7 +16,6 @@ from pytest_modelhealth.checks.facts import (
     flow_of,
     innermost,
     is_closed,
-    is_in_an_empty_part,
     is_inside,
     learns,
     parent,
@@ -31,34 +30,9 @@ if TYPE_CHECKING:
 
 def zero_gradients(check: Check, observation: Observation) -> Iterator[Finding]:
     """Yield, as findings of a check, where gradients become exactly zero, or the doubt."""
-    silent = _Silent(observation)
-    if silent.layers or silent.parameters:
-        yield from _Verdict(check, observation, silent).findings()
-
-
-class _Silent:
-    """What gets a gradient of exactly zero.
-
-    Args:
-        observation: of one run.
-    """
-
-    def __init__(self, observation: Observation) -> None:
-        flow = flow_of(observation)
-        silent = innermost(r for r in called(observation) if _is_silent(r))
-        self.all = {r.name: r for r in silent if not is_in_an_empty_part(r, observation)}
-        """Layers, with those that have no parameters: a gradient ends behind the last."""
-        self.layers = [r.name for r in self.all.values() if _own_gradients(r)]
-        """Those that have parameters to train."""
-        self.parameters = {
-            full: record
-            for record in observation.layers.values()
-            for name in _own_gradients(record)
-            if (full := f"{record.name}.{name}".removeprefix(".")) in flow
-            and record.parameter_gradients[name].abs_max == 0.0
-            and record.parameter_gradients[name].finite_count > 0
-        }
-        """Parameters that the flow shows by themselves, by full name, with their owners."""
+    verdict = _Verdict(check, observation)
+    if verdict.layers or verdict.parameters:
+        yield from verdict.findings()
 
 
 def _own_gradients(record: LayerRecord) -> list[str]:
@@ -74,20 +48,34 @@ def _is_silent(record: LayerRecord) -> bool:
 
 
 class _Verdict:
-    """Tells for everything silent what stops its gradient: a design, a fault or a doubt."""
+    """Finds for everything silent what stops its gradient: a design, a fault or a doubt."""
 
-    def __init__(self, check: Check, observation: Observation, silent: _Silent) -> None:
+    def __init__(self, check: Check, observation: Observation) -> None:
         self._check = check
         self._observation = observation
-        self._silent = silent
         self._flow = flow_of(observation)
-        self._stops = GradientStops(observation)
+        self.silent = {r.name: r for r in innermost(filter(_is_silent, called(observation)))}
+        """The layers whose gradient is exactly zero; behind the last of them it ends."""
+        self.layers = [r.name for r in self.silent.values() if _own_gradients(r)]
+        """Those that have parameters to train."""
+        self.parameters = {
+            full: record
+            for record in observation.layers.values()
+            for name in _own_gradients(record)
+            if (full := f"{record.name}.{name}".removeprefix(".")) in self._flow
+            and record.parameter_gradients[name].abs_max == 0.0
+            and record.parameter_gradients[name].finite_count > 0
+        }
+        """Parameters of such a gradient that the flow shows by themselves, with their owners."""
         self._reached: dict[str, frozenset[str]] = {}
-        self._siblings: dict[str, tuple[str, ...]] = {}
+
+    @cached_property
+    def _stops(self) -> GradientStops:
+        return GradientStops(self._observation)
 
     def findings(self) -> Iterator[Finding]:
         """Yield one finding a story: two of which neither feeds the other are two."""
-        stops, names = self._stops, [*self._silent.all, *self._silent.parameters]
+        stops, names = self._stops, [*self.silent, *self.parameters]
         for_good = stops.stopped(stops.for_good).names
         designs = self._by_design()
         stuck = stops.stopped(stops.for_good, stops.stuck).names
@@ -112,12 +100,12 @@ class _Verdict:
             return stopped
         gates = {r.name for r in called(self._observation) if is_closed(r)} | self._stops.dead
         if gates:
-            gates |= {r.name for r in self._silent.all.values() if gives_zeros(r)}
+            gates |= {r.name for r in self.silent.values() if gives_zeros(r)}
         before = gates | self._flow.feeding(*gates)
         beside = {parent(name) for name in gates | self._stops.without_choice}
         explained = (
             name
-            for name in self._silent.all
+            for name in self.silent
             if parent(name) in beside or not before.isdisjoint(enclosing(name))
         )
         return {*stopped, *explained}
@@ -137,22 +125,22 @@ class _Verdict:
                 groups[edge[0]].append(name)
         for names in groups.values():
             by_vertex: dict[int, list[str]] = defaultdict(list)
-            for name in self._flow.last(*names, by="gradient"):
+            for name in self._flow.last_of(*names, by="gradient"):
                 by_vertex[known[name][0]].append(name)
             for last in by_vertex.values():
                 yield from self._known_story(last, known)
 
     def _known_story(self, names: list[str], known: dict[str, Edge]) -> Iterator[Finding]:
         edge = known[names[0]]
-        cut = self._flow.at(edge)
+        cut = self._flow.cut_at(edge)
         where = at(cut.line)
-        layers = [self._silent.all[name] for name in names if name in self._silent.all]
-        parameters = [name for name in names if name not in self._silent.all]
+        layers = [self.silent[name] for name in names if name in self.silent]
+        parameters = [name for name in names if name not in self.silent]
         culprit = max(layers, key=completed, default=None)
         affected = [name for name in self._feeding(names) if name in known]
         if culprit is None:
-            culprit = self._silent.parameters[parameters[0]]
-        elif not (parameters or affected or culprit.name in self._silent.layers):
+            culprit = self.parameters[parameters[0]]
+        elif not (parameters or affected or culprit.name in self.layers):
             return
         if edge in self._stops.stuck:
             others = [*self._stops.stuck[edge], *names]
@@ -165,7 +153,7 @@ class _Verdict:
     def _feeding(self, names: Iterable[str]) -> list[str]:
         """Return the silent layers with parameters whose values come to some of what is silent."""
         before = self._flow.feeding(*names, by="gradient").union(names)
-        return [name for name in self._silent.layers if name in before]
+        return [name for name in self.layers if name in before]
 
     def _finding(
         self,
@@ -184,9 +172,9 @@ class _Verdict:
             message = f"the gradients of {named} are exactly zero"
         elif tensors:
             message = f"the gradient of its {tensors[0]} is exactly zero"
-        elif record.name in self._silent.layers:
+        elif record.name in self.layers:
             message = "the gradient of its trainable parameters is exactly zero"
-        is_layer = record.name in self._silent.layers or bool(tensors)
+        is_layer = record.name in self.layers or bool(tensors)
         return self._check.violation(
             record,
             message,
@@ -207,26 +195,26 @@ class _Verdict:
         doubts = stops.stopped(stops.doubts, *certain).names
         suspects = stops.stopped(stops.suspects, *certain).names
         perhaps = stops.stopped(stops.perhaps, *certain).names
-        layers = [n for n in names if n in self._silent.all]
+        layers = [n for n in names if n in self.silent]
         overtaken = {n for n in layers if self._goes_on_in_vain(n)}
         layers = [n for n in layers if n in doubts or n in overtaken or not self._is_left_out(n)]
         if not any(map(learns, called(self._observation))):
             layers = layers[-1:]
         weights = [n for n in names if n in suspects and self._is_flat(n, suspects[n])]
-        for name in self._flow.last(*layers, *weights, by="gradient")[:_MOST]:
+        for name in self._flow.last_of(*layers, *weights, by="gradient")[:_MOST]:
             if name in weights:
-                cause = f"{_named(self._flow.at(suspects[name]))}, which it goes through, "
-                owner = self._silent.parameters[name]
+                cause = f"{_named(self._flow.cut_at(suspects[name]))}, which it goes through, "
+                owner = self.parameters[name]
                 yield self._finding(owner, cause + _GIVES_NOTHING, [], [name])
                 continue
             affected = [other for other in self._feeding([name]) if other in layers]
             factor = stops.perhaps.get(perhaps.get(name, _NONE))
             if not affected or (factor == "" and name not in suspects):
                 continue
-            record = self._silent.all[name]
+            record = self.silent[name]
             if name in overtaken:
-                cause = f"of what {_named(self._flow.at(self._picked[name]))} {_OVERTAKEN}"
-                last = self._silent.all[affected[-1]]
+                cause = f"of what {_named(self._flow.cut_at(self._picked[name]))} {_OVERTAKEN}"
+                last = self.silent[affected[-1]]
                 yield self._finding(last, cause, affected, [], severity="warn")
                 continue
             doubt = stops.doubts.get(doubts.get(name, _NONE)) or self._doubt(record)
@@ -239,24 +227,14 @@ class _Verdict:
                 yield self._finding(record, self._cause(record, suspects.get(name)), affected, [])
 
     def _is_flat(self, name: str, stop: Edge) -> bool:
-        """Whether a matrix or a kernel passes one operation, in a layer to which a gradient comes.
-
-        Gradients of less than float16 holds are zero, too.
-        """
-        if name not in self._silent.parameters:
+        """Whether an operation of one operand takes a parameter of a layer that gets a gradient."""
+        record = self.parameters.get(name)
+        if record is None or not record.parameters[name.rpartition(".")[2]].abs_max:
             return False
-        record, tensor = self._silent.parameters[name], name.rpartition(".")[2]
-        values = record.parameters[tensor]
         bias = record.parameter_gradients.get("bias")
         arrived = record.gradients if record.entered is not None else bias
-        return (
-            len(self._flow.graph.vertices[stop[0]].operands) == 1
-            and len(values.shape) >= _MATRIX
-            and values.abs_max > 0.0
-            and values.dtype != "float16"
-            and arrived is not None
-            and arrived.abs_max > 0.0
-        )
+        takes_one = len(self._flow.graph.vertices[stop[0]].operands) == 1
+        return takes_one and arrived is not None and arrived.abs_max > 0.0
 
     def _is_left_out(self, name: str) -> bool:
         """Whether one like it learns in a place where what it gives is not picked.
@@ -266,10 +244,14 @@ class _Verdict:
         """
         if self._flow.is_exact and name not in self._picked:
             return False
-        return any(
-            self._picked.get(name) in self._unread or self._are_side_by_side(around, sibling)
-            for around, sibling in self._learning_twins(name)
-        )
+        is_picked = self._picked.get(name) in self._unread
+        for around in filter(self._flow.__contains__, enclosing(name)):
+            for sibling in self._flow.siblings(around):
+                twin = self._observation.layers.get(sibling + name[len(around) :])
+                learning = twin is not None and learns(twin)
+                if learning and (is_picked or self._are_side_by_side(around, sibling)):
+                    return True
+        return False
 
     def _goes_on_in_vain(self, name: str) -> bool:
         """Whether what is made of it is joined to what it was made of, and that alone is picked.
@@ -279,13 +261,10 @@ class _Verdict:
         edge = self._picked.get(name, _NONE)
         if edge not in self._unread:
             return False
-        vertices = self._flow.graph.vertices
-        operands = vertices[edge[0]].operands
-        unread = filter(None, map(self._picked.get, self._silent.layers))
+        unread = filter(None, map(self._picked.get, self.layers))
         idle = {position for number, position in unread if number == edge[0]}
-        rest = [operand for position, operand in enumerate(operands) if position not in idle]
-        read = {vertices[number].name for number in self._flow.origins(*rest)}
-        return len(idle) > len(rest) > 0 and not read.isdisjoint(self._flow.feeding(name))
+        rest = len(self._flow.graph.vertices[edge[0]].operands) - len(idle)
+        return len(idle) > rest > 0
 
     @cached_property
     def _picked(self) -> Mapping[str, Edge]:
@@ -295,20 +274,6 @@ class _Verdict:
     @cached_property
     def _unread(self) -> frozenset[Edge]:
         return frozenset(self._stops.unread)
-
-    def _learning_twins(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield the modules around a layer with a sibling in which the layer of its place learns.
-
-        Siblings are of one class, and the same layer calls them.
-        """
-        for around in enclosing(name):
-            if around not in self._siblings:
-                is_seen = around in self._flow
-                self._siblings[around] = self._flow.siblings(around) if is_seen else ()
-            for sibling in self._siblings[around]:
-                twin = self._observation.layers.get(sibling + name[len(around) :])
-                if twin is not None and learns(twin):
-                    yield around, sibling
 
     def _are_side_by_side(self, one: str, other: str) -> bool:
         given = self._flow.producers(one, as_it_is=True)
@@ -323,11 +288,11 @@ class _Verdict:
         if self._observation.loss == 0.0:
             return _NOTHING_TO_LEARN
         if self._picked.get(record.name) in self._unread:
-            join = _named(self._flow.at(self._picked[record.name]))
+            join = _named(self._flow.cut_at(self._picked[record.name]))
             return (
                 f"of what {join} puts together only a part is taken later: it may be for the rest"
             )
-        if record.name in self._stops.differences:
+        if record.name in self._stops.cancelled:
             return ""
         if not self._after(record) and any(map(learns, called(self._observation))):
             return _FLAT_HERE
@@ -346,16 +311,16 @@ class _Verdict:
         return [r for r in after if r.gradients is not None and r.gradients.abs_max > 0.0]
 
     def _cause(self, record: LayerRecord, suspect: Edge | None) -> str:
-        difference = self._stops.differences.get(record.name)
+        difference = self._stops.cancelled.get(record.name)
         if difference is not None:
             return (
-                f"{_named(self._flow.at(difference))} takes from it what is made of itself, and "
-                "leaves nothing: a mean over a dimension of size one"
+                f"{_named(self._flow.cut_at(difference))} takes from it what is made of itself, "
+                "and leaves nothing: a mean over a dimension of size one"
             )
         after = self._after(record)
         if not after:
             return _flat_loss_cause(record)
-        between = "what lies between" if suspect is None else _named(self._flow.at(suspect))
+        between = "what lies between" if suspect is None else _named(self._flow.cut_at(suspect))
         takers = self._flow.consumers(record.name)
         nearest = min(after, key=lambda r: (r.name not in takers, completed(r)))
         return (
@@ -368,7 +333,7 @@ _FEWEST_SAMPLES = 4
 """Of fewer, all are left out by chance too often: of 3 one time in 8, where half are."""
 
 _MOST = 16
-"""Stories that are told; of more, each is a sweep of its own."""
+"""Stories to tell; each is a sweep of its own."""
 
 _NOTHING_TO_LEARN = (
     "the loss is exactly 0 on this batch, as a hinge is that every sample satisfies: give a batch "
@@ -392,7 +357,6 @@ _GIVES_NOTHING = (
 
 
 _NONE = (-1, -1)
-_MATRIX = 2
 
 
 def _named(cut: Cut) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.checks.judging.inferred import NOTE, with_flow
+from pytest_modelhealth.report.flow.inferred import NOTE, with_flow
 
 
 def inferred(model, inputs, **options):

@@ -442,7 +442,7 @@ def closed() -> Flow:
 def test_factors_of_zero_are_followed_through_views(closed: Flow) -> None:
     """What is made of zeros by more than a view or a product is not known."""
     found = {
-        (closed.at(factor.edge).source, factor.by, factor.is_zero)
+        (closed.cut_at(factor.edge).source, factor.by, factor.is_zero)
         for factor in closed.factors(["gates"])
     }
     assert found == {
@@ -460,7 +460,7 @@ def test_what_is_stopped_has_no_way_past(closed: Flow) -> None:
     assert stopped.names == {"inner": stop}
     assert closed.stopped([stop], alive=["inner"]).names == {}
     assert closed.stopped([]).names == {}
-    cut = closed.at(stop)
+    cut = closed.cut_at(stop)
     assert (cut.operation, cut.source, cut.target) == ("mul", "inner", "head")
     assert (
         "closed * self.inner"
@@ -470,9 +470,9 @@ def test_what_is_stopped_has_no_way_past(closed: Flow) -> None:
 
 def test_the_last_of_some_layers_feed_no_other_of_them(right: Flow, cut: Flow) -> None:
     """By gradient, a cut ends what one feeds."""
-    assert right.last("stem", "blocks.3.fc1", "side") == ("blocks.3.fc1", "side")
-    assert right.last("stem", "head") == ("head",)
-    assert cut.last("stem", "head", by="gradient") == ("stem", "head")
+    assert right.last_of("stem", "blocks.3.fc1", "side") == ("blocks.3.fc1", "side")
+    assert right.last_of("stem", "head") == ("head",)
+    assert cut.last_of("stem", "head", by="gradient") == ("stem", "head")
 
 
 class Twice(nn.Module):

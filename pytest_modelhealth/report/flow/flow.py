@@ -6,14 +6,15 @@ buffer, a constant. Every question is a sweep over the vertices, so its cost is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property
 from typing import TypeVar
 
-from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report.flow.graph import (
     AS_IT_IS,
     LOSS,
     PRODUCTS,
+    SOURCES,
     By,
     Call,
     Cut,
@@ -28,9 +29,9 @@ from pytest_modelhealth.report.flow.graph import (
     Stopped,
     Vertex,
 )
-from pytest_modelhealth.report.flow.index import Index
+from pytest_modelhealth.report.flow.index import Index, walk
 from pytest_modelhealth.report.flow.recurrence import Recurrence, cut_recurrences
-from pytest_modelhealth.report.flow.stops import factors, stopped
+from pytest_modelhealth.report.flow.stops import endings, factors, stopped
 
 T = TypeVar("T")
 
@@ -40,6 +41,9 @@ class Flow:
 
     Layers are asked for by name; so are sources (``"input 0"``, names of parameters and buffers)
     and the two ends, ``"output"`` and ``"loss"``. A layer that holds others stands for all inside.
+    A name that nothing of this run has raises `LayerNotFoundError`, which tells the nearest.
+    Where questions go `by` ``"value"`` or ``"gradient"``, the second is along those ways alone on
+    which gradients go back; anything else raises `InspectionError`.
     ``str(flow)`` is a line a layer.
 
     Args:
@@ -103,9 +107,6 @@ class Flow:
         Args:
             layer: name of a layer or source.
             as_it_is: only those of which it is called with all values, in another layout at most.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
         """
         if as_it_is:
             return tuple(dict.fromkeys(self._indexed.given_as_it_is(layer)))
@@ -117,93 +118,71 @@ class Flow:
         Args:
             layer: name of a layer or source.
             as_it_is: only those that are called with all its values, in another layout at most.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
         """
         index = self._indexed
         if as_it_is:
             return tuple(dict.fromkeys(index.takers_as_it_is(layer)))
-        found = index.next_homes(layer) - {layer}
-        return tuple(sorted(found, key=lambda name: index.order.get(name, -1)))
+        given_out = index.given_out(layer)
+        met = index.following(given_out, index.inside(layer))
+        between = {vertex for vertex in met if index.homes[vertex] is None}
+        found = {home for vertex in met if (home := index.homes[vertex]) is not None}
+        found.update(index.ends(given_out | between))
+        return tuple(sorted(found - {layer}, key=lambda name: index.order.get(name, -1)))
 
     def calls(self, layer: str) -> tuple[Call, ...]:
-        """Return the calls of `layer`, in order; none for a source.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-        """
+        """Return the calls of `layer`, in order; none for a source."""
         return tuple(self.graph.calls[number] for number in self._indexed.calls_of(layer))
 
     def __contains__(self, layer: object) -> bool:
         return isinstance(layer, str) and self._indexed.knows(layer)
 
     def line(self, layer: str) -> str:
-        """Return ``path:line`` of the user's code that first called `layer`; ``""`` if unknown.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-        """
+        """Return ``path:line`` of the user's code that first called `layer`; ``""`` if unknown."""
         numbers = self._indexed.calls_of(layer)
         return self.graph.calls[numbers[0]].line if numbers else ""
 
     def steps_into(self, layer: str) -> tuple[Step, ...]:
-        """Return the ways into `layer` from what feeds it, with the operations on them.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-        """
-        index = self._indexed
-        inside = index.inside(layer)
-        return tuple(dict.fromkeys(index.steps(layer, inside)))
+        """Return the ways into `layer` from what feeds it, with the operations on them."""
+        return tuple(dict.fromkeys(_steps(self._indexed, layer)))
 
     def operations(self, source: str, *targets: str) -> tuple[Vertex, ...]:
         """Return the operations on the ways from `source` to `targets` with no layer in between.
 
         In the order in which they ran; empty too where no such way leads there.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
         """
         index = self._indexed
-        start = index.given_out(source, index.inside(source))
-        between = index.between(start, set[int]().union(*map(index.inside, targets)))
-        return tuple(self.graph.vertices[number] for number in sorted(between))
+        start, vertices = index.given_out(source), self.graph.vertices
+        between = {n for n in index.following(start, start) if index.homes[n] is None}
+        goal = set[int]().union(*map(index.inside, targets))
+        goal.update(operand for number in list(goal) for operand in vertices[number].operands)
+        found = between & walk(goal, lambda n: vertices[n].operands if n in between else ())
+        return tuple(vertices[number] for number in sorted(found))
 
     def reach(self, *layers: str, by: By = "value") -> frozenset[str]:
         """Return the layers and ends that values of one of `layers` get to.
 
         A layer that holds others is among them if what it returns is.
-
-        Args:
-            layers: names of layers or sources.
-            by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-            InspectionError: `by` is neither of the two.
         """
-        _require_way(by)
-        return self._indexed.names_after(layers, by)
+        index = self._indexed
+        start = set[int]().union(*map(index.given_out, layers))
+        reached = index.forward(start, by)
+        since = min((n for layer in layers for n in index.calls_of(layer)), default=0)
+        calls = (call for call in self.graph.calls if call.last >= since)  # they may hold one
+        holding = {call.layer for call in calls if not reached.isdisjoint(call.outputs)}
+        names = index.names_of(reached - start) | holding
+        return (names - set(layers)).union(index.ends(reached))
 
-    @property
+    @cached_property
     def used(self) -> frozenset[str]:
         """The layers and sources whose values get to the output or the loss."""
-        return self._indexed.used
+        return self._indexed.names_of(self._indexed.backward(self._indexed.all_ends))
 
     def feeding(self, *layers: str, by: By = "value") -> frozenset[str]:
-        """Return the layers and sources whose values get to one of `layers` or ends.
-
-        Args:
-            layers: names of layers, or of the ends of the run.
-            by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-            InspectionError: `by` is neither of the two.
-        """
-        _require_way(by)
-        return self._indexed.names_before(layers, by)
+        """Return the layers and sources whose values get to one of `layers` or ends."""
+        index = self._indexed
+        goal = set[int]().union(*map(index.inside, layers))
+        own = set[int]().union(*(index.inside(name) for name in layers if not index.is_end(name)))
+        return index.names_of(index.backward(goal, by) - own) - set(layers)
 
     def sweep(
         self,
@@ -225,25 +204,34 @@ class Flow:
                 stands where it returns what was made in it; operations pass on what comes.
             join: makes one of what comes by two ways.
             back: from the ends to the sources: what those after a layer pass back to it.
-            by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
-
-        Raises:
-            InspectionError: `by` is neither of the two.
         """
-        _require_way(by)
-        return self._indexed.sweep(pass_on, join, back, by)
+        index = self._indexed
+        count, before = len(self.graph.vertices), index.next_to(by, back=not back)
+        came: list[T | None] = [None] * count
+        passed: list[T | None] = [None] * count
+        found: dict[str, T] = {}
+        for number in range(count - 1, -1, -1) if back else range(count):
+            value = None
+            for other in before(number):
+                given = came[other] if index.is_of_one_call(number, other) else passed[other]
+                if given is not None:
+                    value = given if value is None else join(value, given)
+            came[number] = value
+            names = index.named(number)
+            for name in reversed(names) if back else names:
+                if value is not None:
+                    found[name] = join(found[name], value) if name in found else value
+                value = pass_on(name, value)
+            passed[number] = value
+        return found
 
     def cut_between(self, source: str, target: str = LOSS) -> tuple[Cut, ...]:
         """Return where gradients end on the ways from `source` to `target`.
 
         Empty where one way lets gradients through, and where no way leads there at all.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
         """
         index = self._indexed
-        start, goal = index.inside(source), index.inside(target)
-        start = index.given_out(source, start)
+        start, goal = index.given_out(source), index.inside(target)
         by_gradient = index.forward(start, "gradient")
         if by_gradient & goal:
             return ()
@@ -265,7 +253,7 @@ class Flow:
         Args:
             names: names of layers that hold no other, and of parameters.
         """
-        return dict(self._indexed.endings(frozenset(names)))
+        return dict(endings(self._indexed, frozenset(names)))
 
     def cut_recurrences(self) -> tuple[Recurrence, ...]:
         """Return the layers that get values of what they gave before, each time without gradients.
@@ -276,17 +264,10 @@ class Flow:
         return tuple(cut_recurrences(self._indexed))
 
     def branch(self, layer: str) -> frozenset[str]:
-        """Return `layer` and the layers whose values get to an end of the run through it alone.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-        """
+        """Return `layer` and the layers whose values get to an end of the run through it alone."""
         index = self._indexed
-        graph, inside = index.graph, index.inside(layer)
-        free = index.all_ends - inside
-        for vertex in range(len(graph.vertices) - 1, -1, -1):
-            if vertex in free:
-                free.update(o for o in graph.vertices[vertex].operands if o not in inside)
+        inside, operands = index.inside(layer), index.next_to("value", back=True)
+        free = walk(index.all_ends - inside, lambda n: [o for o in operands(n) if o not in inside])
         others = {index.homes[vertex] for vertex in free}
         feeding = {index.homes[vertex] for vertex in index.backward(inside)}
         return frozenset(name for name in feeding - others if name is not None) | {layer}
@@ -295,9 +276,6 @@ class Flow:
         """Return the operations of the first call of `layer` that are its own code's, in order.
 
         Those of layers inside are theirs; what only lays values out anew is left out.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
         """
         return tuple(self._indexed.own_operations(layer))
 
@@ -308,9 +286,6 @@ class Flow:
             layer: name of a layer.
             around: ask of the layer's caller instead: whether what each call returns is added,
                 past layers of one input, to something that its input is made of.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
         """
         index = self._indexed
         calls = [index.graph.calls[number] for number in index.calls_of(layer)]
@@ -318,11 +293,7 @@ class Flow:
         return bool(calls) and all(map(adds, calls))
 
     def inside(self, layer: str) -> frozenset[int]:
-        """Return the numbers of the vertices that calls of `layer` made, or layers inside it.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-        """
+        """Return the numbers of the vertices that calls of `layer` made, or layers inside it."""
         return frozenset(self._indexed.inside(layer))
 
     def after(self, *vertices: int) -> frozenset[int]:
@@ -350,16 +321,11 @@ class Flow:
         return first[one] == first[other]
 
     def gate(self, layer: str) -> tuple[Gate, ...]:
-        """Return the multiplications that the values of `layer` go through before the next layer.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-        """
+        """Return the multiplications that values of `layer` go through before the next layer."""
         index = self._indexed
-        given_out = index.given_out(layer, index.inside(layer))
         gates: dict[Gate, None] = {}
         met: set[int] = set()
-        todo = [(taker, vertex) for vertex in given_out for taker in index.takers[vertex]]
+        todo = [(taker, v) for v in index.given_out(layer) for taker in index.takers[v]]
         while todo:
             vertex, before = todo.pop()
             made = index.graph.vertices[vertex]
@@ -395,32 +361,22 @@ class Flow:
         """
         return stopped(self._indexed, stops, alive)
 
-    def at(self, edge: Edge) -> Cut:
+    def cut_at(self, edge: Edge) -> Cut:
         """Return what takes an operand, where, and between which layers."""
         vertex, position = edge
         operand = self.graph.vertices[vertex].operands[position]
         return self._indexed.cut(vertex, operand, self._indexed.backward({operand}))
 
-    def last(self, *layers: str, by: By = "value") -> tuple[str, ...]:
-        """Return those of `layers` that feed no other of them; of a loop, the last to run.
-
-        Args:
-            layers: names of layers or sources.
-            by: ``"value"``, or ``"gradient"`` for the ways alone along which gradients go back.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-            InspectionError: `by` is neither of the two.
-        """
-        _require_way(by)
-        return tuple(self._indexed.last(layers, by))
+    def last_of(self, *layers: str, by: By = "value") -> tuple[str, ...]:
+        """Return those of `layers` that feed no other of them; of a loop, the last to run."""
+        index = self._indexed
+        onward = index.next_to(by, back=True)
+        goal = set[int]().union(*map(index.inside, layers))
+        before = walk((operand for vertex in goal for operand in onward(vertex)), onward)
+        return tuple(n for n in layers if max(index.values.get(n, ()), default=-1) not in before)
 
     def siblings(self, layer: str) -> tuple[str, ...]:
-        """Return the other layers of the same class that the same layer calls.
-
-        Raises:
-            LayerNotFoundError: nothing of this name ran; the message names the nearest.
-        """
+        """Return the other layers of the same class that the same layer calls."""
         index = self._indexed
         calls = index.graph.calls
         kinds = {(calls[n].type_name, calls[n].parent) for n in index.calls_of(layer)}
@@ -436,9 +392,38 @@ class Flow:
         return "\n".join(lines)
 
 
-def _require_way(by: str) -> None:
-    if by not in ("value", "gradient"):
-        raise InspectionError(f'by must be "value" or "gradient", not {by!r}')
+def _steps(index: Index, layer: str) -> Iterator[Step]:
+    """Yield the ways into a layer, each operation being met once with and once without."""
+    inside = index.inside(layer)
+    met: set[tuple[int, bool]] = set()
+    todo: list[tuple[int, tuple[str, ...], bool, str]] = []
+    for number in sorted(inside, reverse=True):
+        vertex = index.graph.vertices[number]
+        if vertex.kind in SOURCES or (index.is_end(layer) and index.homes[number]):
+            todo.append((number, (), True, vertex.line))
+            continue
+        own = (vertex.name,) if index.homes[number] is None else ()
+        for position, operand in enumerate(vertex.operands):
+            if operand not in inside:
+                todo.append((operand, own, vertex.passes_gradient(position), vertex.line))
+    while todo:
+        number, operations, is_open, line = todo.pop()
+        if (number, is_open) in met:
+            continue
+        met.add((number, is_open))
+        vertex, home = index.graph.vertices[number], index.homes[number]
+        if home is None:
+            name = vertex.name if len(operations) < _LONGEST else "..."
+            way = (name, *operations[-_LONGEST:])
+            for position, operand in reversed(list(enumerate(vertex.operands))):
+                passes = is_open and vertex.passes_gradient(position)
+                todo.append((operand, way, passes, line or vertex.line))
+        elif home != layer:
+            yield Step(home, layer, operations, is_open and vertex.live, line)
+
+
+_LONGEST = 24
+"""Operations that a step names, those next to its target: a residual stream has one a block."""
 
 
 def _rebuilt(graph: Graph) -> Flow:

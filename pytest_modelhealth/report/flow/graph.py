@@ -146,11 +146,7 @@ class Cut:
     line: str = ""
 
     def __str__(self) -> str:
-        return self.told(self.line)
-
-    def told(self, line: str) -> str:
-        """Return it as text, with its line written as `line`."""
-        where = f" at {line}" if line else ""
+        where = f" at {self.line}" if self.line else ""
         return f"`{self.operation}`{where}, between {self.source} and {self.target}"
 
 

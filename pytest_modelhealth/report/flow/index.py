@@ -1,12 +1,12 @@
-"""A graph with what every question looks up; the sweeps that questions are made of."""
+"""A graph with what every question looks up, and the walks that questions are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TypeVar
+from itertools import islice
 
-from pytest_modelhealth.errors import LayerNotFoundError, suggest
+from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.report.flow.graph import (
     AS_IT_IS,
     LOSS,
@@ -18,17 +18,24 @@ from pytest_modelhealth.report.flow.graph import (
     By,
     Call,
     Cut,
-    Ending,
     Gate,
     Graph,
     Kind,
     Operation,
-    Step,
     Vertex,
 )
 
-T = TypeVar("T")
-_Edge = tuple[int, int]  # what takes a vertex, and the vertex
+
+def walk(start: Iterable[int], onward: Callable[[int], Iterable[int]]) -> set[int]:
+    """Return `start` and all that one gets to from there by steps of `onward`."""
+    met: set[int] = set()
+    todo = list(start)
+    while todo:
+        number = todo.pop()
+        if number not in met:
+            met.add(number)
+            todo.extend(onward(number))
+    return met
 
 
 class Index:
@@ -37,6 +44,7 @@ class Index:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.takers: list[list[int]] = [[] for _ in graph.vertices]
+        self._operands = [vertex.operands for vertex in graph.vertices]
         self.homes: list[str | None] = []
         """The layer or source that each vertex is of; ``None`` for an operation between layers."""
         self._by_call: list[list[int]] = [[] for _ in graph.calls]
@@ -105,43 +113,23 @@ class Index:
         calls = range(number, self.graph.calls[number].last + 1)
         return {vertex for call in calls for vertex in self._by_call[call]}
 
-    def given_out(self, name: str, inside: set[int]) -> set[int]:
-        """Return `inside` and what the calls returned: a layer may return its own input."""
+    def given_out(self, name: str) -> set[int]:
+        """Return what is inside and what the calls returned: a layer may return its own input."""
         calls = self._by_layer.get(name, ())
-        return inside.union(*(self.graph.calls[number].outputs for number in calls))
+        return self.inside(name).union(*(self.graph.calls[number].outputs for number in calls))
 
-    def values_of(self, name: str) -> tuple[int, ...]:
-        """Return the vertices that a layer returned, or that a source is; none of what is not."""
-        calls = self._by_layer.get(name)
-        if calls is None:
-            return tuple(self._by_source.get(name, ()))
-        return tuple(v for number in calls for v in self.graph.calls[number].outputs)
+    @cached_property
+    def values(self) -> dict[str, list[int]]:
+        """The vertices that each layer returned, and those that each source is."""
+        found: dict[str, list[int]] = {name: [] for name in self._by_layer}
+        for call in self.graph.calls:
+            found[call.layer] += call.outputs
+        return self._by_source | found
 
     def origin(self, name: str) -> tuple[Kind, str]:
         """Return a layer or a source with its kind."""
-        sources = () if name in self._by_layer else self._by_source.get(name, ())
-        return next((self.graph.vertices[v].kind for v in sources), Kind.CALL), name
-
-    @property
-    def names(self) -> Iterator[str]:
-        """The layers that ran and the sources that were read."""
-        yield from self._by_layer
-        yield from (name for name in self._by_source if name not in self._by_layer)
-
-    def last(self, names: tuple[str, ...], by: By) -> Iterator[str]:
-        """Yield those of some layers and sources that feed no other of them."""
-        vertices = self.graph.vertices
-        goal = {v for name in names for v in self.inside(name)}
-        given = {
-            operand
-            for v in goal
-            for position, operand in enumerate(vertices[v].operands)
-            if by == "value" or vertices[v].passes_gradient(position)
-        }
-        before = self.backward(given, by)
-        for name in names:
-            if max(self.values_of(name), default=-1) not in before:
-                yield name
+        is_layer = name in self._by_layer
+        return Kind.CALL if is_layer else self.graph.vertices[self.values[name][0]].kind, name
 
     @cached_property
     def of_one_kind(self) -> dict[tuple[str, int], list[str]]:
@@ -164,50 +152,34 @@ class Index:
 
     def knows(self, name: str) -> bool:
         """Whether something of this name ran or was read."""
-        return name in self._by_layer or name in self._by_source
+        return name in self.values
 
-    def next_homes(self, layer: str) -> set[str]:
-        """Return the layers and ends that take values of a layer with no layer in between."""
-        inside = self.inside(layer)
-        given_out = self.given_out(layer, inside)
-        found = set(self.ends(given_out))
-        met = set(inside)
-        todo = [taker for v in given_out for taker in self.takers[v] if taker > v]
-        while todo:
-            vertex = todo.pop()
-            if vertex in met:
-                continue
-            met.add(vertex)
-            home = self.homes[vertex]
-            if home is not None:
-                found.add(home)
-            else:
-                found.update(self.ends({vertex}))
-                todo.extend(self.takers[vertex])
-        return found
+    def following(self, start: set[int], but: set[int]) -> set[int]:
+        """Return what takes values of `start`, up to and with the next layers; none of `but`."""
+
+        def onward(number: int) -> Sequence[int]:
+            is_end = number in but or self.homes[number] is not None
+            return () if is_end else self.takers[number]
+
+        return walk((t for vertex in start for t in self.takers[vertex]), onward) - but
 
     def given_as_it_is(self, layer: str) -> Iterator[str]:
         """Yield the layers and sources of which a layer is called with all values."""
         for number in self.calls_of(layer):
             around = set(self._around(number))
             for given in self.graph.calls[number].inputs:
-                for vertex in sorted(self.as_it_is(given, WHOLE), reverse=True):
-                    maker = self.homes[vertex] or self._innermost(vertex, around)
-                    if maker is not None and maker != layer:
-                        yield maker
-                        break
+                held = sorted(self.as_it_is(given, WHOLE), reverse=True)
+                makers = (self.homes[v] or self._container(v, around, max) for v in held)
+                yield from islice((name for name in makers if name not in (None, layer)), 1)
 
     def takers_as_it_is(self, layer: str) -> Iterator[str]:
         """Yield the layers and ends that are given all values of a layer, in order."""
         calls = [self.graph.calls[number] for number in self.calls_of(layer)]
-        todo = [v for call in calls for v in call.outputs] or sorted(self.inside(layer))
-        holding: set[int] = set()
-        while todo:
-            number = todo.pop()
-            if number not in holding:
-                holding.add(number)
-                takers = self.takers[number]
-                todo.extend(t for t in takers if self.graph.vertices[t].function in WHOLE)
+        vertices = self.graph.vertices
+        holding = walk(
+            {v for call in calls for v in call.outputs} or self.inside(layer),
+            lambda number: [t for t in self.takers[number] if vertices[t].function in WHOLE],
+        )
         since = min(self.calls_of(layer), default=-1)
         taking = {n for v in holding for n in self._given_to.get(v, ()) if n > since}
         for number in sorted(taking):
@@ -216,81 +188,15 @@ class Index:
                 yield call.layer
         yield from self.ends(holding)
 
-    def _innermost(self, vertex: int, around: set[int]) -> str | None:
-        """Return the innermost layer, of those that have returned, that returned a vertex."""
-        calls = [call for call in self._returned_by.get(vertex, ()) if call not in around]
-        return self.graph.calls[max(calls)].layer if calls else None
-
-    def names_after(self, layers: tuple[str, ...], by: By) -> frozenset[str]:
-        """Return the layers and ends that values of one of `layers` get to."""
-        names: set[str] = set()
-        inside = set[int]().union(*map(self.inside, layers))
-        start = inside.union(*(self.given_out(layer, set()) for layer in layers))
-        reached = self.forward(start, by)
-        beyond = reached - start
-        since = min((n for layer in layers for n in self._by_layer.get(layer, ())), default=0)
-        for call in self.graph.calls:
-            if not beyond.isdisjoint(call.outputs):
-                names.add(call.layer)
-            elif call.last >= since and not reached.isdisjoint(call.outputs):
-                names.add(call.layer)  # it holds one of them, or passes on what that returned
-        names.update(home for v in beyond - inside if (home := self.homes[v]) is not None)
-        return frozenset((names - set(layers)) | set(self.ends(reached)))
-
-    def names_before(self, layers: tuple[str, ...], by: By) -> frozenset[str]:
-        """Return the layers and sources whose values get to one of `layers`."""
-        goal = set[int]().union(*map(self.inside, layers))
-        own = set[int]().union(*(self.inside(name) for name in layers if not self._is_end(name)))
-        return self._names(self.backward(goal, by) - own) - set(layers)
-
-    @cached_property
-    def used(self) -> frozenset[str]:
-        """The layers and sources whose values get to an end of the run."""
-        return self._names(self.backward(self.all_ends))
-
-    def _names(self, vertices: set[int]) -> frozenset[str]:
+    def names_of(self, vertices: set[int]) -> frozenset[str]:
         """Return what vertices are of, and the layers that return one of them."""
         names = {home for vertex in vertices if (home := self.homes[vertex]) is not None}
         returned = (call for vertex in vertices for call in self._returned_by.get(vertex, ()))
         return frozenset(names.union(self.graph.calls[number].layer for number in returned))
 
-    def _is_end(self, name: str) -> bool:
+    def is_end(self, name: str) -> bool:
+        """Whether a name is that of an end of the run."""
         return name in (LOSS, OUTPUT) and not self.knows(name)
-
-    def endings(self, names: Collection[str]) -> Iterator[tuple[str, Ending]]:
-        """Yield each of `names` that ran, with where the way of its values ends for gradients."""
-        vertices, used = self.graph.vertices, self.backward(self.all_ends)
-        last: list[str | None] = [None] * len(vertices)  # of `names`, on the way from a vertex
-        cut: list[_Edge | None] = [None] * len(vertices)  # what takes a live vertex and cuts
-        cut_by: dict[_Edge, set[int]] = {}
-        latest: dict[str, int] = {}
-        for number in range(len(vertices) - 1, -1, -1):
-            for taker in self.takers[number]:
-                if taker not in used and number in used:
-                    continue
-                passes = self._passes(number, taker)
-                if passes or not vertices[taker].live:
-                    last[number] = last[number] or last[taker]
-                if vertices[number].live:
-                    cut[number] = cut[number] or (cut[taker] if passes else (taker, number))
-            home, edge = self.homes[number], cut[number]
-            if edge is not None:
-                cut_by.setdefault(edge, set()).add(number)
-            if home is not None and home in names:
-                last[number] = last[number] or home
-                seen = latest.setdefault(home, number)
-                latest[home] = max(seen, number, key=lambda v: (v in used, vertices[v].live, v))
-        cuts = {edge: self.cut(*edge, cut_by[edge]) for v in latest.values() if (edge := cut[v])}
-        for name, number in latest.items():
-            end = last[number] or name
-            edge = cut[latest[end]]
-            yield name, Ending(end, cuts[edge] if edge else None)
-
-    def _passes(self, number: int, taker: int) -> bool:
-        """Whether a gradient goes back from what takes a vertex."""
-        vertex = self.graph.vertices[taker]
-        places = (place for place, o in enumerate(vertex.operands) if o == number)
-        return self.graph.vertices[number].live and any(map(vertex.passes_gradient, places))
 
     def ends(self, vertices: set[int]) -> Iterator[str]:
         """Yield the ends of the run that are among `vertices`."""
@@ -299,61 +205,42 @@ class Index:
         if self.graph.loss in vertices:
             yield LOSS
 
-    def forward(self, start: set[int], by: By, last: int | None = None) -> set[int]:
+    @cached_property
+    def _by_gradient(self) -> tuple[list[list[int]], list[list[int]]]:
+        """For each vertex the takers that gradients come from, and the operands they go to."""
+        takers: list[list[int]] = [[] for _ in self.graph.vertices]
+        operands: list[list[int]] = []
+        for number, vertex in enumerate(self.graph.vertices):
+            passing = (o for at, o in enumerate(vertex.operands) if vertex.passes_gradient(at))
+            operands.append(list(dict.fromkeys(passing)))
+            for operand in operands[-1]:
+                takers[operand].append(number)
+        return takers, operands
+
+    def next_to(self, by: By, *, back: bool) -> Callable[[int], Sequence[int]]:
+        """Return what gives the vertices that take one, or `back` those it takes."""
+        if by == "value":
+            return self._operands.__getitem__ if back else self.takers.__getitem__
+        if by == "gradient":
+            return self._by_gradient[back].__getitem__
+        raise InspectionError(f'by must be "value" or "gradient", not {by!r}')
+
+    def forward(self, start: Iterable[int], by: By, last: int | None = None) -> set[int]:
         """Return what comes of `start` up to the vertex `last`, itself included."""
-        vertices = self.graph.vertices
-        reached = set(start) if by == "value" else {v for v in start if vertices[v].live}
-        end = len(vertices) if last is None else last + 1
-        for number in range(min(reached, default=end), end):
-            vertex = vertices[number]
-            if number not in reached and any(
-                operand in reached and (by == "value" or vertex.passes_gradient(position))
-                for position, operand in enumerate(vertex.operands)
-            ):
-                reached.add(number)
-        return reached
+        onward, vertices = self.next_to(by, back=False), self.graph.vertices
+        begin = start if by == "value" else (v for v in start if vertices[v].live)
+        if last is None:
+            return walk(begin, onward)
+        return walk(begin, lambda number: [taker for taker in onward(number) if taker <= last])
 
-    def backward(self, goal: set[int], by: By = "value", first: int = 0) -> set[int]:
+    def backward(self, goal: Iterable[int], by: By = "value", first: int = 0) -> set[int]:
         """Return what comes to `goal` from the vertex `first` on, itself included."""
-        reached = set(goal)
-        for number in range(max(reached, default=-1), first - 1, -1):
-            if number in reached:
-                vertex = self.graph.vertices[number]
-                reached.update(
-                    operand
-                    for position, operand in enumerate(vertex.operands)
-                    if by == "value" or vertex.passes_gradient(position)
-                )
-        return reached
+        onward = self.next_to(by, back=True)
+        if not first:
+            return walk(goal, onward)
+        return walk(goal, lambda number: onward(number) if number >= first else ())
 
-    def sweep(
-        self,
-        pass_on: Callable[[str, T | None], T | None],
-        join: Callable[[T, T], T],
-        back: bool,
-        by: By,
-    ) -> dict[str, T]:
-        """Return what comes to each layer and source of what those before it pass on."""
-        count = len(self.graph.vertices)
-        came: list[T | None] = [None] * count
-        passed: list[T | None] = [None] * count
-        found: dict[str, T] = {}
-        for number in range(count - 1, -1, -1) if back else range(count):
-            value = None
-            for other in self._next(number, back, by):
-                given = came[other] if self._is_of_one_call(number, other) else passed[other]
-                if given is not None:
-                    value = given if value is None else join(value, given)
-            came[number] = value
-            names = self._named(number)
-            for name in reversed(names) if back else names:
-                if value is not None:
-                    found[name] = join(found[name], value) if name in found else value
-                value = pass_on(name, value)
-            passed[number] = value
-        return found
-
-    def _named(self, number: int) -> list[str]:
+    def named(self, number: int) -> list[str]:
         """Return the layer or source that a vertex is of, and those that hold it and return it."""
         home, made_in = self.homes[number], self.graph.vertices[number].call
         names = [] if home is None else [home]
@@ -363,73 +250,12 @@ class Index:
                 names.append(self.graph.calls[call].layer)
         return names
 
-    def _next(self, number: int, back: bool, by: By) -> Iterator[int]:
-        """Yield the vertices that one takes values of, or those that take its own."""
-        vertices = self.graph.vertices
-        for maker, taker in (
-            ((number, taker) for taker in self.takers[number])
-            if back
-            else ((maker, number) for maker in vertices[number].operands)
-        ):
-            if by == "value" or any(
-                operand == maker and vertices[taker].passes_gradient(position)
-                for position, operand in enumerate(vertices[taker].operands)
-            ):
-                yield taker if back else maker
-
-    def _is_of_one_call(self, a: int, b: int) -> bool:
+    def is_of_one_call(self, a: int, b: int) -> bool:
+        """Whether two vertices were made by one call of a layer."""
         one, other = self.graph.vertices[a], self.graph.vertices[b]
         return (
             self.homes[a] is not None and self.homes[a] == self.homes[b] and one.call == other.call
         )
-
-    def steps(self, layer: str, inside: set[int]) -> Iterator[Step]:
-        """Yield the ways into `inside`, each operation being met once with and once without."""
-        met: set[tuple[int, bool]] = set()
-        todo: list[tuple[int, tuple[str, ...], bool, str]] = []
-        for number in sorted(inside, reverse=True):
-            vertex = self.graph.vertices[number]
-            if vertex.kind in SOURCES or (self._is_end(layer) and self.homes[number]):
-                todo.append((number, (), True, vertex.line))
-                continue
-            own = (vertex.name,) if self.homes[number] is None else ()
-            for position, operand in enumerate(vertex.operands):
-                if operand not in inside:
-                    todo.append((operand, own, vertex.passes_gradient(position), vertex.line))
-        while todo:
-            number, operations, is_open, line = todo.pop()
-            if (number, is_open) in met:
-                continue
-            met.add((number, is_open))
-            vertex = self.graph.vertices[number]
-            home = self.homes[number]
-            if home is not None:
-                if home != layer:
-                    yield Step(home, layer, operations, is_open and vertex.live, line)
-                continue
-            for position in range(len(vertex.operands) - 1, -1, -1):
-                passes = is_open and vertex.passes_gradient(position)
-                name = vertex.name if len(operations) < _LONGEST else "..."
-                way = (name, *operations[-_LONGEST:])
-                todo.append((vertex.operands[position], way, passes, line or vertex.line))
-
-    def between(self, start: set[int], goal: set[int]) -> set[int]:
-        """Return the operations on the ways from `start` to `goal` that pass through no layer."""
-        after: set[int] = set()
-        todo = [taker for vertex in start for taker in self.takers[vertex]]
-        while todo:
-            vertex = todo.pop()
-            if vertex not in after and vertex not in start and self.homes[vertex] is None:
-                after.add(vertex)
-                todo.extend(self.takers[vertex])
-        found: set[int] = set()
-        todo = [*goal, *(o for vertex in goal for o in self.graph.vertices[vertex].operands)]
-        while todo:
-            vertex = todo.pop()
-            if vertex in after and vertex not in found:
-                found.add(vertex)
-                todo.extend(self.graph.vertices[vertex].operands)
-        return found
 
     def cut(self, number: int, operand: int, among: set[int]) -> Cut:
         """Return the cut that a vertex makes between an operand of it and what comes after.
@@ -461,10 +287,18 @@ class Index:
             yield call
             call = self.graph.calls[call].parent
 
-    def _container(self, number: int, around: set[int]) -> str | None:
-        """Return the outermost layer, of those that have returned, that returned a vertex."""
+    def _container(
+        self, number: int, around: set[int], choose: Callable[[list[int]], int] = min
+    ) -> str | None:
+        """Return the outermost layer, of those that have returned, that returned a vertex.
+
+        Args:
+            number: the vertex.
+            around: the calls that have not returned.
+            choose: `max` for the innermost.
+        """
         calls = [call for call in self._returned_by.get(number, ()) if call not in around]
-        return self.graph.calls[min(calls)].layer if calls else None
+        return self.graph.calls[choose(calls)].layer if calls else None
 
     def latest_home(self, number: int) -> int:
         """Return the last vertex of a layer or source among those that `number` was made of."""
@@ -491,20 +325,19 @@ class Index:
     def adds_its_input(self, call: Call) -> bool:
         """Whether a call returns a sum of its own input and something else."""
         given = set(call.inputs)
-        met = set(given)
-        todo = list(call.outputs)
-        while todo:
-            number = todo.pop()
-            if number in met:
-                continue
-            met.add(number)
+
+        def onward(number: int) -> Sequence[int]:
+            vertex = self.graph.vertices[number]
+            # a norm may end the block, and sums may follow sums
+            is_passed = vertex.kind is Kind.CALL or vertex.function in AS_IT_IS | SUMS
+            return vertex.operands if is_passed and number not in given else ()
+
+        for number in walk(call.outputs, onward) - given:
             vertex = self.graph.vertices[number]
             if vertex.function in SUMS and vertex.kind is Kind.OPERATION:
                 ways = [bool(self.as_it_is(operand) & given) for operand in vertex.operands]
                 if any(ways) and not all(ways):
                     return True
-            if vertex.kind is Kind.CALL or vertex.function in AS_IT_IS | SUMS:
-                todo.extend(vertex.operands)  # a norm may end the block, and sums may follow sums
         return False
 
     def is_added_to_its_input(self, call: Call) -> bool:
@@ -535,24 +368,23 @@ class Index:
         if vertices[number].kind in _OWN:
             return False
         last = self.graph.calls[call.parent].last if call.parent >= 0 else len(self.graph.calls)
-        reached = {number}
-        for later in range(number + 1, max(call.inputs, default=-1) + 1):
-            is_inside = call.parent <= vertices[later].call <= last
-            if is_inside and not reached.isdisjoint(vertices[later].operands):
-                reached.add(later)
-        return not reached.isdisjoint(call.inputs)
+        end = max(call.inputs, default=-1)
 
-    def origins(self, vertices: tuple[int, ...], others: Collection[int] = ()) -> set[int]:
+        def onward(number: int) -> list[int]:
+            takers = self.takers[number]
+            return [t for t in takers if t <= end and call.parent <= vertices[t].call <= last]
+
+        return not walk([number], onward).isdisjoint(call.inputs)
+
+    def origins(self, vertices: Iterable[int], others: Collection[int] = ()) -> set[int]:
         """Return the vertices of layers and sources, or `others`, that these are made of."""
-        met: set[int] = set()
-        todo = list(vertices)
-        while todo:
-            number = todo.pop()
-            if number not in met:
-                met.add(number)
-                if self.homes[number] is None and number not in others:
-                    todo.extend(self.graph.vertices[number].operands)
-        return {number for number in met if self.homes[number] is not None or number in others}
+
+        def is_origin(number: int) -> bool:
+            return self.homes[number] is not None or number in others
+
+        operands = self.next_to("value", back=True)
+        met = walk(vertices, lambda number: () if is_origin(number) else operands(number))
+        return set(filter(is_origin, met))
 
     @cached_property
     def first_alike(self) -> list[int]:
@@ -582,16 +414,13 @@ class Index:
 
     def as_it_is(self, number: int, operations: frozenset[str] = AS_IT_IS) -> set[int]:
         """Return the vertices whose values a vertex holds as they are, itself included."""
-        met: set[int] = set()
-        todo = [number]
-        while todo:
-            number = todo.pop()
-            if number not in met:
-                met.add(number)
-                vertex = self.graph.vertices[number]
-                if vertex.function in operations and vertex.kind is Kind.OPERATION:
-                    todo.extend(vertex.operands[:1])  # others say where, or how
-        return met
+
+        def onward(number: int) -> Sequence[int]:
+            vertex = self.graph.vertices[number]
+            is_view = vertex.function in operations and vertex.kind is Kind.OPERATION
+            return vertex.operands[:1] if is_view else ()  # others say where, or how
+
+        return walk([number], onward)
 
     def own_operations(self, layer: str) -> Iterator[Operation]:
         """Yield the operations of a layer's first call that are its own code's."""
@@ -673,5 +502,3 @@ _DEEPEST = 6
 _OWN = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT})
 _BRANCH = 24
 """Vertices after a layer among which the sum of its branch with what went past it is looked for."""
-_LONGEST = 24
-"""Operations that a step names, those next to its target: a residual stream has one a block."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pytest_modelhealth.report.flow.graph import AS_IT_IS, WHOLE, Call, Cut
-from pytest_modelhealth.report.flow.index import Index
+from pytest_modelhealth.report.flow.index import Index, walk
 
 _FEWEST = 3
 _PARTS = AS_IT_IS - WHOLE - {"expand", "expand_as"}
@@ -59,21 +59,8 @@ def _recurrence(index: Index, numbers: list[int]) -> Recurrence | None:
         steps.append(step)
     made = index.forward(set(calls[0].outputs), "value", last=max(calls[-1].inputs))
     own = [step.own(min(calls[place].outputs), made) for place, step in enumerate(steps[1:])]
-    more = any(one.has_parts for one in own) or len({one.entries for one in own}) > 1
+    more = any(has_parts for _, has_parts in own) or len({entries for entries, _ in own}) > 1
     return Recurrence(calls[0].layer, len(calls), tuple(cuts), more)
-
-
-@dataclass(frozen=True)
-class _Own:
-    """What a call takes beside what the call before gave it.
-
-    Args:
-        entries: the vertices from before the step that it is made of.
-        has_parts: whether it is a part of something.
-    """
-
-    entries: frozenset[int]
-    has_parts: bool
 
 
 class _Step:
@@ -113,20 +100,22 @@ class _Step:
             if operand <= self._end and operand in way
         )
 
-    def own(self, since: int, made: set[int]) -> _Own:
-        """Return what the second call takes beside what earlier calls gave.
+    def own(self, since: int, made: set[int]) -> tuple[frozenset[int], bool]:
+        """Return from what before the step the second call takes, and whether it takes parts.
 
         Args:
             since: the vertex that the step begins with: what the call before the two returned.
             made: what came of the first call of all.
         """
         vertices = self._index.graph.vertices
-        met: set[int] = set()
-        todo = [*self._inputs, *(o for v in self.way - self._outputs for o in vertices[v].operands)]
-        while todo:
-            number = todo.pop()
-            if number not in met and number not in made:
-                met.add(number)
-                todo.extend(vertices[number].operands if number > since else ())
+        taken = [
+            *self._inputs,
+            *(o for v in self.way - self._outputs for o in vertices[v].operands),
+        ]
+
+        def onward(number: int) -> Iterable[int]:
+            return vertices[number].operands if number > since and number not in made else ()
+
+        met = walk(taken, onward) - made
         entries = frozenset(number for number in met if number < since)
-        return _Own(entries, any(vertices[number].function in _PARTS for number in met))
+        return entries, any(vertices[number].function in _PARTS for number in met)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from pytest_modelhealth.report.flow.graph import (
@@ -13,6 +13,7 @@ from pytest_modelhealth.report.flow.graph import (
     SUMS,
     WHOLE,
     Edge,
+    Ending,
     Factor,
     Kind,
     Stopped,
@@ -49,8 +50,8 @@ class Values:
         """The vertices of zeros, with what they come of."""
         self._known: set[int] = set()  # those that are not all zero
         self._partly: dict[int, Origin] = {}
-        whole = {v: index.origin(name) for name in zeros for v in index.values_of(name)}
-        partly = {v: index.origin(name) for name in parts for v in index.values_of(name)}
+        whole = {v: index.origin(name) for name in zeros for v in index.values.get(name, ())}
+        partly = {v: index.origin(name) for name in parts for v in index.values.get(name, ())}
         for number, vertex in enumerate(index.graph.vertices):
             if number in partly:
                 self._partly[number] = partly[number]
@@ -113,6 +114,37 @@ def factors(index: Index, zeros: Collection[str], parts: Collection[str]) -> tup
     return tuple(factor for number in products for factor in values.factors(number))
 
 
+def endings(index: Index, names: Collection[str]) -> Iterator[tuple[str, Ending]]:
+    """Yield each of `names` that ran, with where the way of its values ends for gradients."""
+    vertices, used = index.graph.vertices, index.backward(index.all_ends)
+    learning = index.next_to("gradient", back=False)
+    last: list[str | None] = [None] * len(vertices)  # of `names`, on the way from a vertex
+    cut: list[tuple[int, int] | None] = [None] * len(vertices)  # what cuts, and what it takes
+    cut_by: dict[tuple[int, int], set[int]] = {}
+    latest: dict[str, int] = {}
+    for number in range(len(vertices) - 1, -1, -1):
+        for taker in index.takers[number]:
+            if taker not in used and number in used:
+                continue
+            passes = vertices[number].live and taker in learning(number)
+            if passes or not vertices[taker].live:
+                last[number] = last[number] or last[taker]
+            if vertices[number].live:
+                cut[number] = cut[number] or (cut[taker] if passes else (taker, number))
+        home, edge = index.homes[number], cut[number]
+        if edge is not None:
+            cut_by.setdefault(edge, set()).add(number)
+        if home is not None and home in names:
+            last[number] = last[number] or home
+            seen = latest.setdefault(home, number)
+            latest[home] = max(seen, number, key=lambda v: (v in used, vertices[v].live, v))
+    cuts = {edge: index.cut(*edge, cut_by[edge]) for v in latest.values() if (edge := cut[v])}
+    for name, number in latest.items():
+        end = last[number] or name
+        edge = cut[latest[end]]
+        yield name, Ending(end, cuts[edge] if edge else None)
+
+
 _OPEN = -1
 
 
@@ -125,7 +157,7 @@ def stopped(index: Index, stops: Iterable[Edge], alive: Iterable[str]) -> Stoppe
     if index.graph.loss is not None:
         state[index.graph.loss] = _OPEN
     for name in alive:
-        for number in index.values_of(name):
+        for number in index.values.get(name, ()):
             state[number] = _OPEN
     for number in range(len(vertices) - 1, -1, -1):
         after = state[number]
@@ -136,13 +168,8 @@ def stopped(index: Index, stops: Iterable[Edge], alive: Iterable[str]) -> Stoppe
                 here, known = order.get((number, position), after), state[operand]
                 state[operand] = here if known is None else min(known, here)
     by_vertex = {n: edges[s] for n, s in enumerate(state) if s is not None and s != _OPEN}
-    return Stopped(_by_name(index, state, edges), by_vertex)
-
-
-def _by_name(index: Index, state: list[int | None], edges: list[Edge]) -> Mapping[str, Edge]:
-    found: dict[str, Edge] = {}
-    for name in index.names:
-        met = [s for v in index.values_of(name) if (s := state[v]) is not None]
-        if met and min(met) != _OPEN:
-            found[name] = edges[min(met)]
-    return found
+    first = {
+        name: min((s for v in values if (s := state[v]) is not None), default=_OPEN)
+        for name, values in index.values.items()
+    }
+    return Stopped({n: edges[s] for n, s in first.items() if s != _OPEN}, by_vertex)
