@@ -7,8 +7,7 @@ from pytest_modelhealth.statistics.exponents import (
     ExponentCounts,
     Histogram,
 )
-from pytest_modelhealth.statistics.ledger import Entry, Ledger
-from pytest_modelhealth.statistics.reduction import reduce
+from pytest_modelhealth.statistics.ledger import Entry, Ledger, reduce
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import DEAD_RATIO, UnitStatistics
 

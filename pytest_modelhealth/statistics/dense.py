@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_modelhealth.statistics.kernels.kernel import KERNEL_DTYPES
+KERNEL_DTYPES = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32}
+    | {torch.int16, torch.int8, torch.uint8, torch.bool}
+)
+"""The dtypes of dense values; all others are converted to one of them before."""
 
 
 class UnsupportedTensorError(TypeError):
@@ -30,6 +38,30 @@ class DenseValues(NamedTuple):
     shape: tuple[int, ...]
     implicit_zeros: int = 0
     keeps_dimensions: bool = True
+
+    def unit_dimension(self, unit_dim: int | None) -> int | None:
+        """Return the dimension of `values` that is the tensor's `unit_dim`; ``None`` for none.
+
+        Raises:
+            IndexError: the tensor has no dimension `unit_dim`.
+        """
+        if unit_dim is None or not self.keeps_dimensions:
+            return None
+        # by the shape, because complex values have one dimension more
+        return range(len(self.shape))[unit_dim]
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Let neither autograd nor the modes that see or replace torch calls see what runs inside."""
+    with torch._C.DisableTorchFunction(), torch.no_grad(), _without_dispatch_modes():
+        yield
+
+
+def _without_dispatch_modes() -> AbstractContextManager[object]:
+    if torch._C._len_torch_dispatch_stack():
+        return cast(AbstractContextManager[object], _disable_current_modes())
+    return nullcontext()
 
 
 def dense_values(tensor: Tensor) -> DenseValues:
@@ -125,6 +157,8 @@ def _sparse_values(tensor: Tensor) -> DenseValues:
 
 def _real(tensor: Tensor) -> Tensor:
     """Return real values of a dtype that kernels take; complex ones gain a last dimension of 2."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        tensor = tensor.as_subclass(Tensor)
     if tensor.is_complex():
         if tensor.dtype is torch.complex32:
             tensor = tensor.to(torch.complex64)
@@ -135,3 +169,14 @@ def _real(tensor: Tensor) -> Tensor:
     # bfloat16 holds every 8-bit float, and float64 all else but uint64 beyond 2**53
     is_float8 = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
     return tensor.to(torch.bfloat16 if is_float8 else torch.float64)
+
+
+def first_nonfinite(values: Tensor) -> tuple[int, ...]:
+    """Return the index of the first NaN or infinity in row-major order; there is one.
+
+    Args:
+        values: real and strided; the caller keeps autograd and the modes that see torch calls off.
+    """
+    bad = torch.isfinite(values).logical_not_().reshape(-1)
+    first = int(bad.to(torch.uint8).argmax())
+    return tuple(int(place) for place in np.unravel_index(first, tuple(values.shape)))

@@ -9,21 +9,18 @@ stay there, so that nobody waits for the device, and are fetched all at once.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from threading import get_ident
-from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.statistics.dense import dense_values
-from pytest_modelhealth.statistics.exponents import ExponentCounts
-from pytest_modelhealth.statistics.kernels import queued
-from pytest_modelhealth.statistics.kernels.queued import Queued
+from pytest_modelhealth.statistics import queued
+from pytest_modelhealth.statistics.dense import dense_values, first_nonfinite, unseen
 from pytest_modelhealth.statistics.kinds import Kind, find_kind
 from pytest_modelhealth.statistics.native import (
     EQUAL_SAMPLES,
@@ -31,14 +28,12 @@ from pytest_modelhealth.statistics.native import (
     OUT_OF_RANGE,
     Results,
 )
-from pytest_modelhealth.statistics.nonfinite import first_nonfinite
-from pytest_modelhealth.statistics.reduction import Subject, reduce, unseen
+from pytest_modelhealth.statistics.queued import Queued
+from pytest_modelhealth.statistics.subject import Subject
 from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
-from pytest_modelhealth.statistics.units import UnitStatistics
 
 MOST_QUEUED = 1 << 26
 """Bytes of results that wait on a device before they are fetched, all the same."""
-
 
 MOST_LOOKS_AGAIN = 64
 """Tensors with values that are not finite in which the first of them is looked for.
@@ -46,40 +41,71 @@ MOST_LOOKS_AGAIN = 64
 That takes a second pass, and what follows a layer that made the first NaN is NaN throughout.
 """
 
+_AS_FLOAT = {
+    torch.bool: torch.bfloat16,
+    torch.int8: torch.bfloat16,
+    torch.uint8: torch.bfloat16,
+    torch.int16: torch.float32,
+    torch.int32: torch.float64,
+    torch.int64: torch.float64,
+}
+"""The shortest dtype of the compiled kernel that holds all integers of another, or float64."""
 
-class Entry(ABC):
-    """What was found in one tensor."""
 
-    __slots__ = ()
+class Entry:
+    """What was found in one tensor.
 
-    samples_equal: bool | None
-    """Whether all samples of the tensor hold equal values; ``None`` where nobody looked."""
+    Args:
+        make: makes the tensor's statistics, as it was when it was added; called once.
+        has_units: whether the tensor's units were looked at.
+        samples_equal: whether all samples of the tensor hold equal values; ``None`` where nobody
+            looked.
+        waits: whether what was found is still on another device.
+    """
 
-    waits: ClassVar[bool] = False
-    """Whether what was found is still on another device."""
+    __slots__ = ("_known", "_make", "has_units", "samples_equal", "waits")
+
+    def __init__(
+        self,
+        make: Callable[[], TensorStatistics],
+        has_units: bool,
+        samples_equal: bool | None = None,
+        waits: bool = False,
+    ) -> None:
+        self._make = make
+        self._known: TensorStatistics | None = None
+        self.has_units = has_units
+        self.samples_equal = samples_equal
+        self.waits = waits
 
     @property
-    @abstractmethod
     def statistics(self) -> TensorStatistics:
         """The statistics of the tensor as it was when it was added."""
-
-    @property
-    @abstractmethod
-    def has_units(self) -> bool:
-        """Whether the tensor's units were looked at."""
+        if self._known is None:
+            self._known = self._make()
+        return self._known
 
     @staticmethod
     def of(statistics: TensorStatistics) -> Entry:
         """Return an entry that holds what is known already."""
-        return _Known(statistics)
+        return Entry(lambda: statistics, statistics.units is not None)
 
     def of_dtype(self, dtype: torch.dtype) -> Entry:
         """Return the entry of a tensor of this dtype, which another one was made of to be read."""
-        return _Renamed(self, str(dtype).removeprefix("torch."))
+        name = str(dtype).removeprefix("torch.")
+        return Entry(lambda: replace(self.statistics, dtype=name), self.has_units)
 
     def reshaped(self, shape: tuple[int, ...]) -> Entry:
         """Return the entry, without units, of a tensor of the same values in the same order."""
-        return _Reshaped(self, shape)
+        return Entry(lambda: _reshaped(self.statistics, shape), has_units=False)
+
+
+def _reshaped(seen: TensorStatistics, shape: tuple[int, ...]) -> TensorStatistics:
+    first = seen.first_nonfinite
+    if first is not None:
+        place = np.ravel_multi_index(first, seen.shape)
+        first = tuple(map(int, np.unravel_index(place, shape)))
+    return replace(seen, units=None, shape=shape, first_nonfinite=first)
 
 
 class Ledger:
@@ -97,7 +123,8 @@ class Ledger:
         self._lock = threading.Lock()  # of the queue
         self._queue = _Queue()
         self._queue_all = queue_all
-        self._has_queued = False
+        self.has_queued = False
+        """Whether statistics of a tensor stayed on its device, at least for a while."""
 
     def add(self, tensor: Tensor, unit_dim: int | None = None, samples: int = 0) -> Entry:
         """Read `tensor`, as `reduce` does, and return where its statistics are to be had.
@@ -107,21 +134,17 @@ class Ledger:
             samples: compare the samples of a tensor that has as many in dimension 0; 0 for none.
 
         Raises:
-            UnsupportedTensorError: as `reduce`.
+            UnsupportedTensorError, IndexError: as `reduce`.
         """
-        if not tensor.is_cpu or self._queue_all:
-            return self._add_queued(tensor, unit_dim)
-        kind, address = find_kind(tensor, unit_dim, samples)
-        if kind is not None:
-            results = self._by_thread.get(get_ident()) or self._begin()
-            place, remarks = results.reduce_packed(kind.job, address)
-            if not remarks & OUT_OF_RANGE:
-                equal = remarks >= EQUAL_SAMPLES if kind.compares_samples else None
-                entry = _Compiled(kind, results, place, equal)
-                if remarks & NOT_ALL_FINITE:
-                    self._look_again(entry, tensor)
-                return entry
-        return _Known(reduce(tensor, unit_dim))
+        if not self._queue_all:
+            kind, address = find_kind(tensor, unit_dim, samples)
+            if kind is not None:
+                results = self._by_thread.get(get_ident()) or self._begin()
+                place, remarks = results.reduce(kind.job, address)
+                if not remarks & OUT_OF_RANGE:
+                    return self._entry(kind, results, place, remarks, tensor)
+        with unseen():
+            return self._add_unusual(tensor, unit_dim)
 
     def add_many(self, tensors: Sequence[Tensor]) -> list[Entry | None]:
         """Read tensors, without units, in one call of the kernel.
@@ -130,35 +153,16 @@ class Ledger:
             The entry of each, ``None`` for one that the kernel does not read: it is left to `add`.
         """
         found: list[Entry | None] = [None] * len(tensors)
-        places, kinds, addresses = [], [], []
-        for place, tensor in enumerate(() if self._queue_all else tensors):
-            kind, address = find_kind(tensor, None)
-            if kind is not None:
-                places.append(place)
-                kinds.append(kind)
-                addresses.append(address)
-        if not kinds:
+        wanted = [] if self._queue_all else [find_kind(tensor, None) for tensor in tensors]
+        read = [(i, kind, address) for i, (kind, address) in enumerate(wanted) if kind is not None]
+        if not read:
             return found
         results = self._by_thread.get(get_ident()) or self._begin()
-        done = results.reduce_many([kind.job for kind in kinds], addresses)
-        for place, kind, (where, remarks) in zip(places, kinds, done, strict=True):
+        done = results.reduce_many([kind.job for _, kind, _ in read], [a for _, _, a in read])
+        for (i, kind, _), (place, remarks) in zip(read, done, strict=True):
             if not remarks & OUT_OF_RANGE:
-                entry = found[place] = _Compiled(kind, results, where, None)
-                if remarks & NOT_ALL_FINITE:
-                    self._look_again(entry, tensors[place])
+                found[i] = self._entry(kind, results, place, remarks, tensors[i])
         return found
-
-    def _look_again(self, entry: _Compiled, tensor: Tensor) -> None:
-        """Find the first value that is not finite, if that was not done too often."""
-        if self._looks_again > 0:
-            self._looks_again -= 1
-            with unseen():
-                entry.first_nonfinite = first_nonfinite(tensor)
-
-    @property
-    def has_queued(self) -> bool:
-        """Whether statistics of a tensor stayed on its device, at least for a while."""
-        return self._has_queued
 
     def queues(self, tensor: Tensor) -> bool:
         """Whether the statistics of `tensor` stay on its device until somebody asks for them."""
@@ -168,161 +172,59 @@ class Ledger:
         results = self._by_thread[get_ident()] = Results()
         return results
 
-    def _add_queued(self, tensor: Tensor, unit_dim: int | None) -> Entry:
+    def _entry(
+        self, kind: Kind, results: Results, place: int, remarks: int, tensor: Tensor
+    ) -> Entry:
+        """Return the entry of a tensor that the kernel has read."""
+        first = self._first_nonfinite(tensor) if remarks & NOT_ALL_FINITE else None
+        return Entry(
+            partial(results.statistics, kind.subject, place, first),
+            kind.has_units,
+            remarks >= EQUAL_SAMPLES if kind.compares_samples else None,
+        )
+
+    def _first_nonfinite(self, tensor: Tensor) -> tuple[int, ...] | None:
+        """Find the first value that is not finite, if that was not done too often."""
+        if not self._looks_again:
+            return None
+        self._looks_again -= 1
         with unseen():
-            dense = dense_values(tensor)
-            subject = Subject.of(tensor, dense, unit_dim)
-            wanted = queued.queue(dense.values, subject.dim)
+            return first_nonfinite(tensor)
+
+    def _add_unusual(self, tensor: Tensor, unit_dim: int | None) -> Entry:
+        """Read a tensor that the kernel does not read as it lies in memory."""
+        dense = dense_values(tensor)
+        dim = dense.unit_dimension(unit_dim)
+        subject = Subject.of(tensor, dense.shape, dense.values.numel(), dim)
+        if self.queues(dense.values):
+            return self._enqueue(subject, queued.queue(dense.values, dim))
+        found = self._read_now(dense.values, dim, subject)
+        if found.nonfinite_count and dense.keeps_dimensions and not tensor.is_complex():
+            found.first_nonfinite = self._first_nonfinite(dense.values)
+        if dense.implicit_zeros:
+            found = found.merge(subject.zeros(dense.implicit_zeros))
+        return Entry.of(found)
+
+    def _read_now(self, values: Tensor, dim: int | None, subject: Subject) -> TensorStatistics:
+        floats = values.to(_AS_FLOAT.get(values.dtype, values.dtype))
+        kind, address = find_kind(floats, dim)
+        if kind is not None:
+            results = self._by_thread.get(get_ident()) or self._begin()
+            place, remarks = results.reduce(kind.job, address)
+            if not remarks & OUT_OF_RANGE:
+                return results.statistics(subject, place)
+        wanted = queued.queue(values, dim)
+        return queued.decode(wanted, wanted.numbers.numpy(), subject)
+
+    def _enqueue(self, subject: Subject, wanted: Queued) -> Entry:
         with self._lock:
             if self._queue.size > MOST_QUEUED:
                 self._queue.fetch()
             if self._queue.is_fetched:
                 self._queue = _Queue()
-            self._has_queued = True
-            return _Waiting(subject, self._queue, self._queue.add(wanted))
-
-
-class _Known(Entry):
-    samples_equal = None
-    __slots__ = ("_statistics",)
-
-    def __init__(self, statistics: TensorStatistics) -> None:
-        self._statistics = statistics
-
-    @property
-    def statistics(self) -> TensorStatistics:
-        return self._statistics
-
-    @property
-    def has_units(self) -> bool:
-        return self._statistics.units is not None
-
-
-class _Renamed(Entry):
-    samples_equal = None
-    __slots__ = ("_dtype", "_entry")
-
-    def __init__(self, entry: Entry, dtype: str) -> None:
-        self._entry = entry
-        self._dtype = dtype
-
-    @property
-    def statistics(self) -> TensorStatistics:
-        return replace(self._entry.statistics, dtype=self._dtype)
-
-    @property
-    def has_units(self) -> bool:
-        return self._entry.has_units
-
-
-class _Reshaped(Entry):
-    samples_equal = None
-    __slots__ = ("_entry", "_shape")
-
-    def __init__(self, entry: Entry, shape: tuple[int, ...]) -> None:
-        self._entry = entry
-        self._shape = shape
-
-    @property
-    def statistics(self) -> TensorStatistics:
-        seen = self._entry.statistics
-        first = seen.first_nonfinite
-        if first is not None:
-            place = np.ravel_multi_index(first, seen.shape)
-            first = tuple(map(int, np.unravel_index(place, self._shape)))
-        return replace(seen, units=None, shape=self._shape, first_nonfinite=first)
-
-    @property
-    def has_units(self) -> bool:
-        return False
-
-
-# ---- read by the compiled kernel ---------------------------------------------------------------
-
-
-class _Compiled(Entry):
-    __slots__ = ("_kind", "_known", "_place", "_results", "first_nonfinite", "samples_equal")
-
-    def __init__(self, kind: Kind, results: Results, place: int, equal: bool | None) -> None:
-        self._kind = kind
-        self._results = results
-        self._place = place
-        self._known: TensorStatistics | None = None
-        self.samples_equal = equal
-        self.first_nonfinite: tuple[int, ...] | None = None
-
-    @property
-    def statistics(self) -> TensorStatistics:
-        if self._known is None:
-            self._known = _statistics(self._kind, self._results, self._place, self.first_nonfinite)
-        return self._known
-
-    @property
-    def has_units(self) -> bool:
-        return self._kind.has_units
-
-
-class _ReadOutLater(TensorStatistics):
-    """Statistics whose exponents and units are read out when somebody asks for them.
-
-    Most are asked for neither, and making both takes four times as long as all the rest. A copy and
-    a pickle have them.
-    """
-
-    __slots__ = ("_observations", "_place", "_results")
-
-    _observations: int
-    _place: int
-    _results: Results
-
-    def __getattr__(self, name: str) -> Any:
-        """Fill one of the two, which alone are not set from the start."""
-        if name not in ("exponents", "units"):
-            raise AttributeError(name)
-        found = self._results[self._place]
-        self.exponents = ExponentCounts(found.lowest, found.rows)
-        self.units = None
-        if found.extremes is not None and found.alive is not None:
-            low, high = found.extremes
-            self.units = UnitStatistics(found.alive, low, high, self._observations)
-        return getattr(self, name)
-
-    def __reduce__(self) -> tuple[type[TensorStatistics], tuple[Any, ...]]:
-        return TensorStatistics, tuple(getattr(self, field.name) for field in fields(self))
-
-
-def _statistics(
-    kind: Kind, results: Results, place: int, first_nonfinite: tuple[int, ...] | None
-) -> TensorStatistics:
-    """Make the statistics of one tensor from what the kernel found."""
-    made = _ReadOutLater.__new__(_ReadOutLater)
-    (
-        _,
-        made.nan_count,
-        made.positive_inf_count,
-        made.negative_inf_count,
-        made.zero_count,
-        _,
-        made.mean,
-        made.std,
-        made.min,
-        made.max,
-        is_sampled,
-        _,
-    ) = results.numbers(place)
-    made.count = kind.count
-    made.shape = kind.shape
-    made.dtype = kind.dtype
-    made.device = "cpu"
-    made.histogram_sampled = bool(is_sampled)
-    made.first_nonfinite = first_nonfinite
-    if not kind.has_units:
-        made.units = None
-    made._results, made._place, made._observations = results, place, kind.observations
-    return made
-
-
-# ---- waiting on a device -----------------------------------------------------------------------
+            self.has_queued = True
+            make = partial(self._queue.statistics, self._queue.add(wanted), subject)
+            return Entry(make, subject.observations is not None, waits=True)
 
 
 class _Queue:
@@ -348,7 +250,7 @@ class _Queue:
     def statistics(self, index: int, subject: Subject) -> TensorStatistics:
         """Return one tensor's statistics; those of all are fetched before."""
         self.fetch()
-        return subject.statistics(*queued.decode(self._queued[index], self._numbers[index]))
+        return queued.decode(self._queued[index], self._numbers[index], subject)
 
     def fetch(self) -> None:
         """Fetch all results, in one transfer from each device."""
@@ -359,23 +261,21 @@ class _Queue:
             self._numbers = queued.fetch_all(self._queued)
 
 
-class _Waiting(Entry):
-    samples_equal = None
-    waits = True
-    __slots__ = ("_index", "_known", "_queue", "_subject")
+def reduce(tensor: Tensor, unit_dim: int | None = None) -> TensorStatistics:
+    """Return the statistics of `tensor`, which is read and never changed.
 
-    def __init__(self, subject: Subject, queue: _Queue, index: int) -> None:
-        self._subject = subject
-        self._queue = queue
-        self._index = index
-        self._known: TensorStatistics | None = None
+    Autograd and the modes that see or replace torch calls are off meanwhile: nothing enters the
+    caller's graph or counters, and the numbers are the same wherever this is called. Autocast needs
+    no switch, as it leaves float64 alone.
 
-    @property
-    def statistics(self) -> TensorStatistics:
-        if self._known is None:
-            self._known = self._queue.statistics(self._index, self._subject)
-        return self._known
+    Args:
+        tensor: any dtype, layout, stride and device.
+        unit_dim: the dimension of the units; ``None`` keeps no units. Nested and sparse tensors
+            have none in any case.
 
-    @property
-    def has_units(self) -> bool:
-        return self._subject.dim is not None
+    Raises:
+        UnsupportedTensorError: the tensor has no values, or none that are real numbers.
+        IndexError: the tensor has no dimension `unit_dim`.
+    """
+    with torch._C.DisableTorchFunction():
+        return Ledger().add(tensor, unit_dim).statistics

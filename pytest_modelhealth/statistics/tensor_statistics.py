@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_modelhealth.errors import require_kind
-from pytest_modelhealth.statistics.moments import Moments
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics.exponents import ExponentCounts, Histogram
@@ -131,7 +130,7 @@ class TensorStatistics:
             InspectionError: `other` is something else.
         """
         require_kind(other, TensorStatistics)
-        moments = self._moments.merge(other._moments)
+        mean, std = self._merged_moments(other)
         return replace(
             self,
             count=self.count + other.count,
@@ -139,8 +138,8 @@ class TensorStatistics:
             positive_inf_count=self.positive_inf_count + other.positive_inf_count,
             negative_inf_count=self.negative_inf_count + other.negative_inf_count,
             zero_count=self.zero_count + other.zero_count,
-            mean=moments.mean,
-            std=moments.std,
+            mean=mean,
+            std=std,
             # a side without finite values has NaN extremes, which fmin and fmax pass over
             min=float(np.fmin(self.min, other.min)),
             max=float(np.fmax(self.max, other.max)),
@@ -153,9 +152,24 @@ class TensorStatistics:
     def _first_nonfinite_of(self, other: TensorStatistics) -> tuple[int, ...] | None:
         return self.first_nonfinite if self.nonfinite_count else other.first_nonfinite
 
-    @property
-    def _moments(self) -> Moments:
-        return Moments(self.finite_count, self.mean, self.std)
+    def _merged_moments(self, other: TensorStatistics) -> tuple[float, float]:
+        """Return mean and standard deviation of both (Chan, Golub and LeVeque 1979).
+
+        The standard deviation stands in for the usual sum of squares, and half the gap between the
+        means for the whole: so nothing overflows that the result itself does not.
+        """
+        if not self.finite_count or not other.finite_count:
+            only = self if self.finite_count else other
+            return only.mean, only.std
+        count = self.finite_count + other.finite_count
+        own, others = self.finite_count / count, other.finite_count / count
+        half_gap = other.mean / 2 - self.mean / 2
+        std = math.hypot(
+            self.std * math.sqrt(own),
+            other.std * math.sqrt(others),
+            half_gap * (2 * math.sqrt(own * others)),
+        )
+        return self.mean + half_gap * others + half_gap * others, std
 
     def __repr__(self) -> str:
         parts = [

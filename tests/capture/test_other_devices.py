@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing import recorder
 from pytest_modelhealth.report import HealthReport
-from pytest_modelhealth.statistics import Ledger, reduction
-from pytest_modelhealth.statistics.kernels import queued
+from pytest_modelhealth.statistics import Ledger, dense, queued
 from tests.statistics.test_queued import NoWaiting, assert_same
 
 
@@ -62,7 +61,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     sizes: list[int] = []
     fetch_all = queued.fetch_all
     monkeypatch.setattr(recorder, "Ledger", partial(Ledger, queue_all=True))
-    monkeypatch.setattr(reduction, "_without_dispatch_modes", nullcontext)  # ours are seen too
+    monkeypatch.setattr(dense, "_without_dispatch_modes", nullcontext)  # ours are seen too
     monkeypatch.setattr(queued, "fetch_all", lambda q: sizes.append(len(q)) or fetch_all(q))
     with NoWaiting():
         yield sizes

@@ -12,7 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.statistics import HIGHEST_EXPONENT, LOWEST_EXPONENT, TensorStatistics
+from pytest_modelhealth.statistics import (
+    DEAD_RATIO,
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    TensorStatistics,
+)
 
 
 def real_values(tensor: Tensor) -> list[float]:
@@ -112,3 +117,35 @@ def bits(statistics: TensorStatistics) -> tuple[object, ...]:
         None if units is None else units.observations,
         (statistics.shape, statistics.dtype, statistics.device),
     )
+
+
+def assert_agrees(
+    statistics: TensorStatistics, tensor: Tensor, dim: int | None = None, *, sampled: bool = False
+) -> None:
+    """Assert that `statistics` are those that NumPy finds in a tensor of any size, by float64."""
+    values = tensor.detach().to(torch.float64).numpy()
+    finite = values[np.isfinite(values)].astype(np.longdouble)
+    assert statistics.count == values.size
+    assert statistics.nan_count == np.isnan(values).sum()
+    assert statistics.positive_inf_count == np.isposinf(values).sum()
+    assert statistics.negative_inf_count == np.isneginf(values).sum()
+    assert statistics.zero_count == (finite == 0).sum()
+    assert statistics.histogram_sampled is sampled
+    if finite.size:
+        assert (statistics.min, statistics.max) == (finite.min(), finite.max())
+        assert close(statistics.mean, float(finite.mean()), scale=statistics.abs_max)
+        assert math.isclose(statistics.std, float(finite.std()), rel_tol=1e-12)
+    if not sampled:
+        exponents = np.frexp(finite[finite != 0].astype(np.float64))[1] - 1
+        rows = np.clip(exponents, LOWEST_EXPONENT, HIGHEST_EXPONENT)
+        found = np.unique(np.stack([finite[finite != 0] < 0, rows]), axis=1, return_counts=True)
+        expected = {(bool(s), int(e)): int(n) for s, e, n in zip(*found[0], found[1], strict=True)}
+        assert kept_bins(statistics) == expected
+    if dim is not None:
+        by_unit = np.moveaxis(values, dim, 0).reshape(values.shape[dim], -1)
+        assert statistics.units is not None
+        low, high = by_unit.min(axis=1), by_unit.max(axis=1)
+        assert np.array_equal(statistics.units.minimum, low, equal_nan=True)
+        assert np.array_equal(statistics.units.maximum, high, equal_nan=True)
+        silent = np.maximum(abs(low), abs(high)) <= DEAD_RATIO * statistics.abs_max
+        assert np.array_equal(statistics.units.alive, ~silent)

@@ -1,11 +1,9 @@
-"""Every kernel on the shelf, against values counted one by one."""
+"""Both kernels: against values counted one by one, and against NumPy on larger tensors."""
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
-from types import ModuleType
+from collections.abc import Callable
 from unittest.mock import patch
 
 import numpy as np
@@ -15,18 +13,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pytest_modelhealth.statistics import kernels
-from pytest_modelhealth.statistics.kernels import plain
-from pytest_modelhealth.statistics.kernels.kernel import KERNEL_DTYPES
+from pytest_modelhealth.statistics import DEAD_RATIO, Ledger, TensorStatistics, ledger, queued
+from pytest_modelhealth.statistics.dense import KERNEL_DTYPES
 from tests.statistics import oracle
 from tests.statistics.tensors import FLOATS, INTEGERS, arranged, tensors
 
-SHELF = [
-    importlib.import_module(f"{kernels.__name__}.{module.name}")
-    for module in pkgutil.iter_modules(kernels.__path__)
-    if module.name != "kernel"
-]
-every_kernel = pytest.mark.parametrize("kernel", SHELF, ids=lambda module: module.__name__)
+
+def added(tensor: Tensor, dim: int | None) -> TensorStatistics:
+    """Read a tensor as an inspection does: with the compiled kernel, where there is one."""
+    return Ledger().add(tensor, dim).statistics
+
+
+def not_compiled(tensor: Tensor, dim: int | None) -> TensorStatistics:
+    """Read a tensor as where the kernel was not compiled."""
+    with patch.object(ledger, "find_kind", lambda *_: (None, 0)):
+        return Ledger().add(tensor, dim).statistics
+
+
+def from_device(tensor: Tensor, dim: int | None) -> TensorStatistics:
+    """Read a tensor as one of another device, in pieces of a few elements."""
+    with patch.object(queued, "CHUNK_ELEMENTS", 7 if tensor.numel() < 1000 else 5000):
+        return Ledger(queue_all=True).add(tensor, dim).statistics
+
+
+WAYS = (added, not_compiled, from_device)
+Way = Callable[[Tensor, int | None], TensorStatistics]
+every_way = pytest.mark.parametrize("way", WAYS)
 
 
 def test_every_dtype_that_kernels_promise_is_drawn() -> None:
@@ -34,63 +46,47 @@ def test_every_dtype_that_kernels_promise_is_drawn() -> None:
     assert {*FLOATS, *INTEGERS} == KERNEL_DTYPES
 
 
-@every_kernel
-@given(tensor=tensors(), chunk=st.sampled_from([1, 2, 7, 1 << 16]))
-def test_a_kernel_finds_what_counting_one_by_one_finds(
-    kernel: ModuleType, tensor: Tensor, chunk: int
-) -> None:
-    """Counts, extremes and exponents are exact, moments right, whatever the chunks."""
-    tensor = tensor.resolve_neg()
-    values = oracle.real_values(tensor)
-    finite = [value for value in values if math.isfinite(value)]
-    with patch.object(plain, "CHUNK_ELEMENTS", chunk):
-        found = kernel.summarize(tensor)
-    assert found.nan_count == sum(map(math.isnan, values))
-    assert found.positive_inf_count == values.count(math.inf)
-    assert found.negative_inf_count == values.count(-math.inf)
-    assert found.zero_count == finite.count(0.0)
-    assert oracle.same(found.min, min(finite, default=math.nan))
-    assert oracle.same(found.max, max(finite, default=math.nan))
-    assert oracle.kept_bins(found) == oracle.bins(finite)
-    assert found.moments.count == len(finite)
-    mean, std = oracle.moments(finite)
-    abs_max = max(map(abs, finite), default=0.0)
-    assert oracle.close(found.moments.mean, mean, scale=abs_max)
-    assert oracle.close(found.moments.std, std, scale=abs_max)
-
-
-@every_kernel
+@every_way
 @given(tensor=tensors(), data=st.data())
-def test_unit_extremes_are_those_of_each_index(
-    kernel: ModuleType, tensor: Tensor, data: st.DataObject
+def test_statistics_are_what_counting_one_by_one_finds(
+    way: Way, tensor: Tensor, data: st.DataObject
 ) -> None:
-    """Each index of the unit dimension gets its own least and greatest value, NaN for a NaN."""
-    tensor = tensor.resolve_neg()
-    if not tensor.numel() or not tensor.ndim:
+    """Counts, extremes, bins and units are exact, moments right, for any dtype and stride."""
+    dim = data.draw(st.sampled_from([None, *range(-tensor.ndim, tensor.ndim)]))
+    found = way(tensor, dim)
+    values = oracle.real_values(tensor)
+    oracle.assert_describes(found, values)
+    assert found.shape == tuple(tensor.shape)
+    assert f"torch.{found.dtype}" == str(tensor.dtype)
+    if dim is None or not values:
+        assert found.units is None
         return
-    dim = data.draw(st.integers(0, tensor.ndim - 1))
-    minimum, maximum = kernel.unit_extremes(tensor, dim)
-    assert minimum.dtype == maximum.dtype == np.float64
-    assert len(minimum) == len(maximum) == tensor.shape[dim]
-    for index in range(tensor.shape[dim]):
-        values = oracle.real_values(tensor.select(dim, index))
-        ill = any(map(math.isnan, values))
-        assert oracle.same(minimum[index], math.nan if ill else min(values))
-        assert oracle.same(maximum[index], math.nan if ill else max(values))
+    assert found.units is not None
+    assert found.units.observations == math.prod(tensor.shape[: dim % tensor.ndim])
+    limit = DEAD_RATIO * found.abs_max
+    for index, unit in enumerate(map(oracle.real_values, tensor.unbind(dim))):
+        ill = any(map(math.isnan, unit))
+        assert oracle.same(found.units.minimum[index], math.nan if ill else min(unit))
+        assert oracle.same(found.units.maximum[index], math.nan if ill else max(unit))
+        assert found.units.alive[index] != all(abs(value) <= limit for value in unit)
 
 
-@every_kernel
+@every_way
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int16])
-def test_long_tensors_agree_with_numpy(kernel: ModuleType, dtype: torch.dtype) -> None:
-    """Over several chunks, strided, the moments are those of float64 NumPy."""
+def test_long_tensors_agree_with_numpy(way: Way, dtype: torch.dtype) -> None:
+    """Over several chunks, strided, the numbers are those of float64 NumPy."""
     generator = torch.Generator().manual_seed(0)
-    tensor = (torch.randn(500, 800, generator=generator) * 3 + 100).to(dtype)[:, ::2].t()
-    values = tensor.to(torch.float64).numpy()
-    found = kernel.summarize(tensor)
-    assert found.moments.count == values.size > 3 * plain.CHUNK_ELEMENTS - 1
-    assert found.moments.mean == pytest.approx(values.mean(), rel=1e-14)
-    assert found.moments.std == pytest.approx(values.std(), rel=1e-13)
-    assert (found.min, found.max) == (values.min(), values.max())
+    tensor = (torch.randn(200, 400, generator=generator) * 3 + 100).to(dtype)[:, ::2].t()
+    found = way(tensor, 0)
+    oracle.assert_agrees(found, tensor, 0, sampled=found.histogram_sampled)
+
+
+@every_way
+@pytest.mark.parametrize("value", [1e200, 1e-200, 5e-324, -1.7e308])
+def test_squares_beyond_float64_spoil_no_moments(way: Way, value: float) -> None:
+    """A float64 whose square would overflow or vanish still has its moments."""
+    values = torch.tensor([value, 0.0, value / 2], dtype=torch.float64)
+    oracle.assert_describes(way(values, None), values.tolist())
 
 
 ARRANGED = [
@@ -107,8 +103,8 @@ ARRANGED = [
 
 @pytest.mark.parametrize("tensor", ARRANGED)
 def test_no_strided_tensor_is_copied_whole(tensor: Tensor) -> None:
-    """The plain kernel reads a tensor of any stride in pieces no longer than a chunk."""
-    pieces = list(plain.chunks(tensor, 64))
+    """The torch kernel reads a tensor of any stride in pieces no longer than a chunk."""
+    pieces = list(queued.chunks(tensor, 64))
     assert max(piece.numel() for piece in pieces) <= 64
     assert len(pieces) < tensor.numel() / 16
     assert torch.equal(torch.cat(pieces).sort().values, tensor.flatten().sort().values)
@@ -118,6 +114,22 @@ def test_no_strided_tensor_is_copied_whole(tensor: Tensor) -> None:
 def test_dense_memory_is_read_in_place(tensor: Tensor) -> None:
     """A permuted tensor that fills its memory is neither copied nor read in leaps."""
     storage = tensor.untyped_storage().data_ptr()
-    for piece in plain.chunks(tensor, 64):
+    for piece in queued.chunks(tensor, 64):
         assert piece.untyped_storage().data_ptr() == storage
         assert piece.is_contiguous()
+
+
+def test_integers_are_read_by_the_compiled_kernel() -> None:
+    """A counter, a mask or token ids cost no more than a few floats."""
+    with patch.object(queued, "queue", side_effect=AssertionError("the slow way")):
+        for dtype in INTEGERS:
+            values = torch.arange(-3, 100).to(dtype)
+            oracle.assert_agrees(added(values, 0), values, 0)
+
+
+def test_units_may_be_as_many_as_values() -> None:
+    """Extremes of units are float64, whatever the dtype was."""
+    units = added(torch.ones(3, dtype=torch.bfloat16), 0).units
+    assert units is not None
+    assert units.minimum.dtype == units.maximum.dtype == np.float64
+    assert units.alive.dtype == np.bool_

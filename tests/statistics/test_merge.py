@@ -10,7 +10,6 @@ from hypothesis import given
 from torch import Tensor
 
 from pytest_modelhealth.statistics import TensorStatistics, reduce
-from pytest_modelhealth.statistics.moments import Moments
 from tests.statistics import oracle
 from tests.statistics.tensors import tensors
 
@@ -30,18 +29,13 @@ def test_merging_is_reducing_both_at_once(a: Tensor, b: Tensor) -> None:
     oracle.assert_describes(reduce(a).merge(reduce(b)), values)
 
 
-@given(a=doubles, b=doubles)
-def test_merging_commutes(a: Tensor, b: Tensor) -> None:
-    """The order of two batches changes nothing but rounding."""
-    assert_same_but_for_rounding(reduce(a).merge(reduce(b)), reduce(b).merge(reduce(a)))
-
-
 @given(a=doubles, b=doubles, c=doubles)
-def test_merging_is_associative(a: Tensor, b: Tensor, c: Tensor) -> None:
-    """How batches are grouped changes nothing but rounding."""
+def test_neither_order_nor_grouping_of_batches_matters(a: Tensor, b: Tensor, c: Tensor) -> None:
+    """Merging commutes and is associative, but for rounding."""
     first, second, third = reduce(a), reduce(b), reduce(c)
     left = first.merge(second).merge(third)
     assert_same_but_for_rounding(left, first.merge(second.merge(third)))
+    assert_same_but_for_rounding(left, third.merge(second.merge(first)))
 
 
 @given(a=doubles)
@@ -54,8 +48,8 @@ def test_an_empty_tensor_adds_nothing(a: Tensor) -> None:
 
 
 def test_many_small_batches_keep_the_moments_of_all() -> None:
-    """Ten thousand merges cost no more than a few roundings."""
-    values = torch.randn(10_000, 3, generator=torch.Generator().manual_seed(0)) + 1000
+    """A thousand merges cost no more than a few roundings."""
+    values = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)) + 1000
     merged = reduce(values[0])
     for row in values[1:]:
         merged = merged.merge(reduce(row))
@@ -95,7 +89,7 @@ def test_moments_of_the_smallest_numbers_do_not_vanish() -> None:
 
 def test_moments_of_nothing_are_no_numbers() -> None:
     """No values have neither mean nor deviation, and merging two such keeps it so."""
-    nothing = Moments().merge(Moments())
+    nothing = reduce(torch.empty(0)).merge(reduce(torch.empty(0)))
     assert nothing.count == 0
     assert math.isnan(nothing.mean)
     assert math.isnan(nothing.std)

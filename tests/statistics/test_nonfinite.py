@@ -7,10 +7,13 @@ import torch
 from pytest_modelhealth.statistics import reduce
 from pytest_modelhealth.statistics.ledger import Ledger
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e5m2)
 BAD = (torch.nan, torch.inf, -torch.inf)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e5m2]
+)
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("index", [(0, 0, 0), (1, 2, 3), (4, 6, 8)])
 def test_index_is_that_of_numpy(index, bad, dtype):

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from pytest_modelhealth.statistics import DEAD_RATIO, TensorStatistics, UnitStatistics, reduce
-from tests.statistics import oracle
-from tests.statistics.tensors import tensors
+from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics, reduce
 
 
 def units_of(statistics: TensorStatistics) -> UnitStatistics:
     """Return the units, which must be there."""
     assert statistics.units is not None
     return statistics.units
-
-
-@given(tensor=tensors(), data=st.data())
-def test_a_unit_is_alive_where_one_value_exceeds_the_ratio(
-    tensor: Tensor, data: st.DataObject
-) -> None:
-    """Liveliness is that of a loop over the units, for every dtype, stride and dimension."""
-    if not tensor.numel() or not tensor.ndim:
-        return
-    dim = data.draw(st.integers(-tensor.ndim, tensor.ndim - 1))
-    finite = filter(math.isfinite, oracle.real_values(tensor))
-    limit = DEAD_RATIO * max(map(abs, finite), default=math.nan)
-    expected = [
-        not all(abs(value) <= limit for value in oracle.real_values(unit))
-        for unit in tensor.unbind(dim)
-    ]
-    units = units_of(reduce(tensor, dim))
-    assert units.alive.tolist() == expected
-    assert units.observations == math.prod(tensor.shape[: dim % tensor.ndim])
 
 
 def test_channels_are_the_units_of_an_image() -> None:
@@ -130,10 +106,3 @@ def test_units_of_different_numbers_do_not_merge(other: Tensor) -> None:
     assert first.merge(second).units is None
     assert second.merge(first).units is None
     assert first.merge(second).count == 6 + other.numel()
-
-
-def test_extremes_of_units_are_float64() -> None:
-    """What is kept of each unit is plain NumPy, whatever dtype it came from."""
-    units = units_of(reduce(torch.ones(2, 3, dtype=torch.bfloat16), 1))
-    assert units.minimum.dtype == units.maximum.dtype == np.float64
-    assert units.alive.dtype == np.bool_

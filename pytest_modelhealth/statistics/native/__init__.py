@@ -1,35 +1,33 @@
 """The compiled part: loads ``fused.c`` as built for this CPU and calls it through ctypes.
 
 ``hatch_build.py`` compiles it when the package is built. The GIL is released during a call. A large
-tensor is read by as many of torch's own threads as torch uses for its operations.
-
-Many tensors cost little more than their memory when their results are read out later::
-
-    results = Results()
-    job = PackedJob(layout)
-    place, remarks = results.reduce_packed(job, address)  # 1 microsecond and the tensor itself
-    several = results.reduce_many([job, job], addresses)  # one call for all of them
-    found = results[place]  # 2 microseconds, whenever it is wanted
-
-`fused.job` makes a job of a tensor, and `fused.decode` what kernels return of a `Found`.
+tensor is read by as many of torch's own threads as torch uses for its operations. Why C, and what
+it costs: docs/decisions/0005-fused-kernel.md.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import struct
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from pytest_modelhealth.statistics.exponents import HIGHEST_EXPONENT, LOWEST_EXPONENT
-from pytest_modelhealth.statistics.native import forks
+from pytest_modelhealth.statistics.exponents import (
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    ExponentCounts,
+)
+from pytest_modelhealth.statistics.subject import Subject
+from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
+from pytest_modelhealth.statistics.units import UnitStatistics
 
 _SOURCES = ("fused.c", "block.h", "vectors.h", "samples.h")  # as in hatch_build.py
 _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
@@ -45,12 +43,13 @@ _PLACE_BITS = 40  # of a place, for the word in its page; the rest is the number
 _REMARKS_FROM_BIT = 48
 _WORDS = (1 << _REMARKS_FROM_BIT) - 1
 OUT_OF_RANGE = 1
+"""Moments left the range of float64; another kernel has to find them."""
 NOT_ALL_FINITE = 2
 EQUAL_SAMPLES = 4
 
 
-class Layout:
-    """Where elements lie, in the order in which they are read; the same for tensors of one kind.
+class Job:
+    """How the kernel reads tensors of one kind; threads may share it.
 
     Args:
         dtype: 0 to 3 for float32, float64, bfloat16, float16.
@@ -65,7 +64,7 @@ class Layout:
         samples: how many slices of dense memory are compared with each other; 0 for none.
     """
 
-    __slots__ = ("_dimensions", "is_shared", "room", "samples", "words")
+    __slots__ = ("_dimensions", "_memory", "address", "is_shared", "packed", "room")
 
     def __init__(
         self,
@@ -78,76 +77,20 @@ class Layout:
         run: int,
         one_in: int,
         part: int,
-        samples: int = 0,
+        samples: int,
     ) -> None:
-        self._dimensions = np.array([*sizes, *strides], dtype=np.int64) if sizes else None
-        address = 0 if self._dimensions is None else self._dimensions.ctypes.data
+        self._dimensions = np.array([*sizes, *strides], dtype=np.int64)
+        where = self._dimensions.ctypes.data
         counts = (units, run, cells, one_in, part, samples)
-        self.words = (dtype, elements, len(sizes), address, *counts)
-        self.samples = samples
+        self.packed = _JOB.pack(0, dtype, elements, len(sizes), where, *counts)
+        self._memory = ctypes.create_string_buffer(self.packed, _JOB.size)
+        self.address = ctypes.addressof(self._memory)
         self.is_shared = elements >= 2 * part  # by threads, as count_threads of fused.c
         self.room = _RESULT_WORDS + _whole(units, 8) * 2 + _whole(units, 64) // 8 + _ROWS
 
 
 def _whole(count: int, of: int) -> int:
     return -(-count // of) * of
-
-
-class Job(NamedTuple):
-    """A tensor to reduce; whoever makes a job keeps the tensor's memory until it is done.
-
-    Args:
-        address: where the tensor's first element is in memory.
-        layout: where its elements are from there.
-    """
-
-    address: int
-    layout: Layout
-
-
-class PackedJob:
-    """A job for many tensors of one layout; threads may share it."""
-
-    __slots__ = ("_memory", "address", "is_shared", "packed", "room")
-
-    def __init__(self, layout: Layout) -> None:
-        self.room = layout.room
-        self.is_shared = layout.is_shared
-        self.packed = _JOB.pack(0, *layout.words)
-        self._memory = ctypes.create_string_buffer(self.packed, _JOB.size)
-        self.address = ctypes.addressof(self._memory)
-
-
-class Found(NamedTuple):
-    """What the kernel found in a tensor: ``Result`` of ``fused.c``.
-
-    Args:
-        out_of_range: 1 where moments left the range of float64, and `plain` has to find them.
-        nans, positive_infs, negative_infs, zeros, finite: counts.
-        mean, std, min, max: of the finite values; NaN where there are none.
-        is_sampled: 1 where `rows` is a sample, scaled to the exact number of non-zero values.
-        lowest: the exponent of the first row.
-        rows: int64, shape ``(exponents, 2)``, without empty first and last rows.
-        extremes: float64, shape ``(2, units)``: least and greatest value of each unit; ``None``
-            where units were not wanted.
-        alive: bool, shape ``(units,)``, as in `UnitStatistics`.
-    """
-
-    out_of_range: int
-    nans: int
-    positive_infs: int
-    negative_infs: int
-    zeros: int
-    finite: int
-    mean: float
-    std: float
-    min: float
-    max: float
-    is_sampled: int
-    lowest: int
-    rows: npt.NDArray[np.int64]
-    extremes: npt.NDArray[np.float64] | None
-    alive: npt.NDArray[np.bool_] | None
 
 
 class _Page:
@@ -166,31 +109,40 @@ class _Page:
         self.first_place = first_place
         self.used = 0
 
+    def read_out(
+        self, start: int, observations: int | None
+    ) -> tuple[ExponentCounts, UnitStatistics | None]:
+        """Return the histogram of the result at `start`, and its units."""
+        lowest, rows, count = _RESULT.unpack_from(self.memory, 8 * start)[-3:]
+        at, units = start + _RESULT_WORDS, None
+        if observations is not None:
+            low, high = self.reals[at:], self.reals[at + _whole(count, 8) :]
+            at += 2 * _whole(count, 8)
+            alive = self.bytes[8 * at : 8 * at + count]
+            at += _whole(count, 64) // 8
+            units = UnitStatistics(alive, low[:count], high[:count], observations)
+        return ExponentCounts(lowest, self.pairs[at // 2 : at // 2 + rows]), units
+
 
 class Results:
     """What the kernel finds in tensors: kept as it wrote it, and read out when asked for.
 
-    Not for two threads at once. Arrays of a `Found` are views of this memory and keep it.
+    Not for two threads at once.
 
     Args:
         words: of 8 bytes, in the first page of memory.
         threads: how many read a large tensor; ``None`` for as many as torch uses, which alone
             leaves torch's pool of threads as it is. The results are the same to the last bit.
-
-    Raises:
-        RuntimeError: there is no compiled library for this machine.
     """
 
     def __init__(self, words: int = _PAGE_WORDS, threads: int | None = None) -> None:
-        if library() is None:
-            raise RuntimeError("the kernel is not compiled for this machine: use the plain one")
         self._page = _Page(words, 0)
         self._pages = [self._page]
-        self._reduce = library().modelhealth_reduce
-        self._reduce_one = library().modelhealth_reduce_one
+        self._library = library()
+        self._reduce_one = self._library.modelhealth_reduce_one
         self._threads = threads
 
-    def reduce_packed(self, job: PackedJob, address: int) -> tuple[int, int]:
+    def reduce(self, job: Job, address: int) -> tuple[int, int]:
         """Reduce the tensor whose first element is at `address`.
 
         Returns:
@@ -198,77 +150,111 @@ class Results:
             `NOT_ALL_FINITE` and `EQUAL_SAMPLES`, those that are true added up.
         """
         page = self._page
-        used = page.used
-        if used + job.room > page.words:
+        if page.used + job.room > page.words:
             page = self._new_page(job.room)
-            used = 0
+        used = page.used
         threads = self._thread_count() if job.is_shared else 1
         done = self._reduce_one(job.address, address, page.address + 8 * used, threads)
         page.used = used + (done & _WORDS)
         return page.first_place + used, done >> _REMARKS_FROM_BIT
 
-    def reduce_many(
-        self, jobs: Sequence[PackedJob], addresses: Sequence[int]
-    ) -> list[tuple[int, int]]:
-        """Reduce tensors in one call; return of each what `reduce_packed` does."""
-        if not jobs:
-            return []
-        room = sum([job.room for job in jobs])
-        if room > _PAGE_WORDS and len(jobs) > 1:
-            half = len(jobs) // 2
-            return [
-                *self.reduce_many(jobs[:half], addresses[:half]),
-                *self.reduce_many(jobs[half:], addresses[half:]),
-            ]
-        page = self._page
+    def reduce_many(self, jobs: Sequence[Job], addresses: Sequence[int]) -> list[tuple[int, int]]:
+        """Reduce tensors in one call; return of each what `reduce` does."""
+        page, room = self._page, sum([job.room for job in jobs])
         if page.used + room > page.words:
             page = self._new_page(room)
         packed = np.frombuffer(bytearray().join([job.packed for job in jobs]), dtype=np.int64)
         packed.reshape(len(jobs), -1)[:, 0] = addresses
         places = np.empty(len(jobs), dtype=np.int64)
         where = page.address + 8 * page.used
-        threads = self._thread_count()
-        words = self._reduce(packed.ctypes.data, len(jobs), where, places.ctypes.data, threads)
+        words = self._library.modelhealth_reduce(
+            packed.ctypes.data, len(jobs), where, places.ctypes.data, self._thread_count()
+        )
         first = page.first_place + page.used
         page.used += words
         return [(first + (done & _WORDS), done >> _REMARKS_FROM_BIT) for done in places.tolist()]
 
     def _thread_count(self) -> int:
-        if forks.is_child:
-            return 1
-        return self._threads or torch.get_num_threads()
+        return 1 if _is_forked(os.getpid()) else self._threads or torch.get_num_threads()
 
     def _new_page(self, room: int) -> _Page:
         self._page = _Page(max(room, _PAGE_WORDS), len(self._pages) << _PLACE_BITS)
         self._pages.append(self._page)
         return self._page
 
-    def numbers(self, place: int) -> tuple[Any, ...]:
-        """Return the fields of a `Found` up to `lowest`, without reading out its arrays."""
-        page = self._pages[place >> _PLACE_BITS]
-        return _RESULT.unpack_from(page.memory, 8 * (place & (1 << _PLACE_BITS) - 1))[1:-2]
-
-    def __getitem__(self, place: int) -> Found:
+    def statistics(
+        self, subject: Subject, place: int, first_nonfinite: tuple[int, ...] | None = None
+    ) -> TensorStatistics:
+        """Return the statistics of the tensor whose result is at `place`."""
         page = self._pages[place >> _PLACE_BITS]
         start = place & (1 << _PLACE_BITS) - 1
-        fields = _RESULT.unpack_from(page.memory, 8 * start)
-        row_count, units = fields[-2:]
-        at = start + _RESULT_WORDS
-        extremes = alive = None
-        if units:
-            padded = _whole(units, 8)
-            extremes = page.reals[at : at + 2 * padded].reshape(2, padded)[:, :units]
-            at += 2 * padded
-            alive = page.bytes[8 * at : 8 * at + units]
-            at += _whole(units, 64) // 8
-        rows = page.pairs[at // 2 : at // 2 + row_count]
-        return Found._make((*fields[1:-2], rows, extremes, alive))
+        made = _ReadOutLater.__new__(_ReadOutLater)
+        (
+            _,
+            _,
+            made.nan_count,
+            made.positive_inf_count,
+            made.negative_inf_count,
+            made.zero_count,
+            _,
+            made.mean,
+            made.std,
+            made.min,
+            made.max,
+            is_sampled,
+            *_,
+        ) = _RESULT.unpack_from(page.memory, 8 * start)
+        made.count = subject.count
+        made.shape = subject.shape
+        made.dtype = subject.dtype
+        made.device = subject.device
+        made.histogram_sampled = bool(is_sampled)
+        made.first_nonfinite = first_nonfinite
+        if subject.observations is None:
+            made.units = None
+        made._page, made._start, made._observations = page, start, subject.observations
+        return made
 
-    def clear(self) -> None:
-        """Forget all results; their memory is written to again."""
-        del self._pages[1:]
-        self._page = self._pages[0]
-        self._page.used = 0
+
+class _ReadOutLater(TensorStatistics):
+    """Statistics whose exponents and units are read out when somebody asks for them.
+
+    Most are asked for neither, and making both takes three times as long as all the rest. A copy
+    and a pickle have them.
+    """
+
+    __slots__ = ("_observations", "_page", "_start")
+
+    _observations: int | None
+    _page: _Page
+    _start: int
+
+    def __getattr__(self, name: str) -> Any:
+        """Fill the two, which alone are not set from the start."""
+        if name not in ("exponents", "units"):
+            raise AttributeError(name)
+        self.exponents, self.units = self._page.read_out(self._start, self._observations)
+        return getattr(self, name)
+
+    def __reduce__(self) -> tuple[type[TensorStatistics], tuple[Any, ...]]:
+        return TensorStatistics, tuple(getattr(self, field.name) for field in fields(self))
+
+
+@cache
+def _is_forked(process: int) -> bool:
+    """Whether this process was forked: torch's threads stayed with the parent then.
+
+    An OpenMP runtime that had threads before a fork waits for them forever in the child. Without a
+    ``/proc`` the kernel has no threads to share work with.
+    """
+    try:
+        after_name = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2]
+    except OSError:
+        return False
+    return bool(int(after_name.split()[6]) & _FORKED_NOT_EXECUTED)
+
+
+_FORKED_NOT_EXECUTED = 0x40  # PF_FORKNOEXEC of Linux
 
 
 @cache

@@ -1,15 +1,17 @@
-"""The torch kernel for other devices: it asks the device for nothing, so nobody waits for it.
+"""The torch kernel, for other devices and for what the compiled one does not read.
 
-Every result has a size that is known beforehand, and stays on the device until it is fetched, with
-those of all other tensors at once. Values are widened to float64, or to float32 on a device that
-has no float64: sums are scaled so that nothing overflows, and right to float32 rounding there.
+It asks the device for nothing, so nobody waits for it. Every result has a size that is known
+beforehand, and stays on the device until it is fetched, with those of all other tensors at once.
+Values are widened to float64, or to float32 on a device that has no float64: sums are scaled so
+that nothing overflows, and right to float32 rounding there.
 Why, and what was not measured: docs/decisions/0006-deferred-reduction.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,9 +24,15 @@ from pytest_modelhealth.statistics.exponents import (
     LOWEST_EXPONENT,
     ExponentCounts,
 )
-from pytest_modelhealth.statistics.kernels import plain
-from pytest_modelhealth.statistics.kernels.kernel import Extremes, KernelResult
-from pytest_modelhealth.statistics.moments import Moments
+from pytest_modelhealth.statistics.subject import Subject
+from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
+from pytest_modelhealth.statistics.units import UnitStatistics
+
+CHUNK_ELEMENTS = 1 << 14
+"""Elements widened at a time on a CPU: they stay in its cache, and all are in the histogram."""
+
+ACCELERATOR_CHUNK_ELEMENTS = 1 << 22
+"""The same elsewhere, where every chunk costs a few round trips to the device."""
 
 EXACT_HISTOGRAM = 1 << 14
 """A piece with up to this many finite values that are not zero has all in its histogram."""
@@ -55,23 +63,6 @@ class Queued(NamedTuple):
     real: torch.dtype
 
 
-def summarize(values: Tensor) -> KernelResult:
-    """Return the counts, moments, extremes and exponents of real, strided `values`."""
-    return fetch(queue(values, None))[0]
-
-
-def unit_extremes(values: Tensor, dim: int) -> Extremes:
-    """Return the least and the greatest value at each index of `dim`; NaN where there is one.
-
-    Args:
-        values: real and strided, with at least one element.
-        dim: from 0 to ``values.ndim - 1``.
-    """
-    extremes = fetch(queue(values, dim))[1]
-    assert extremes is not None
-    return extremes
-
-
 def queue(values: Tensor, dim: int | None, real: torch.dtype | None = None) -> Queued:
     """Have the device look at `values`, and return at once.
 
@@ -83,8 +74,8 @@ def queue(values: Tensor, dim: int | None, real: torch.dtype | None = None) -> Q
     if real is None:
         real = torch.float32 if values.device.type == "mps" else torch.float64
     is_cpu = values.device.type == "cpu"
-    size = plain.CHUNK_ELEMENTS if is_cpu else plain.ACCELERATOR_CHUNK_ELEMENTS
-    pieces = [_look_at(piece.to(real)) for piece in plain.chunks(values, size)]
+    size = CHUNK_ELEMENTS if is_cpu else ACCELERATOR_CHUNK_ELEMENTS
+    pieces = [_look_at(piece.to(real)) for piece in chunks(values, size)]
     parts, units = list(pieces), 0
     if dim is not None and values.numel():
         units = values.shape[dim]
@@ -94,9 +85,23 @@ def queue(values: Tensor, dim: int | None, real: torch.dtype | None = None) -> Q
     return Queued(numbers, len(pieces), units, real)
 
 
-def fetch(queued: Queued) -> tuple[KernelResult, Extremes | None]:
-    """Wait for one result, and return what `decode` does."""
-    return decode(queued, *fetch_all([queued]))
+def chunks(values: Tensor, size: int) -> Iterator[Tensor]:
+    """Yield all elements, in any order, in flat pieces; at most one piece is a copy at a time."""
+    by_stride = sorted(range(values.ndim), key=values.stride, reverse=True)
+    if values.numel():
+        yield from _split(values.permute(by_stride), size)
+
+
+def _split(values: Tensor, size: int) -> Iterator[Tensor]:
+    if values.is_contiguous():
+        yield from values.view(-1).split(size)
+    elif values.numel() <= size:
+        yield values.reshape(-1)
+    else:
+        rows = size * len(values) // values.numel()
+        blocks = values.split(rows) if rows else values
+        for block in blocks:
+            yield from _split(block, size)
 
 
 def fetch_all(queued: Sequence[Queued]) -> list[npt.NDArray[np.int64]]:
@@ -119,20 +124,22 @@ def _finish(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def decode(queued: Queued, numbers: npt.NDArray[np.int64]) -> tuple[KernelResult, Extremes | None]:
-    """Return what was found, and the extremes of each unit where there are units.
+def decode(queued: Queued, numbers: npt.NDArray[np.int64], subject: Subject) -> TensorStatistics:
+    """Return the statistics of a tensor.
 
     Args:
         queued: what was queued.
         numbers: its numbers, fetched.
+        subject: what was known of the tensor before.
     """
-    result = KernelResult()
+    nothing = found = subject.zeros(0)
     for start in range(0, queued.pieces * _NUMBERS, _NUMBERS):
-        _add(result, numbers[start : start + _NUMBERS], queued.real)
-    if not queued.units:
-        return result, None
-    low, high = _reals(numbers[queued.pieces * _NUMBERS :], queued.real).reshape(2, -1)
-    return result, (low, high)
+        piece = _piece(numbers[start : start + _NUMBERS], queued.real, nothing)
+        found = found.merge(piece)
+    if queued.units and subject.observations is not None:
+        low, high = _reals(numbers[queued.pieces * _NUMBERS :], queued.real).reshape(2, -1)
+        found.units = UnitStatistics.of_extremes(low, high, subject.observations, found.abs_max)
+    return found
 
 
 def _look_at(wide: Tensor) -> Tensor:
@@ -231,26 +238,31 @@ def _reals(bits: npt.NDArray[np.int64], real: torch.dtype) -> npt.NDArray[np.flo
     return bits.astype(np.int32).view(np.float32).astype(np.float64)
 
 
-def _add(result: KernelResult, numbers: npt.NDArray[np.int64], real: torch.dtype) -> None:
-    """Add what was found in one piece."""
-    nans, positive_infs, negative_infs, zeros, count = (int(n) for n in numbers[:_COUNTS])
-    result.nan_count += nans
-    result.positive_inf_count += positive_infs
-    result.negative_inf_count += negative_infs
-    result.zero_count += zeros
-    if not count:
-        return
+def _piece(
+    numbers: npt.NDArray[np.int64], real: torch.dtype, nothing: TensorStatistics
+) -> TensorStatistics:
+    """Return the statistics of one piece; `nothing` has what is known of its tensor."""
+    nans, positive_infs, negative_infs, zeros, finite = numbers[:_COUNTS].tolist()
+    found = replace(
+        nothing,
+        count=nans + positive_infs + negative_infs + finite,
+        nan_count=nans,
+        positive_inf_count=positive_infs,
+        negative_inf_count=negative_infs,
+        zero_count=zeros,
+    )
+    if not finite:
+        return found
     reals = _reals(numbers[_COUNTS : _COUNTS + _REALS], real).tolist()
-    low, high, mean, std = reals
-    result.min, result.max = float(np.fmin(result.min, low)), float(np.fmax(result.max, high))
-    is_constant = low == high  # and deviates by exactly nothing
-    moments = Moments(count, low, 0.0) if is_constant else Moments(count, mean, std)
-    result.moments = result.moments.merge(moments)
-    rows, nonzero = numbers[_COUNTS + _REALS :].reshape(-1, 2), count - zeros
-    if rows.sum() < nonzero:
-        result.histogram_sampled = True
-        rows = _scaled(rows, nonzero, low, high)
-    result.exponents = result.exponents.add(ExponentCounts.of_rows(LOWEST_EXPONENT, rows))
+    found.min, found.max, found.mean, found.std = reals
+    if found.min == found.max:  # a constant deviates by exactly nothing
+        found.mean, found.std = found.min, 0.0
+    rows, nonzero = numbers[_COUNTS + _REALS :].reshape(-1, 2), finite - zeros
+    found.histogram_sampled = bool(rows.sum() < nonzero)
+    if found.histogram_sampled:
+        rows = _scaled(rows, nonzero, found.min, found.max)
+    found.exponents = ExponentCounts.of_rows(LOWEST_EXPONENT, rows)
+    return found
 
 
 def _scaled(
