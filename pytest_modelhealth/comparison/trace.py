@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import (
+    KnownTensors,
     contents,
     find_tensors,
     pairs,
@@ -87,24 +87,6 @@ class Trace:
         return found
 
 
-class _Seen:
-    """Recognises a tensor that is shown again unchanged, without keeping it alive."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Any]] = {}
-
-    def get(self, tensor: Tensor) -> Any:
-        found = self._seen.get(id(tensor))
-        if found is None or found[0]() is not tensor or found[1] != version(tensor):
-            return None
-        return found[2]
-
-    def put(self, tensor: Tensor, value: Any) -> None:
-        current = version(tensor)
-        if current is not None:
-            self._seen[id(tensor)] = (weakref.ref(tensor), current, value)
-
-
 class Watcher:
     """A visitor that names each tensor; a subclass takes them."""
 
@@ -152,7 +134,7 @@ class Keeper(Watcher):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._slots = _Seen()
+        self._slots = KnownTensors[Entry]()
         self._memory_is_reused = False
 
     def see_output(self, output: Any) -> None:
@@ -162,19 +144,20 @@ class Keeper(Watcher):
 
     def forget(self) -> None:
         """Keep every tensor anew."""
-        self._slots = _Seen()
+        self._slots = KnownTensors[Entry]()
         self._memory_is_reused = True
 
     def take(self, key: Key, value: Tensor) -> None:
         """Keep a tensor, once if it is shown several times."""
         if self._memory_is_reused and key.role == "gradients":  # which come without a word
-            self._slots = _Seen()
-        known: Entry | None = self._slots.get(value)
+            self._slots = KnownTensors[Entry]()
+        known = self._slots.get(value)
         if known is None:
             values = dense_values(value).values
             slot = self.store.put(values)
             known = Entry(slot, 0, tuple(values.shape), values.dtype)
-            self._slots.put(value, known)
+            if version(value) is not None:  # a write would not show
+                self._slots.put(value, known)
         self.entries[key] = known._replace(moment=len(self.entries))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.cases.starts import SHELF, ClassToken, Faces, Margin, Scaled, StandardisedConv
 from benchmarks.cases.subject import Control, Fault
 from pytest_modelhealth import HealthReport, Inspector
-from pytest_modelhealth.capture.observing.loss_graph import are_cosines
+from pytest_modelhealth.capture.observing.autograd_graph import are_cosines
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.report import Verdict
 

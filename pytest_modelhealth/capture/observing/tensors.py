@@ -5,11 +5,12 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, range, slice)
 _OPAQUE = (nn.Module, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
@@ -123,3 +124,31 @@ def version_probe(tensor: Tensor) -> Tensor:
         probe = tensor.detach()
         probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return probe
+
+
+class KnownTensors(Generic[_T]):
+    """What is known of tensors, by the tensor itself, while it lives; it is not held."""
+
+    def __init__(self) -> None:
+        self._known = WeakTensorKeyDictionary()
+
+    def get(self, tensor: Tensor) -> _T | None:
+        """Return what is known of a tensor, unless it was written to since."""
+        found = self._known.get(tensor)
+        if found is None or found[0] != version(tensor):
+            return None
+        known: _T = found[1]
+        return known
+
+    def put(self, tensor: Tensor, known: _T) -> None:
+        """Take what is known of a tensor as it is now."""
+        self._known[tensor] = version(tensor), known
+
+    def latest(self, tensor: Tensor) -> _T | None:
+        """Return what is known of a tensor, though it may have been written to."""
+        known: _T | None = self._known.get(tensor, (None, None))[1]
+        return known
+
+    def tensors(self) -> list[Tensor]:
+        """Return those that live, in the order in which they came."""
+        return list(self._known.keys())

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors, version
-from pytest_modelhealth.capture.step.apart import Running, ended
+from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors
+from pytest_modelhealth.capture.step.apart import Inspection, ended
 from pytest_modelhealth.capture.step.memory import Memory
 
 
@@ -136,7 +136,7 @@ _GENERATORS = (torch.Generator, random.Random)
 
 
 @contextmanager
-def untouched(running: Running, batch: Any) -> Iterator[None]:
+def untouched(inspection: Inspection, batch: Any) -> Iterator[None]:
     """Leave no trace on the model of what happens inside, however it ends.
 
     Attributes get their objects and values back, buffers among them, parameters and the batch's
@@ -146,12 +146,12 @@ def untouched(running: Running, batch: Any) -> Iterator[None]:
     parameters are not copied, which would double the model's memory; `Versions` tells of a forward
     that writes to one.
     """
-    state = running.state
-    if running.random_state is None:
-        running.random_state = _random_state()
+    state = inspection.state
+    if inspection.random_state is None:
+        inspection.random_state = _random_state()
     leaves = [*state.leaves, *(t for t in find_tensors(batch) if t.is_leaf and t.requires_grad)]
     with ExitStack() as stack:
-        stack.callback(_restore_random_state, running.random_state)
+        stack.callback(_restore_random_state, inspection.random_state)
         for generator in state.generators:
             stack.callback(_generator_restorer(generator))
         stack.callback(state.restore_containers)
@@ -202,23 +202,6 @@ def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
 
 
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
-
-
-class Versions:
-    """Tells which tensors were written to in place since this was made."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._tensors = tensors
-        self._versions = [version(tensor) for tensor in tensors]
-
-    def written(self) -> list[int]:
-        """Return the indices of the tensors that were written to."""
-        pairs = zip(self._tensors, self._versions, strict=True)
-        return [
-            index
-            for index, (tensor, before) in enumerate(pairs)
-            if before is not None and version(tensor) != before
-        ]
 
 
 def _is_numpy_generator(kind: type) -> bool:

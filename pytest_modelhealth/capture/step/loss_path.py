@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.functional import ASKS_FOR_FORM
+from pytest_modelhealth.capture.observing.autograd_graph import between
+from pytest_modelhealth.capture.observing.function_mode import ASKS_FOR_FORM
 from pytest_modelhealth.capture.observing.hooks import Hooks
-from pytest_modelhealth.capture.observing.loss_graph import between
 from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
 from pytest_modelhealth.report import LossPath
 
@@ -23,7 +23,7 @@ _ARITHMETIC = frozenset(
 ) | {"rsub", "subtract", "multiply", "divide", "true_divide", "__truediv__", "__rtruediv__"}
 
 
-class LossPhase:
+class LossWatch:
     """What is learnt while the loss runs; nothing it does changes a value.
 
     Args:
@@ -53,11 +53,11 @@ class LossPhase:
             except Exception as error:  # noqa: BLE001 - ours
                 hooks.recorder.errors.append(f"loss: {type(error).__name__}: {error}")
 
-        hooks.functional.onlooker = see
+        hooks.functions.onlooker = see
         try:
             yield
         finally:
-            hooks.functional.onlooker = None
+            hooks.functions.onlooker = None
 
     def see(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take one call of any function of torch."""
