@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.observing.hooks import Hooks, is_traced
 from pytest_modelhealth.capture.observing.layer import Layer
 
 
@@ -92,10 +92,12 @@ def _layer(call: _Call, module: fx.GraphModule, hooks: Hooks) -> Layer | None:
 
 def _insert(graph: fx.Graph, call: _Call, layer: Layer, hooks: Hooks) -> None:
     def enter_layer(*values: Any) -> None:
-        hooks.enter_layer(layer, values)
+        if not is_traced():
+            hooks.enter(layer, values)
 
     def complete_layer(*values: Any) -> None:
-        hooks.complete_layer(layer, values)
+        if not is_traced():
+            hooks.complete(layer, values)
 
     arguments, results = tuple(call.arguments()), tuple(call.results())
     with graph.inserting_before(call.nodes[0]):

@@ -6,7 +6,7 @@ Forward hooks and tensor hooks only: full backward hooks break in-place modules 
 from __future__ import annotations
 
 import sys
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Frame:
     handling: BaseException | None = None
     call: OpenCall | None = None
     inputs: list[Given] = field(default_factory=list)
-    functions: Counter[str] = field(default_factory=Counter)
+    functions: dict[str, int] = field(default_factory=dict)
     resume: Callable[[], None] | None = None
 
 
@@ -100,8 +100,7 @@ class Hooks:
         self._stack: list[Frame] = []
         self._id: int = RemovableHandle(OrderedDict()).id
         self._modules: list[nn.Module] = []
-        self._tensor_hooks: list[Any] = []
-        self._hook_dictionaries: list[dict[Any, Any]] = []
+        self._tensor_hooks: list[tuple[dict[Any, Any], Any]] = []  # where each is, and itself
         self._differentiating = False
         self._graph_task = torch._C._current_graph_task_id()  # -1, unless this is in a backward
 
@@ -122,16 +121,6 @@ class Hooks:
             # user's forward catches it
             module._forward_hooks_always_called[self._id] = True
 
-    def enter_layer(self, layer: Layer, arguments: tuple[Any, ...]) -> None:
-        """Begin a call of a layer that no module hook reaches."""
-        if not _is_traced():
-            self.enter(layer, arguments)
-
-    def complete_layer(self, layer: Layer, output: Any) -> None:
-        """End a call of a layer that no module hook reaches."""
-        if not _is_traced():
-            self.complete(layer, output)
-
     def end_calls(self) -> None:
         """End the calls that an exception left open."""
         if self._stack:
@@ -144,7 +133,7 @@ class Hooks:
             module._forward_pre_hooks_with_kwargs.pop(self._id, None)
             module._forward_hooks.pop(self._id, None)
             module._forward_hooks_always_called.pop(self._id, None)
-        for hook, hooks in zip(self._tensor_hooks, self._hook_dictionaries, strict=True):
+        for hooks, hook in self._tensor_hooks:
             hooks.pop(hook, None)
         # each of these leads back here: what a run made would be left to the garbage collector
         self._tensor_hooks.clear()
@@ -236,18 +225,18 @@ class Hooks:
         caller = self._stack[-1] if self._stack else None
         if call in LOSS_FUNCTIONS:
             value = self.flow.run_function(call, args, kwargs)
-            if not (_is_traced() or self._is_recomputation()):
+            if not (is_traced() or self._is_recomputation()):
                 layer = None if caller is None else caller.layer
                 self.recorder.loss_calls.add(layer, call, args, kwargs, value)
             return value
-        if caller is None or caller.layer.activation is not None or _is_traced():
+        if caller is None or caller.layer.activation is not None or is_traced():
             return self.flow.run_function(call, args, kwargs)
         if name is None:
             if not isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
                 self.recorder.add_options(caller.layer, dropout_options(call, args, kwargs))
             return self.flow.run_function(call, args, kwargs)
-        number, options = caller.functions[name], call_options(name, args, kwargs)
-        caller.functions[name] += 1
+        number, options = caller.functions.get(name, 0), call_options(name, args, kwargs)
+        caller.functions[name] = number + 1
         layer = self.recorder.functional_layer(caller.layer, name, number, options)
         frame = Frame(layer, self._is_recomputation())
         self._see_inputs(layer, frame, (args, kwargs))
@@ -318,8 +307,7 @@ class Hooks:
             if tensor.grad_fn is not None:
                 tensor.grad_fn._register_hook_dict(tensor)
         hooks[hook] = hook
-        self._tensor_hooks.append(hook)
-        self._hook_dictionaries.append(hooks)
+        self._tensor_hooks.append((hooks, hook))
 
     def takes_gradients(self, layers: list[Layer]) -> bool:
         """Whether what flows back to `layers` now is the gradient of the loss.
@@ -363,7 +351,7 @@ def _has_one_hook(module: nn.Module | None) -> bool:
     return module is not None and len(module._forward_hooks) == 1
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether what runs now is being written down: our own operations would be a part of it."""
     return torch._C._get_tracing_state() is not None or is_compiling()
 
@@ -421,7 +409,7 @@ class _EnterHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not _is_traced():
+        if not is_traced():
             self._hooks.enter(self._layer, (args, kwargs) if kwargs else args)
         elif not is_compiling():
             self._hooks.recorder.note_traced(self._layer)
@@ -433,7 +421,7 @@ class _CompleteHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not _is_traced():
+        if not is_traced():
             self._hooks.complete(self._layer, output)
 
 

@@ -79,13 +79,13 @@ class Recorder:
         self._events = 0
         for name, module, aliases, opaque in modules:
             layer = Layer(
-                name,
-                type_name(module),
-                selection.roles(name, module),
-                module,
-                aliases,
-                activation_of(module),
-                calls_no_functional_layer(module),
+                name=name,
+                type_name=type_name(module),
+                roles=selection.roles(name, module),
+                module=module,
+                aliases=aliases,
+                activation=activation_of(module),
+                is_torchs_own=calls_no_functional_layer(module),
                 opaque=opaque,
             )
             layer.frozen = frozenset(n for n, p in layer.parameters.items() if not p.requires_grad)

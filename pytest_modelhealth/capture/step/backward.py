@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.engine import Backward
+from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.step.prepare import Step
 from pytest_modelhealth.capture.step.state import gradients_set_aside, graph_leaves
 from pytest_modelhealth.capture.step.tasks import conflicts
@@ -27,24 +28,25 @@ def run_backward(step: Step, loss: Tensor | None, ends: Sequence[Any]) -> None:
         InspectionError: gradients were demanded, and there is no path for them, or `backward` is
             nothing of the kind.
     """
-    parameters = [tensor for _, _, tensor in step.recorder.held("_parameters")]
+    parameters = step.recorder.held("_parameters")
     step.is_differentiated = _wants_backward(loss, step.request.backward, step.notes)
     if step.request.backward is not False:
-        step.no_gradients = _why_no_gradients(loss, bool(ends), parameters)
+        step.no_gradients = _why_no_gradients(
+            loss, bool(ends), [tensor for _, _, tensor in parameters]
+        )
     if loss is None or not step.is_differentiated:
         return
-    held = step.recorder.held("_parameters")
     if loss.requires_grad:
         if step.tasks is not None:
-            step.task_gradients, remarks = step.tasks.gradients(held, step.scale)
+            step.task_gradients, remarks = step.tasks.gradients(parameters, step.scale)
             step.notes += [*remarks, *conflicts(step.task_gradients)]
-        _differentiate(step, step.scale.apply(loss))
+        _differentiate(step, step.scale.apply(loss), parameters)
     if loss.requires_grad or step.loss_path is not None:
         read = step.hooks.functions.read
-        step.recorder.note_unreached(held, lambda: graph_leaves(ends), read)
+        step.recorder.note_unreached(parameters, lambda: graph_leaves(ends), read)
 
 
-def _differentiate(step: Step, loss: Tensor) -> None:
+def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
     """Run the backward pass; take gradients, and the leaves it reached that are no parameters."""
     backward, recorder = step.request.backward, step.recorder
     known = {id(leaf) for leaf in step.state.leaves}
@@ -57,8 +59,7 @@ def _differentiate(step: Step, loss: Tensor) -> None:
             loss.backward()
         del unknown
         with torch._C.DisableTorchFunction():  # a function mode would see each attribute
-            held = recorder.held("_parameters")
-            gradients = [(lyr, name, p.grad) for lyr, name, p in held if p.grad is not None]
+            gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
             recorder.add_state("parameter_gradients", gradients)
             try:
                 step.unregistered = step.registered.leaves_out(leaves)

@@ -44,34 +44,21 @@ class State:
         self.generators: list[Any] = []
         self.lazy: list[Tensor] = []
         self._empty: list[Any] = []  # containers that hold nothing: a dozen a module, for hooks
-        self._containers: list[Any] = []  # all others
-        self._sizes: list[int] = []
-        self._items: list[Any] = []  # all in one list: one for each would be one more to collect
+        self._others: list[tuple[Any, list[Any]]] = []  # each with what it holds
         self._seen: dict[int, Any] = {}
         self._visit(model)
 
     def restore_containers(self) -> None:
         """Put the same objects in again, in the order they had."""
-        if any(self._empty):
-            for container in self._empty:
-                container.clear()
-        if self._holds_the_same():  # as a rule, and one look at all is the quickest
-            return
-        start = 0
-        for container, size in zip(self._containers, self._sizes, strict=True):
-            end = start + (2 * size if isinstance(container, dict) else size)
-            held = self._items[start:end]
-            start = end
-            if not _same(_items([container]), held):
+        for container in self._empty:
+            container.clear()
+        for container, held in self._others:
+            if not _holds(container, held):
                 _fill(container, held)
 
     def is_as_it_was(self) -> bool:
         """Whether all containers hold what they held."""
-        return not any(self._empty) and self._holds_the_same()
-
-    def _holds_the_same(self) -> bool:
-        sizes = list(map(len, self._containers))
-        return sizes == self._sizes and _same(_items(self._containers), self._items)
+        return not any(self._empty) and all(_holds(*other) for other in self._others)
 
     def _visit_all(self, values: Iterable[Any]) -> None:
         empty = self._empty
@@ -89,15 +76,8 @@ class State:
         if id(container) in self._seen:
             return
         self._seen[id(container)] = container
-        self._containers.append(container)
-        self._sizes.append(len(container))
-        self._items += container
-        if isinstance(container, dict):
-            values = container.values()
-            self._items += values
-            self._visit_all(values)
-        else:
-            self._visit_all(container)
+        self._others.append((container, _items(container)))
+        self._visit_all(container.values() if isinstance(container, dict) else container)
 
     def _visit(self, value: Any) -> None:
         if id(value) in self._seen:
@@ -245,18 +225,14 @@ def _generator_restorer(generator: Any) -> Callable[[], Any]:
     return partial(setattr, generator, "state", generator.state)
 
 
-def _items(containers: Iterable[Any]) -> list[Any]:
-    """Return what containers hold; of a dictionary its keys, then its values."""
-    items: list[Any] = []
-    for container in containers:
-        items += container
-        if isinstance(container, dict):
-            items += container.values()
-    return items
+def _items(container: Any) -> list[Any]:
+    """Return what a container holds; of a dictionary its keys, then its values."""
+    return [*container, *container.values()] if isinstance(container, dict) else [*container]
 
 
-def _same(found: list[Any], items: list[Any]) -> bool:
-    """Whether these are the very same objects."""
+def _holds(container: Any, items: list[Any]) -> bool:
+    """Whether a container holds these very objects."""
+    found = _items(container)
     return len(found) == len(items) and all(map(is_, found, items))
 
 

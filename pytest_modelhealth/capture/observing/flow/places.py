@@ -29,7 +29,7 @@ def place_of(frame: FrameType | None, container: Place | None) -> Place | None:
     """
     while frame is not None:
         code = frame.f_code
-        whose = _whose(code)
+        whose = _whose(code.co_filename)
         if whose == _USERS:
             return code, frame.f_lasti
         if whose == _TORCHS:
@@ -41,9 +41,8 @@ def place_of(frame: FrameType | None, container: Place | None) -> Place | None:
 
 
 @cache
-def _whose(code: CodeType) -> int:
+def _whose(path: str) -> int:
     """Tell the user's code from torch's, and both from what every call passes through."""
-    path = code.co_filename
     if path in (_MODULE_CALL, _OVERRIDES) or path.startswith(_OBSERVING):
         return _THROUGH
     if path.startswith(_OURS):
