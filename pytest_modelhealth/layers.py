@@ -48,6 +48,9 @@ ACTIVATION_MODULES: dict[type[nn.Module], str] = {
 }
 """The activation modules of torch and the canonical name of what each computes."""
 
+ATTENTION = "scaled_dot_product_attention"
+"""The functional layer that is no activation."""
+
 
 def _functional_layers() -> dict[Callable[..., Any], str]:
     """Return the functions whose calls are layers, each with its canonical name.
@@ -57,7 +60,7 @@ def _functional_layers() -> dict[Callable[..., Any], str]:
     of `torch.ops.aten`.
     """
     functions: dict[Callable[..., Any], str] = {}
-    for name in {*ACTIVATION_MODULES.values(), "scaled_dot_product_attention"}:
+    for name in {*ACTIVATION_MODULES.values(), ATTENTION}:
         for namespace in (F, torch, torch.Tensor, torch.special):
             for spelling in (name, f"{name}_"):
                 if (function := getattr(namespace, spelling, None)) is not None:
@@ -122,33 +125,25 @@ class UnitDimensions:
 
     def __init__(self) -> None:
         self._by_shape: dict[torch.Size, int] = {}
-        self._by_class: dict[type, int | None] = {}
+        self._by_module: dict[nn.Module | None, int | None] = {None: None}
 
     def of(self, module: nn.Module | None, tensor: torch.Tensor) -> int | None:
         """Return the dimension of the units of `tensor`, an output of `module`."""
         if tensor.is_nested or (dimensions := tensor.ndim) < 2:
             return None
-        shape, last = tensor.shape, dimensions - 1
-        settled = None if module is None else self._settled(module)
+        if module is not None and module not in self._by_module:
+            self._by_module[module] = _unit_dimension(original_class(module))
+        settled = self._by_module[module]
         if settled is not None:
-            dimension = self._by_shape[shape] = settled % dimensions
-            return dimension
-        return self._by_shape.get(shape, 1 if dimensions >= 4 else last)
+            self._by_shape[tensor.shape] = settled % dimensions
+        return self._by_shape.get(tensor.shape, 1 if dimensions >= 4 else dimensions - 1)
 
-    def _settled(self, module: nn.Module) -> int | None:
-        """Return the dimension that the type of `module` settles, counted from the end if < 0."""
-        kind = type(module)
-        if kind in self._by_class:
-            return self._by_class[kind]
-        original = original_class(module)
-        settled = None
-        if issubclass(original, _UNITS_IN_DIMENSION_1):
-            settled = 1
-        elif issubclass(original, _UNITS_IN_LAST_DIMENSION):
-            settled = -1
-        if not kind.__module__.startswith(_STAND_INS):  # one class stands in for many
-            self._by_class[kind] = settled
-        return settled
+
+def _unit_dimension(kind: type) -> int | None:
+    """Return the dimension that a type of module fixes, counted from the end if < 0."""
+    if issubclass(kind, _UNITS_IN_DIMENSION_1):
+        return 1
+    return -1 if issubclass(kind, _UNITS_IN_LAST_DIMENSION) else None
 
 
 def activation_of(module: nn.Module) -> str | None:
@@ -175,44 +170,15 @@ class NamedModule(NamedTuple):
     opaque: str = ""
 
 
-class ModuleKind(NamedTuple):
-    """What the class of a module says of it.
+def calls_no_functional_layer(module: nn.Module) -> bool:
+    """Whether `module` is one of torch's own without others in it.
 
-    Args:
-        type_name: `type_name`.
-        activation: `activation_of`.
-        is_torchs: whether it is one of torch's own layers, losses not among them.
+    Of these only activations call functional layers, and in an activation none counts. Losses
+    call functions that are recorded.
     """
-
-    type_name: str
-    activation: str | None
-    is_torchs: bool
-
-    def calls_no_functional_layer(self, module: nn.Module) -> bool:
-        """Whether `module`, of this kind, is one of torch's own without others in it.
-
-        Of these only activations call functional layers, and in an activation none counts. Losses
-        call functions that are recorded.
-        """
-        return self.is_torchs and not module._modules and "forward" not in vars(module)
-
-
-class ModuleKinds:
-    """What modules are, worked out once for each class."""
-
-    def __init__(self) -> None:
-        self._by_class: dict[type, ModuleKind] = {}
-
-    def of(self, module: nn.Module) -> ModuleKind:
-        """Return what `module` is."""
-        known = self._by_class.get(type(module))
-        if known is None:
-            home = type(module).__module__
-            is_torchs = home.startswith("torch.nn.modules.") and home != "torch.nn.modules.loss"
-            known = ModuleKind(type_name(module), activation_of(module), is_torchs)
-            if not home.startswith(_STAND_INS):  # one class stands in for many
-                self._by_class[type(module)] = known
-        return known
+    home = type(module).__module__
+    is_torchs = home.startswith("torch.nn.modules.") and home != "torch.nn.modules.loss"
+    return is_torchs and not module._modules and "forward" not in vars(module)
 
 
 def type_name(module: nn.Module) -> str:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.visiting import Visitor
+from pytest_modelhealth.capture.observing.visitor import Visitor
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_modelhealth.alignment.alignable import Alignable
 from pytest_modelhealth.capture.observing.tensors import (
+    KnownTensors,
     contents,
     find_tensors,
     pairs,
@@ -136,7 +136,7 @@ class Keeper(Watcher):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._seen: MutableMapping[Tensor, tuple[int, Entry]] = WeakIdKeyDictionary()
+        self._slots = KnownTensors[Entry]()
         self._memory_is_reused = False
 
     def see_output(self, output: Any) -> None:
@@ -146,20 +146,20 @@ class Keeper(Watcher):
 
     def forget(self) -> None:
         """Keep every tensor anew."""
-        self._seen.clear()
+        self._slots = KnownTensors[Entry]()
         self._memory_is_reused = True
 
     def take(self, key: Key, value: Tensor) -> None:
         """Keep a tensor, once if it is shown several times unchanged."""
         if self._memory_is_reused and key.role == "gradients":  # which come without a word
-            self._seen.clear()
-        current = version(value)
-        before, known = self._seen.get(value, (None, None))
-        if known is None or before != current:
+            self._slots = KnownTensors[Entry]()
+        known = self._slots.get(value)
+        if known is None:
             values = dense_values(value).values
-            known = Entry(self.store.put(values), 0, tuple(values.shape), values.dtype)
-            if current is not None:
-                self._seen[value] = current, known
+            slot = self.store.put(values)
+            known = Entry(slot, 0, tuple(values.shape), values.dtype)
+            if version(value) is not None:  # a write would not show
+                self._slots.put(value, known)
         self.entries[key] = known._replace(moment=len(self.entries))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.flow import Flow
@@ -172,58 +172,6 @@ class LayerRecord:
             equal_input_samples=_all_equal(self.equal_input_samples, other.equal_input_samples),
             **roles,
         )
-
-
-_Kept = TypeVar("_Kept")
-
-
-class LayerRecords(Mapping[str, LayerRecord]):
-    """Layers' records by name, each made when it is first asked for, and kept.
-
-    Most are asked for by the checks alone, or by nobody. A copy and a pickle have them all.
-
-    Args:
-        seen: what was seen of each layer, by name, in order; it does not change any more.
-        make: makes the record of what was seen.
-    """
-
-    def __init__(self, seen: Mapping[str, _Kept], make: Callable[[_Kept], LayerRecord]) -> None:
-        self._seen: Mapping[str, Any] = seen
-        self._make: Callable[[Any], LayerRecord] = make
-        self._made: dict[str, LayerRecord] = {}
-        self._whole: dict[str, LayerRecord] | None = None
-
-    def __getitem__(self, name: str) -> LayerRecord:
-        record = self._made.get(name)
-        if record is None:  # of two threads that make it at a time, the first gives it to both
-            record = self._made.setdefault(name, self._make(self._seen[name]))
-        return record
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._seen
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._seen)
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def values(self) -> ValuesView[LayerRecord]:
-        """Return all records, in order."""
-        return self._all().values()
-
-    def items(self) -> ItemsView[str, LayerRecord]:
-        """Return all names and records, in order."""
-        return self._all().items()
-
-    def _all(self) -> dict[str, LayerRecord]:
-        """Return the records in a plain dictionary, which checks go through many times."""
-        if self._whole is None:
-            self._whole = {name: self[name] for name in self._seen}
-        return self._whole
-
-    def __reduce__(self) -> tuple[type[dict[str, LayerRecord]], tuple[dict[str, LayerRecord]]]:
-        return dict, (self._all(),)
 
 
 _SEEN = ("inputs", "activations", "gradients", "parameter_gradients")

@@ -206,13 +206,13 @@ def test_one_model_in_two_threads_is_refused() -> None:
 
 def test_a_model_looked_at_while_another_thread_inspected_it_is_refused() -> None:
     """What was taken down of it then, hooks of that inspection, must not be put back."""
-    from pytest_modelhealth.capture.step.apart import Running
+    from pytest_modelhealth.capture.step.apart import Inspection
     from pytest_modelhealth.capture.step.state import State
 
     model = Net()
     states: list[State] = []
     threaded(lambda: run(model, "loss", lambda: states.append(State(model))))
-    running = Running(states[0], model)
+    running = Inspection(states[0], model)
     with pytest.raises(InspectionError, match="another thread until now"), running.apart():
         pass
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth import HealthReport, Inspector
-from pytest_modelhealth.capture.observing import flow as recording
+from pytest_modelhealth.capture.observing.flow import FlowRecorder, functions, origins, rows
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Flow, Kind
 
@@ -186,7 +186,7 @@ def test_operations_that_no_function_shows_have_their_call() -> None:
 @pytest.mark.parametrize("kind", [Long, LongAfterwards, Threaded])
 def test_a_flow_with_a_gap_is_no_flow(kind: type[Layers], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it would deny ways that there are it holds a note alone."""
-    monkeypatch.setattr(recording, "MOST_VERTICES", 100)
+    monkeypatch.setattr(rows, "MOST_VERTICES", 100)
     flow = flow_of(kind())
     assert not flow.graph.vertices
     assert "not recorded" in flow.notes[0]
@@ -204,7 +204,7 @@ def test_an_error_of_ours_costs_the_flow_alone(monkeypatch: pytest.MonkeyPatch) 
     def fail(*arguments: object) -> int:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(recording.FlowRecorder, "_source", fail)
+    monkeypatch.setattr(origins.Origins, "of", fail)
     report = report_of(Long())
     assert report.flow is not None
     assert report.flow.notes == (
@@ -223,9 +223,9 @@ def test_the_verdict_is_no_worse_than_without_a_flow(
     """A flow that is partial or left out adds no violation."""
     torch.manual_seed(0)
     model = kind()
-    monkeypatch.setattr(recording, "MOST_VERTICES", 100)
+    monkeypatch.setattr(rows, "MOST_VERTICES", 100)
     found = {(v.check, v.layer) for v in report_of(model).violations}
-    monkeypatch.setattr(recording.FlowRecorder, "flow", lambda self: None)
+    monkeypatch.setattr(FlowRecorder, "flow", lambda self: None)
     assert found <= {(v.check, v.layer) for v in report_of(model).violations}
 
 
@@ -233,7 +233,7 @@ def test_gradients_made_in_another_thread_are_marked(monkeypatch: pytest.MonkeyP
     """Off the CPU a second derivative's numbers are another counter's: its call is one vertex."""
     shown = str(flow_of(Forces())).replace("tanh_backward", "").replace("requires_grad", "")
     assert "grad" not in shown
-    monkeypatch.setattr(recording, "_is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(functions, "_is_elsewhere", lambda tensor: True)
     flow = flow_of(Forces())
     (step, other) = flow.steps_into("c")
     assert (step.source, other.source) == ("b", "input 0")

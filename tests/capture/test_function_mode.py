@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.functional import FunctionalLayers
+from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 
 
 class Users(TorchFunctionMode):

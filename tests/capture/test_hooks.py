@@ -1,4 +1,4 @@
-"""Hooks that know a simple call see in it what any call shows."""
+"""What hooks see of the calls of layers and of gradients that several layers share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
-from pytest_modelhealth.report import LayerRecord
-from pytest_modelhealth.statistics import Ledger, TensorStatistics
-from tests.statistics import oracle
+from pytest_modelhealth.report import Status
+from pytest_modelhealth.statistics import Ledger
 
 BATCH = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
@@ -40,39 +38,18 @@ class Calls(nn.Module):
         return self.drop(self.lstm(x)[0])
 
 
-def records() -> dict[str, LayerRecord]:
-    """Return what one inspection says of the same model with the same random numbers."""
+def test_calls_in_every_way_are_seen() -> None:
+    """By position and by name, hooked, in place, twice, and one that raises."""
     torch.manual_seed(0)
     observation = Inspector(Calls()).run_inspection(BATCH).observation
     assert observation.errors == ()
-    return dict(observation.layers)
-
-
-def plain(record: LayerRecord) -> dict[str, Any]:
-    """Return all fields of a record, statistics as their bits."""
-    fields = {name: getattr(record, name) for name in record.__dataclass_fields__}
-    for name, value in fields.items():
-        if isinstance(value, TensorStatistics):
-            fields[name] = oracle.bits(value)
-        elif isinstance(value, dict):
-            bits = oracle.bits
-            fields[name] = {
-                key: bits(one) if isinstance(one, TensorStatistics) else one
-                for key, one in value.items()
-            }
-    return fields
-
-
-def test_a_simple_call_is_seen_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every field of every record is the same where no call is taken for a simple one."""
-    simple = records()
-    monkeypatch.setattr(Hooks, "enter_simply", lambda *args: False)
-    general = records()
-    assert list(simple) == list(general)
-    for name in general:
-        assert plain(simple[name]) == plain(general[name]), name
-    assert simple["hooked.relu"].calls == 1
-    assert "raised RuntimeError" in simple["raises"].reason
+    records = observation.layers
+    assert "raised RuntimeError" in records["raises"].reason
+    others = [name for name in records if name not in ("raises", "same")]
+    assert {records[name].status for name in others} == {Status.OBSERVED}
+    assert records["same"].status is Status.ALIAS_OF_INPUT
+    assert (records["hooked.relu"].calls, records["twice.1"].calls) == (1, 2)
+    assert records["gelu"].entered > records["plain"].entered
 
 
 def gradients(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, float], int]:

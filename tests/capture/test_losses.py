@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.losses import see_loss
+from pytest_modelhealth.capture.observing.loss_calls import see_loss
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import LossCall
@@ -140,11 +140,14 @@ def test_an_output_in_another_shape_is_not_read_again(
     values = output.view(shape)
     expected = reduce(values.clone())
     added = []
-    add = recorder._ledger.add
-    monkeypatch.setattr(recorder._ledger, "add", lambda t, d=None: added.append(t) or add(t, d))
-    recorder.add_loss_call(None, F.mse_loss, (values, values), {}, torch.tensor(1.0))
+    add = recorder.reader.ledger.add
+    monkeypatch.setattr(
+        recorder.reader.ledger, "add", lambda t, d=None: added.append(t) or add(t, d)
+    )
+    recorder.loss_calls.add(None, F.mse_loss, (values, values), {}, torch.tensor(1.0))
     assert [tensor.shape for tensor in added] == [()]
-    (call,) = (recorder.settle_losses(), *recorder.loss_calls)[1:]
+    recorder.loss_calls.settle()
+    (call,) = recorder.loss_calls.settled
     assert call.input.shape == shape
     assert call.input.first_nonfinite == expected.first_nonfinite
     assert (call.input.mean, call.input.max) == (expected.mean, expected.max)
@@ -159,13 +162,13 @@ def test_a_view_of_what_was_written_to_since_is_read(made_as: tuple[int, ...]) -
     output = output if output.ndim == 2 else output.view(6, 10)
     recorder.add_output(recorder.layers[""], output, 1)
     part = output.view(-1)[:30]
-    recorder.add_loss_call(None, F.mse_loss, (part, part), {}, torch.tensor(1.0))
+    recorder.loss_calls.add(None, F.mse_loss, (part, part), {}, torch.tensor(1.0))
     turned = output.t()
-    recorder.add_loss_call(None, F.mse_loss, (turned, turned), {}, torch.tensor(1.0))
+    recorder.loss_calls.add(None, F.mse_loss, (turned, turned), {}, torch.tensor(1.0))
     output.add_(2.0)
     written = output.view(-1)
-    recorder.add_loss_call(None, F.mse_loss, (written, written), {}, torch.tensor(1.0))
-    given = [call.input for call in recorder.loss_calls]
+    recorder.loss_calls.add(None, F.mse_loss, (written, written), {}, torch.tensor(1.0))
+    given = [call.input for call in recorder.loss_calls.settled]
     assert [(s.count, s.shape, s.mean) for s in given] == [
         (30, (30,), 0.0),
         (60, (10, 6), 0.0),

@@ -316,7 +316,7 @@ def test_spread_that_another_branch_brings_back_is_not_lost(batch, inspect):
 @pytest.mark.parametrize("most", [3, 5, 8])
 def test_flow_that_ends_before_the_output_breaks_nothing(most, batch, inspect, monkeypatch):
     """Of a run of too many operations the rest was not followed; who did it is still named."""
-    monkeypatch.setattr("pytest_modelhealth.capture.observing.flow.MOST_VERTICES", most)
+    monkeypatch.setattr("pytest_modelhealth.capture.observing.flow.rows.MOST_VERTICES", most)
     report = inspect(around(lambda x: x * 0 + 0.5), batch, settings=ALONE)
     assert not report.flow.is_exact
     assert not report.judgement.broken

@@ -398,7 +398,7 @@ def test_a_flow_that_is_partial_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     flow = flow_of(Threaded(), torch.randn(16, 4))
     assert not flow.is_exact
     assert "several threads" in flow.notes[0]
-    monkeypatch.setattr("pytest_modelhealth.capture.observing.flow.MOST_VERTICES", 100)
+    monkeypatch.setattr("pytest_modelhealth.capture.observing.flow.rows.MOST_VERTICES", 100)
     report = Inspector(Endless()).run_inspection(torch.randn(16, 4))
     assert report.flow is not None
     assert "more than 100 operations" in report.flow.notes[0]

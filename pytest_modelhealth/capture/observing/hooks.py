@@ -9,6 +9,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
@@ -18,10 +19,11 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.observing.flow import OpenCall
-from pytest_modelhealth.capture.observing.functional import Call, FunctionalLayers
-from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS
+from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalLayers
+from pytest_modelhealth.capture.observing.layer import Given, Layer
+from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.options import call_options, dropout_options
-from pytest_modelhealth.capture.observing.recorder import Given, Layer, Recorder
+from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import (
     find_tensors,
     holds_numbers,
@@ -41,56 +43,34 @@ def observed(recorder: Recorder) -> Iterator[Hooks]:
     with ExitStack() as stack:
         stack.callback(hooks.remove)
         hooks.register()
-        stack.callback(hooks.functional.turn_off)
-        hooks.functional.turn_on()
+        stack.callback(hooks.functions.turn_off)
+        hooks.functions.turn_on()
         # first of all: a call that an exception ended may have taken the mode off
         stack.callback(hooks.end_calls)
         yield hooks
 
 
+@dataclass(slots=True, eq=False)
 class Frame:
     """One call of a layer that has not returned yet.
 
-    Attributes:
-        call: the call in the flow, where that is recorded.
+    Args:
         layer: the layer.
+        is_recomputation: whether activation checkpointing makes the call again.
         handling: the exception that was being handled when the call began, if any.
+        call: the call in the flow, where that is recorded.
         inputs: the tensors it was called with.
         functions: how many calls of each function it has made so far.
         resume: puts the functional mode back on, where the call turned it off.
-        is_recomputation: whether activation checkpointing makes the call again.
-        is_simple: whether `Hooks.enter_simply` saw it begin.
     """
 
-    __slots__ = (
-        "call",
-        "functions",
-        "handling",
-        "inputs",
-        "is_recomputation",
-        "is_simple",
-        "layer",
-        "resume",
-    )
-
-    def __init__(
-        self, layer: Layer, is_recomputation: bool, handling: BaseException | None = None
-    ) -> None:
-        self.layer = layer
-        self.call: OpenCall | None = None
-        self.handling = handling
-        self.inputs: list[Given] = []
-        self.functions: dict[str, int] | None = None
-        self.resume: Callable[[], None] | None = None
-        self.is_recomputation = is_recomputation
-        self.is_simple = False
-
-    def number(self, function: str) -> int:
-        """Return the number of the next call of `function`, from 0 on."""
-        if self.functions is None:
-            self.functions = {}
-        index = self.functions[function] = self.functions.get(function, -1) + 1
-        return index
+    layer: Layer
+    is_recomputation: bool
+    handling: BaseException | None = None
+    call: OpenCall | None = None
+    inputs: list[Given] = field(default_factory=list)
+    functions: dict[str, int] = field(default_factory=dict)
+    resume: Callable[[], None] | None = None
 
 
 def _guarded(
@@ -116,12 +96,11 @@ class Hooks:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.flow = recorder.flow
-        self.functional = FunctionalLayers(self._function, recorder.flow)
+        self.functions = FunctionalLayers(self._function, recorder.flow)
         self._stack: list[Frame] = []
         self._id: int = RemovableHandle(OrderedDict()).id
         self._modules: list[nn.Module] = []
-        self._tensor_hooks: list[Any] = []
-        self._hook_dictionaries: list[dict[Any, Any]] = []
+        self._tensor_hooks: list[tuple[dict[Any, Any], Any]] = []  # where each is, and itself
         self._differentiating = False
         self._graph_task = torch._C._current_graph_task_id()  # -1, unless this is in a backward
 
@@ -142,16 +121,6 @@ class Hooks:
             # user's forward catches it
             module._forward_hooks_always_called[self._id] = True
 
-    def enter_layer(self, layer: Layer, arguments: tuple[Any, ...]) -> None:
-        """Begin a call of a layer that no module hook reaches."""
-        if not _is_traced():
-            self.enter(layer, arguments, {})
-
-    def complete_layer(self, layer: Layer, output: Any) -> None:
-        """End a call of a layer that no module hook reaches."""
-        if not _is_traced():
-            self.complete(layer, output)
-
     def end_calls(self) -> None:
         """End the calls that an exception left open."""
         if self._stack:
@@ -164,11 +133,11 @@ class Hooks:
             module._forward_pre_hooks_with_kwargs.pop(self._id, None)
             module._forward_hooks.pop(self._id, None)
             module._forward_hooks_always_called.pop(self._id, None)
-        for hook, hooks in zip(self._tensor_hooks, self._hook_dictionaries, strict=True):
+        for hooks, hook in self._tensor_hooks:
             hooks.pop(hook, None)
         # each of these leads back here: what a run made would be left to the garbage collector
         self._tensor_hooks.clear()
-        self.functional.observe = None
+        self.functions.observe = None
 
     @property
     def running_layer(self) -> str | None:
@@ -178,7 +147,7 @@ class Hooks:
     @contextmanager
     def blind(self) -> Iterator[None]:
         """See nothing of what runs inside: another inspection, of another model."""
-        resume = self.functional.suspend()
+        resume = self.functions.suspend()
         differentiating, self._differentiating = self._differentiating, False
         try:
             yield
@@ -200,60 +169,16 @@ class Hooks:
         finally:
             self._differentiating = False
 
-    def enter_simply(self, layer: Layer, module: nn.Module, tensor: Tensor) -> bool:
-        """Begin a call of one of torch's own layers with one plain tensor, at less cost.
-
-        Returns:
-            Whether that was possible: it is not where the user's code may run inside the call, in
-            another hook or in a function mode, nor in a recomputation.
-        """
-        if len(module._forward_hooks) != 1:
-            return False
-        frame = Frame(layer, self._is_recomputation(), sys.exception())
-        if frame.is_recomputation:
-            return False
-        resume = self.functional.step_aside_alone()
-        if resume is None:
-            return False
-        frame.resume = resume
-        self._stack.append(frame)
-        try:
-            self.recorder.enter(layer)
-            frame.inputs.append(self.recorder.add_input(layer, tensor))
-            frame.call = self.flow.enter_simply(layer, tensor)
-            frame.is_simple = True
-        except Exception as error:  # noqa: BLE001 - as in _guarded
-            self.recorder.fail(layer, error)
-        return True
-
-    def complete_simply(self, layer: Layer, output: Any) -> bool:
-        """End such a call; return whether it was one and returned one plain tensor."""
-        if type(output) is not Tensor or not self._stack:
-            return False
-        frame = self._stack[-1]
-        if not frame.is_simple or frame.layer is not layer:
-            return False
-        self._stack.pop()
-        try:
-            self.flow.complete_simply(frame.call, output)
-            self._see_tensors(frame, [output] if holds_numbers(output) else [])
-        except Exception as error:  # noqa: BLE001 - as in _guarded
-            self.recorder.fail(layer, error)
-        finally:
-            if frame.resume is not None:
-                frame.resume()
-        return True
-
     @_guarded
-    def enter(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a call of any layer."""
+    def enter(self, layer: Layer, arguments: Any) -> None:
+        """Begin a call of a layer."""
         frame = Frame(layer, self._is_recomputation(), sys.exception())
         self._stack.append(frame)
-        self._see_inputs(frame, (args, kwargs) if kwargs else args)
-        if layer.calls_no_functional_layer and _has_one_hook(layer.module):
-            frame.resume = self.functional.step_aside()
+        self._see_inputs(layer, frame, arguments)
+        if layer.is_torchs_own and _has_one_hook(layer.module):
+            frame.resume = self.functions.step_aside()
         elif _changes_under_a_mode(layer.module):
-            frame.resume = self.functional.suspend()
+            frame.resume = self.functions.suspend()
             if frame.resume is not None:
                 self.recorder.note_blind_spot(layer)
 
@@ -261,33 +186,28 @@ class Hooks:
         """Whether activation checkpointing is running a forward again, inside our backward."""
         return torch._C._current_graph_task_id() != self._graph_task
 
-    def _see_inputs(self, frame: Frame, arguments: Any) -> None:
+    @_guarded
+    def _see_inputs(self, layer: Layer, frame: Frame, arguments: Any) -> None:
         tensors = find_tensors(arguments)
         if frame.is_recomputation:
             frame.inputs = [(tensor, version(tensor), None) for tensor in tensors]
         else:
-            self.recorder.enter(frame.layer)
-            frame.inputs = self.recorder.add_inputs(frame.layer, tensors)
-            frame.call = self.flow.enter(frame.layer, tensors)
+            self.recorder.enter(layer)
+            frame.inputs = self.recorder.add_inputs(layer, tensors)
+            frame.call = self.flow.enter(layer, tensors)
 
     @_guarded
     def complete(self, layer: Layer, output: Any) -> None:
         """End the latest call of a layer, which returned `output` or raised."""
-        frame = self._innermost(layer)
+        frame = next((frame for frame in reversed(self._stack) if frame.layer is layer), None)
         if frame is None:
             return
         self._drop(frame)
         if output is None and sys.exception() is not frame.handling:
-            layer.raised = type(sys.exception()).__name__
-            self.flow.abandon(frame.call)
+            self.recorder.note_raised(layer, sys.exception())
+            self.flow.complete(frame.call, [], is_one_vertex=False)
         else:
-            self._see_output(frame, output)
-
-    def _innermost(self, layer: Layer) -> Frame | None:
-        """Return the latest call of `layer` that has not returned."""
-        if self._stack and self._stack[-1].layer is layer:  # it nearly always is
-            return self._stack[-1]
-        return next((frame for frame in reversed(self._stack) if frame.layer is layer), None)
+            self._see_output(layer, frame, output)
 
     def _drop(self, frame: Frame) -> None:
         """End a call, and those inside it that an exception ended without a word to us."""
@@ -302,66 +222,53 @@ class Hooks:
         self, name: str | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Make one functional call, as a layer of the module that is running, if it is one."""
+        caller = self._stack[-1] if self._stack else None
         if call in LOSS_FUNCTIONS:
             value = self.flow.run_function(call, args, kwargs)
-            if not (_is_traced() or self._is_recomputation()):
-                layer = self._stack[-1].layer if self._stack else None
-                self.recorder.add_loss_call(layer, call, args, kwargs, value)
+            if not (is_traced() or self._is_recomputation()):
+                layer = None if caller is None else caller.layer
+                self.recorder.loss_calls.add(layer, call, args, kwargs, value)
             return value
-        if not self._stack or self._stack[-1].layer.activation is not None or _is_traced():
+        if caller is None or caller.layer.activation is not None or is_traced():
             return self.flow.run_function(call, args, kwargs)
-        caller = self._stack[-1]
         if name is None:
-            if isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
-                return self.flow.run_function(call, args, kwargs)
-            caller.layer.options = {**caller.layer.options, **dropout_options(call, args, kwargs)}
+            if not isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
+                self.recorder.add_options(caller.layer, dropout_options(call, args, kwargs))
             return self.flow.run_function(call, args, kwargs)
-        layer = self.recorder.functional_layer(caller.layer, name, caller.number(name))
+        number, options = caller.functions.get(name, 0), call_options(name, args, kwargs)
+        caller.functions[name] = number + 1
+        layer = self.recorder.functional_layer(caller.layer, name, number, options)
         frame = Frame(layer, self._is_recomputation())
-        frame.layer.options = call_options(name, args, kwargs)
-        self._enter_function(frame.layer, frame, (args, kwargs))
+        self._see_inputs(layer, frame, (args, kwargs))
         output = call(*args, **kwargs)
-        self._complete_function(frame.layer, frame, output)
+        self._see_output(layer, frame, output)
         return output
 
     @_guarded
-    def _enter_function(self, layer: Layer, frame: Frame, arguments: Any) -> None:
-        self._see_inputs(frame, arguments)
-
-    @_guarded
-    def _complete_function(self, layer: Layer, frame: Frame, output: Any) -> None:
-        self._see_output(frame, output)
-
-    def _see_output(self, frame: Frame, output: Any) -> None:
+    def _see_output(self, layer: Layer, frame: Frame, output: Any) -> None:
         tensors = find_tensors(output)
-        is_one_vertex = frame.layer.functional or (
-            frame.resume is not None and frame.layer.calls_no_functional_layer
-        )
+        is_one_vertex = layer.functional or (layer.is_torchs_own and frame.resume is not None)
         self.flow.complete(frame.call, tensors, is_one_vertex)
+        recorder, is_new = self.recorder, not frame.is_recomputation
         if not tensors:
-            frame.layer.returned_no_tensor = _described(output)
-        self._see_tensors(frame, [t for t in tensors if holds_numbers(t)])
-
-    def _see_tensors(self, frame: Frame, tensors: list[Tensor]) -> None:
-        """Take the tensors with numbers that a call returned."""
-        layer, recorder = frame.layer, self.recorder
-        entries: list[Entry | None] = []
-        if not frame.is_recomputation:
+            recorder.note_no_tensor(layer, output)
+        if is_new:
             recorder.complete(layer)
+        tensors = [tensor for tensor in tensors if holds_numbers(tensor)]
+        entries: list[Entry | None] = []
         for tensor in tensors:
             dimension = recorder.unit_dimension(layer.module, tensor)
-            if not frame.is_recomputation:
+            if is_new:
                 entries.append(recorder.add_output(layer, tensor, dimension))
-            if _is_among(tensor, frame.inputs):
-                layer.returned_input = True
-                continue
-            layer.returned_own = True
-            if tensor.requires_grad and "gradients" in layer.roles:
-                layer.requires_grad = True
+            takes_gradient = recorder.note_returned(
+                layer,
+                requires_grad=tensor.requires_grad,
+                is_input=_is_among(tensor, frame.inputs),
+                grad_off=not torch.is_grad_enabled(),
+            )
+            if takes_gradient:
                 self._hook_gradient(layer, tensor, dimension)
-            elif not layer.grad_off:
-                layer.grad_off = not torch.is_grad_enabled()
-        if not frame.is_recomputation:
+        if is_new:
             recorder.compare_samples(layer, frame.inputs, tensors, entries)
 
     def _hook_gradient(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> None:
@@ -389,9 +296,7 @@ class Hooks:
         """
         hooks: dict[Any, Any] = tensor._backward_hooks  # type: ignore[assignment]
         latest = next(reversed(hooks))
-        if type(latest) is not _GradientHook:
-            return False
-        return latest.add(self, layer, unit_dimension)
+        return type(latest) is _GradientHook and latest.add(self, layer, unit_dimension)
 
     def _register(self, tensor: Tensor, hook: Callable[[Tensor | None], None]) -> None:
         """Do what `Tensor.register_hook` does, without a handle."""
@@ -402,21 +307,17 @@ class Hooks:
             if tensor.grad_fn is not None:
                 tensor.grad_fn._register_hook_dict(tensor)
         hooks[hook] = hook
-        self._tensor_hooks.append(hook)
-        self._hook_dictionaries.append(hooks)
+        self._tensor_hooks.append((hooks, hook))
 
     def takes_gradients(self, layers: list[Layer]) -> bool:
         """Whether what flows back to `layers` now is the gradient of the loss.
 
         A pass that builds a graph, for a gradient penalty say, is a part of computing the loss.
         """
-        if not self._differentiating:
+        if self._differentiating and torch.is_grad_enabled():
+            self.recorder.note_pass_with_graph(layers)
             return False
-        if torch.is_grad_enabled():
-            for layer in layers:
-                layer.passed_with_graph = True
-            return False
-        return True
+        return self._differentiating
 
     def see_gradient(
         self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
@@ -437,10 +338,6 @@ class Hooks:
         return True
 
 
-def _described(output: Any) -> str:
-    return "None" if output is None else f"a value of type {type(output).__name__}"
-
-
 def _is_among(tensor: Tensor, given: list[Given]) -> bool:
     """Whether `tensor` is one of those given, and was not written to since."""
     for other, version_then, _ in given:
@@ -454,7 +351,7 @@ def _has_one_hook(module: nn.Module | None) -> bool:
     return module is not None and len(module._forward_hooks) == 1
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether what runs now is being written down: our own operations would be a part of it."""
     return torch._C._get_tracing_state() is not None or is_compiling()
 
@@ -507,25 +404,15 @@ class _ModuleHook:
 
 
 class _EnterHook(_ModuleHook):
-    """Begins a call; most are of torch's own layers with one plain tensor."""
+    """Begins a call."""
 
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _is_traced():
-            if not is_compiling():
-                self._layer.traced = True
-            return
-        hooks, layer = self._hooks, self._layer
-        is_simple = (
-            layer.calls_no_functional_layer
-            and len(args) == 1
-            and not kwargs
-            and type(args[0]) is Tensor
-            and hooks.enter_simply(layer, module, args[0])
-        )
-        if not is_simple:
-            hooks.enter(layer, args, kwargs)
+        if not is_traced():
+            self._hooks.enter(self._layer, (args, kwargs) if kwargs else args)
+        elif not is_compiling():
+            self._hooks.recorder.note_traced(self._layer)
 
 
 class _CompleteHook(_ModuleHook):
@@ -534,7 +421,7 @@ class _CompleteHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self._hooks.complete_simply(self._layer, output) and not _is_traced():
+        if not is_traced():
             self._hooks.complete(self._layer, output)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.hooks import Hooks
-from pytest_modelhealth.capture.observing.recorder import Layer
+from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.tensors import holds_numbers
 
 _lock = threading.RLock()
@@ -30,25 +30,23 @@ class Listener:
 
     def input(self, index: int, value: Tensor, begins: bool) -> None:
         """Take one tensor that a layer is called with."""
-        layer = self._layers[index]
+        layer, recorder = self._layers[index], self._hooks.recorder
         if begins:
-            self._hooks.recorder.enter(layer)
-        self._hooks.recorder.forget()
-        self._hooks.recorder.add_input(layer, value)
+            recorder.enter(layer)
+        recorder.forget()
+        recorder.add_input(layer, value)
 
     def output(self, index: int, value: Tensor, begins: bool, requires_grad: bool) -> None:
         """Take one tensor that a layer returned."""
-        layer = self._layers[index]
+        layer, recorder = self._layers[index], self._hooks.recorder
         if begins:
-            self._hooks.recorder.enter(layer)
+            recorder.enter(layer)
         if not holds_numbers(value):
             return
-        layer.returned_own = True
-        layer.requires_grad |= requires_grad or value.requires_grad
-        self._hooks.recorder.forget()
-        dimension = self._hooks.recorder.unit_dimension(layer.module, value)
-        self._hooks.recorder.complete(layer)
-        self._hooks.recorder.add_output(layer, value, dimension)
+        recorder.note_returned(layer, requires_grad=requires_grad or value.requires_grad)
+        recorder.forget()
+        recorder.complete(layer)
+        recorder.add_output(layer, value, recorder.unit_dimension(layer.module, value))
 
     def gradient(self, index: int, gradient: Tensor) -> None:
         """Take the gradient with respect to one tensor that a layer returned."""
@@ -61,9 +59,10 @@ class Listener:
         """Say of each layer that was called, and whose output never showed, why it did not."""
         for layer in self._layers:
             if layer.calls and not layer.returned_own and not layer.unsupported:
-                layer.unsupported = (
+                self._hooks.recorder.note_unsupported(
+                    layer,
                     "its output holds no floating-point tensor, or nothing uses it and the "
-                    "optimised code does not compute it"
+                    "optimised code does not compute it",
                 )
 
     def fail(self, index: int, error: Exception) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -53,19 +52,11 @@ _DROPOUT_DEFAULTS: dict[Callable[..., Any], dict[str, Option]] = {
 
 def module_options(module: nn.Module) -> dict[str, Option]:
     """Return the plain public attributes of a module: `training`, `eps`, `p`, `num_embeddings`."""
-    held = vars(module)
-    options = {}
-    for name in _public(tuple(held)):
-        value = held[name]
-        if type(value) in _PLAIN:
-            options[name] = value
-    return options
-
-
-@lru_cache(maxsize=1024)
-def _public(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those that do not begin with an underscore: few, and the same in most of a class."""
-    return tuple(name for name in names if not name.startswith("_"))
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if type(value) in _PLAIN and not name.startswith("_")
+    }
 
 
 def call_options(

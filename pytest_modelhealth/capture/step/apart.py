@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.capture.step.state import State
 
 _lock = threading.Lock()
-_running: list[Running] = []
+_running: list[Inspection] = []
 _ended = 0
 
 
@@ -25,7 +25,7 @@ def ended() -> int:
     return _ended
 
 
-class Running:
+class Inspection:
     """An inspection that has begun, in the thread that makes it.
 
     Attributes:
@@ -78,7 +78,7 @@ class Running:
     def _label(self) -> str:
         return type(self._model).__name__
 
-    def _refuse_beside(self, other: Running) -> None:
+    def _refuse_beside(self, other: Inspection) -> None:
         common = _common(self.state, other.state)
         if common is None:
             return

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from pytest_modelhealth.capture.engine import Request
-from pytest_modelhealth.capture.step.inputs import Inputs
+from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.errors import InspectionError
 
 _TOO_MANY = re.compile(r"takes .*positional arguments? but (\d+) ")

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors, version
-from pytest_modelhealth.capture.step.apart import Running, ended
+from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors
+from pytest_modelhealth.capture.step.apart import Inspection, ended
 from pytest_modelhealth.capture.step.memory import Memory
 
 
@@ -44,34 +44,21 @@ class State:
         self.generators: list[Any] = []
         self.lazy: list[Tensor] = []
         self._empty: list[Any] = []  # containers that hold nothing: a dozen a module, for hooks
-        self._containers: list[Any] = []  # all others
-        self._sizes: list[int] = []
-        self._items: list[Any] = []  # all in one list: one for each would be one more to collect
+        self._others: list[tuple[Any, list[Any]]] = []  # each with what it holds
         self._seen: dict[int, Any] = {}
         self._visit(model)
 
     def restore_containers(self) -> None:
         """Put the same objects in again, in the order they had."""
-        if any(self._empty):
-            for container in self._empty:
-                container.clear()
-        if self._holds_the_same():  # as a rule, and one look at all is the quickest
-            return
-        start = 0
-        for container, size in zip(self._containers, self._sizes, strict=True):
-            end = start + (2 * size if isinstance(container, dict) else size)
-            held = self._items[start:end]
-            start = end
-            if not _same(_items([container]), held):
+        for container in self._empty:
+            container.clear()
+        for container, held in self._others:
+            if not _holds(container, held):
                 _fill(container, held)
 
     def is_as_it_was(self) -> bool:
         """Whether all containers hold what they held."""
-        return not any(self._empty) and self._holds_the_same()
-
-    def _holds_the_same(self) -> bool:
-        sizes = list(map(len, self._containers))
-        return sizes == self._sizes and _same(_items(self._containers), self._items)
+        return not any(self._empty) and all(_holds(*other) for other in self._others)
 
     def _visit_all(self, values: Iterable[Any]) -> None:
         empty = self._empty
@@ -89,15 +76,8 @@ class State:
         if id(container) in self._seen:
             return
         self._seen[id(container)] = container
-        self._containers.append(container)
-        self._sizes.append(len(container))
-        self._items += container
-        if isinstance(container, dict):
-            values = container.values()
-            self._items += values
-            self._visit_all(values)
-        else:
-            self._visit_all(container)
+        self._others.append((container, _items(container)))
+        self._visit_all(container.values() if isinstance(container, dict) else container)
 
     def _visit(self, value: Any) -> None:
         if id(value) in self._seen:
@@ -136,7 +116,7 @@ _GENERATORS = (torch.Generator, random.Random)
 
 
 @contextmanager
-def untouched(running: Running, batch: Any) -> Iterator[None]:
+def untouched(inspection: Inspection, batch: Any) -> Iterator[None]:
     """Leave no trace on the model of what happens inside, however it ends.
 
     Attributes get their objects and values back, buffers among them, parameters and the batch's
@@ -146,12 +126,12 @@ def untouched(running: Running, batch: Any) -> Iterator[None]:
     parameters are not copied, which would double the model's memory; `Versions` tells of a forward
     that writes to one.
     """
-    state = running.state
-    if running.random_state is None:
-        running.random_state = _random_state()
+    state = inspection.state
+    if inspection.random_state is None:
+        inspection.random_state = _random_state()
     leaves = [*state.leaves, *(t for t in find_tensors(batch) if t.is_leaf and t.requires_grad)]
     with ExitStack() as stack:
-        stack.callback(_restore_random_state, running.random_state)
+        stack.callback(_restore_random_state, inspection.random_state)
         for generator in state.generators:
             stack.callback(_generator_restorer(generator))
         stack.callback(state.restore_containers)
@@ -204,23 +184,6 @@ def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
-class Versions:
-    """Tells which tensors were written to in place since this was made."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._tensors = tensors
-        self._versions = [version(tensor) for tensor in tensors]
-
-    def written(self) -> list[int]:
-        """Return the indices of the tensors that were written to."""
-        pairs = zip(self._tensors, self._versions, strict=True)
-        return [
-            index
-            for index, (tensor, before) in enumerate(pairs)
-            if before is not None and version(tensor) != before
-        ]
-
-
 def _is_numpy_generator(kind: type) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(
@@ -262,18 +225,14 @@ def _generator_restorer(generator: Any) -> Callable[[], Any]:
     return partial(setattr, generator, "state", generator.state)
 
 
-def _items(containers: Iterable[Any]) -> list[Any]:
-    """Return what containers hold; of a dictionary its keys, then its values."""
-    items: list[Any] = []
-    for container in containers:
-        items += container
-        if isinstance(container, dict):
-            items += container.values()
-    return items
+def _items(container: Any) -> list[Any]:
+    """Return what a container holds; of a dictionary its keys, then its values."""
+    return [*container, *container.values()] if isinstance(container, dict) else [*container]
 
 
-def _same(found: list[Any], items: list[Any]) -> bool:
-    """Whether these are the very same objects."""
+def _holds(container: Any, items: list[Any]) -> bool:
+    """Whether a container holds these very objects."""
+    found = _items(container)
     return len(found) == len(items) and all(map(is_, found, items))
 
 

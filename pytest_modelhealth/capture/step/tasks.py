@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.recorder import Layer
+from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.scaling import LossScale
-from pytest_modelhealth.capture.step.loss import validate_loss
+from pytest_modelhealth.capture.step.loss_value import validate_loss
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import TaskGradients, TaskPair
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_modelhealth.capture.observing.places import Place, line_of
+from pytest_modelhealth.capture.observing.flow.places import Place, line_of
 
 _MOST_NUMBERS = 1_000
 """A longer list is not gone through."""

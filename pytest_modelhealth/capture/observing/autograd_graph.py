@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pytest_modelhealth.report import LossPath
+
 _AS_IT_IS = frozenset(
     {"Alias", "AsStrided", "Clone", "Contiguous", "Expand", "Permute", "Reshape", "ReshapeAlias"}
     | {"Squeeze", "T", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View", "Index", "Slice"}
@@ -124,40 +126,24 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-class Between(NamedTuple):
-    """What lies between a loss and the output of the model.
-
-    Args:
-        operations: names of the operations, each once.
-        reaches_output: whether the loss depends on the output at all.
-        sign: 1 if the loss cannot be negative, whatever the output, -1 if it cannot be positive, 0
-            if neither is certain.
-        switched_off: whether something on the way is multiplied by a number that is zero, or by a
-            mask of zeros.
-    """
-
-    operations: tuple[str, ...]
-    reaches_output: bool
-    sign: int
-    switched_off: bool = False
-
-
-def between(loss: Tensor, outputs: Iterable[Any]) -> Between | None:
+def loss_path(loss: Tensor, outputs: Iterable[Any]) -> LossPath:
     """Return what lies between `loss` and the autograd nodes of the output.
 
-    ``None`` where there is no graph, or a very large one.
+    Nothing where there is no graph, or a very large one.
     """
     ends = {end for end in outputs if end is not None}
     if loss.grad_fn is None or not ends:
-        return None
+        return LossPath()
     nodes = list(islice(_nodes(loss.grad_fn, ends), _MOST_NODES))
     if len(nodes) == _MOST_NODES:
-        return None
-    names = dict.fromkeys(snake_case(operation(node)) for node in nodes)
+        return LossPath()
     following = {after for node in nodes for after, _ in node.next_functions}
-    reached = loss.grad_fn in ends or not ends.isdisjoint(following)
-    off = any(_is_switch(node) for node in nodes)
-    return Between(tuple(names), reached, _Signs(ends).of(loss.grad_fn), off)
+    return LossPath(
+        operations=tuple(dict.fromkeys(snake_case(operation(node)) for node in nodes)),
+        reaches_output=loss.grad_fn in ends or not ends.isdisjoint(following),
+        sign=_Signs(ends).of(loss.grad_fn),
+        switched_off=any(_is_switch(node) for node in nodes),
+    )
 
 
 def _is_switch(node: Any) -> bool:

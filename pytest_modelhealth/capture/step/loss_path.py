@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.functional import ASKS_FOR_FORM
+from pytest_modelhealth.capture.observing.autograd_graph import loss_path
+from pytest_modelhealth.capture.observing.function_mode import ASKS_FOR_FORM
 from pytest_modelhealth.capture.observing.hooks import Hooks
-from pytest_modelhealth.capture.observing.loss_graph import between
 from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
 from pytest_modelhealth.report import LossPath
 
@@ -23,7 +24,7 @@ _ARITHMETIC = frozenset(
 ) | {"rsub", "subtract", "multiply", "divide", "true_divide", "__truediv__", "__rtruediv__"}
 
 
-class LossPhase:
+class LossWatch:
     """What is learnt while the loss runs; nothing it does changes a value.
 
     Args:
@@ -53,11 +54,11 @@ class LossPhase:
             except Exception as error:  # noqa: BLE001 - ours
                 hooks.recorder.errors.append(f"loss: {type(error).__name__}: {error}")
 
-        hooks.functional.onlooker = see
+        hooks.functions.onlooker = see
         try:
             yield
         finally:
-            hooks.functional.onlooker = None
+            hooks.functions.onlooker = None
 
     def see(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take one call of any function of torch."""
@@ -83,23 +84,13 @@ class LossPhase:
 
     def _is_meant(self, made: Tensor) -> bool:
         """Whether the loss itself added a dimension to the output: it compares all pairs."""
-        way = between(made, self._ends)
-        return way is not None and "unsqueeze" in way.operations
+        return "unsqueeze" in loss_path(made, self._ends).operations
 
     def path(self, loss: Tensor) -> LossPath:
         """Return how `loss` was computed."""
         with torch._C.DisableTorchFunction():
-            found = between(loss, self._ends)
-        if found is None:
-            return LossPath(uses_target=self.uses_target, widened=self.widened)
-        return LossPath(
-            operations=found.operations,
-            reaches_output=found.reaches_output,
-            sign=found.sign,
-            uses_target=self.uses_target,
-            widened=self.widened,
-            switched_off=found.switched_off,
-        )
+            found = loss_path(loss, self._ends)
+        return replace(found, uses_target=self.uses_target, widened=self.widened)
 
 
 def _leaves_target_out(loss: Callable[..., Any]) -> bool:

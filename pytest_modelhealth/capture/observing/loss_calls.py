@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,7 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.loss_graph import Origin, are_cosines, origin
+from pytest_modelhealth.capture.observing.autograd_graph import Origin, are_cosines, origin
+from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.capture.observing.reader import Reader
 from pytest_modelhealth.capture.observing.tensors import is_a
 from pytest_modelhealth.report import ClassTargets, LossCall, Option
 from pytest_modelhealth.statistics import Entry
@@ -96,6 +99,62 @@ class SeenLoss:
             log_normalizer=rows.log_normalizer,
             targets=None if self.targets is None else self.targets.settled(),
         )
+
+
+class LossCalls:
+    """The calls of loss functions in one run.
+
+    Args:
+        reader: reads tensors.
+        samples: the size of the batch.
+        errors: takes errors of ours.
+
+    Attributes:
+        settled: what is known of the calls, in order.
+    """
+
+    def __init__(self, reader: Reader, samples: int, errors: list[str]) -> None:
+        self.settled: list[LossCall] = []
+        self._reader = reader
+        self._samples = samples
+        self._errors = errors
+        self._waiting: list[SeenLoss] = []
+
+    def add(
+        self,
+        layer: Layer | None,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        value: Any,
+    ) -> None:
+        """Take what a loss function was given and gave; it was called by `layer`, if by any."""
+        with self._noted(LOSS_FUNCTIONS[call]), torch._C.DisableTorchFunction():
+            name, read = None if layer is None else layer.name, self._reader.of_loss
+            seen = see_loss(call, args, kwargs, value, layer=name, samples=self._samples, read=read)
+            self._waiting.append(seen)
+            waits = isinstance(value, Tensor) and self._reader.ledger.queues(value)
+            if not waits or len(self._waiting) > _MOST_WAITING:
+                self.settle()
+
+    def settle(self) -> None:
+        """Work out what was seen."""
+        seen, self._waiting = self._waiting, []
+        for loss in seen:
+            with self._noted(loss.call.function):
+                self.settled.append(loss.settled())
+
+    @contextmanager
+    def _noted(self, function: str) -> Iterator[None]:
+        """Put an error of ours on the record, as in a hook."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            self._errors.append(f"loss {function}: {type(error).__name__}: {error}")
+
+
+_MOST_WAITING = 64
+"""Of calls on another device so many wait, as the samples taken of them need memory."""
 
 
 def see_loss(

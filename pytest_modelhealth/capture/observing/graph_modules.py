@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx, nn
 
-from pytest_modelhealth.capture.observing.hooks import Hooks
-from pytest_modelhealth.capture.observing.recorder import Layer
-from pytest_modelhealth.layers import ACTIVATION_MODULES
+from pytest_modelhealth.capture.observing.hooks import Hooks, is_traced
+from pytest_modelhealth.capture.observing.layer import Layer
 
 
 @contextmanager
@@ -38,10 +37,8 @@ def _shown(module: fx.GraphModule, hooks: Hooks) -> Iterator[None]:
         yield
         return
     for call, layer in calls:
-        layer.opaque = ""
-        layer.type_name = call.type.__name__
-        layer.activation = ACTIVATION_MODULES.get(call.type)
-        _insert(graph, call, _before(hooks, layer), _after(hooks, layer))
+        hooks.recorder.note_container(layer, call.type)
+        _insert(graph, call, layer, hooks)
     kind = type(module)
     original = kind.forward
     kind.forward = watched = type(fx.GraphModule(module, graph)).forward
@@ -93,25 +90,17 @@ def _layer(call: _Call, module: fx.GraphModule, hooks: Hooks) -> Layer | None:
     return layer if layer is not None and layer.opaque and call.results() else None
 
 
-def _insert(
-    graph: fx.Graph, call: _Call, before: Callable[..., None], after: Callable[..., None]
-) -> None:
+def _insert(graph: fx.Graph, call: _Call, layer: Layer, hooks: Hooks) -> None:
+    def enter_layer(*values: Any) -> None:
+        if not is_traced():
+            hooks.enter(layer, values)
+
+    def complete_layer(*values: Any) -> None:
+        if not is_traced():
+            hooks.complete(layer, values)
+
     arguments, results = tuple(call.arguments()), tuple(call.results())
     with graph.inserting_before(call.nodes[0]):
-        graph.call_function(before, arguments)
+        graph.call_function(enter_layer, arguments)
     with graph.inserting_after(call.nodes[-1]):
-        graph.call_function(after, results)
-
-
-def _before(hooks: Hooks, layer: Layer) -> Callable[..., None]:
-    def enter_layer(*values: Any) -> None:
-        hooks.enter_layer(layer, values)
-
-    return enter_layer
-
-
-def _after(hooks: Hooks, layer: Layer) -> Callable[..., None]:
-    def complete_layer(*values: Any) -> None:
-        hooks.complete_layer(layer, values)
-
-    return complete_layer
+        graph.call_function(complete_layer, results)

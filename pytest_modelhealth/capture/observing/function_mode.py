@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.losses import LOSS_FUNCTIONS
+from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.options import FUNCTIONAL_DROPOUT
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 
@@ -126,21 +126,13 @@ class FunctionalLayers(TorchFunctionMode):
     def step_aside(self) -> Callable[[], None] | None:
         """Turn the mode off if that is a small matter, and return what turns it on again.
 
-        Inside a call that calls no functional layer it would only cost time.
+        Inside a call that calls no functional layer it would only cost time. It is none where
+        another mode is on above it: its code may run inside the call.
         """
-        depth = torch._C._len_torch_function_stack()
-        if not depth or torch._C._get_function_stack_at(depth - 1) is not self:
-            return None
-        torch._C._pop_torch_function_stack()
-        turn_on: Callable[[], None] = self.turn_on
-        return turn_on
-
-    def step_aside_alone(self) -> Callable[[], None] | None:
-        """Do so where no mode of the user's is on; return ``None`` where one is."""
         depth = torch._C._len_torch_function_stack()
         if not depth:
             return _do_nothing
-        if depth > 1 or torch._C._get_function_stack_at(0) is not self:
+        if torch._C._get_function_stack_at(depth - 1) is not self:
             return None
         torch._C._pop_torch_function_stack()
         turn_on: Callable[[], None] = self.turn_on

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from pytest_modelhealth.capture.observing.recorder import Layer, Recorder
+from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import is_a
 
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def note_sources(recorder: Recorder) -> None:
-    """Give each layer that a graph knows the source of, as ``torch.export`` does, its line."""
+def source_lines(recorder: Recorder) -> Iterator[tuple[Layer, str]]:
+    """Yield each layer that a graph knows the source of, as ``torch.export`` does, and its line."""
     for module in list(recorder.by_module):
         held = vars(module)  # not the attribute, which a user's class may compute
         graph = held.get("_graph", held.get("graph"))
         for node in graph.nodes if is_a(graph, fx.Graph) else ():
             layer = _layer(node, module, recorder)
             if layer is not None and not layer.source:
-                layer.source = source_line(node.meta.get("stack_trace"))
+                yield layer, _source_line(node.meta.get("stack_trace"))
 
 
-def source_line(stack_trace: str | None) -> str:
+def _source_line(stack_trace: str | None) -> str:
     """Return ``path:line`` of the innermost frame outside torch; ``""`` where there is none."""
     frames = [match.groups() for match in _FRAME.finditer(stack_trace or "")]
     own = [frame for frame in frames if not frame[0].startswith(_TORCH)]

@@ -1,0 +1,309 @@
+"""Where the values of a tensor came from: a vertex, found or made."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.autograd_graph import operation, snake_case
+from pytest_modelhealth.capture.observing.flow.exports import Exports
+from pytest_modelhealth.capture.observing.flow.places import Place
+from pytest_modelhealth.capture.observing.flow.rows import (
+    OpenCall,
+    Rows,
+    counter,
+    ensure_room,
+)
+from pytest_modelhealth.capture.observing.tensors import KnownTensors
+from pytest_modelhealth.report.flow import Kind
+
+_ACCUMULATES = (1 << 64) - 1
+"""The number of every node that stands for a leaf."""
+
+Source = tuple[Kind, tuple[str, ...], Tensor]
+"""A tensor that a run starts from: what it is, and the parts of its name."""
+
+
+class Function(NamedTuple):
+    """A call of a function that made nodes.
+
+    Args:
+        begin, end: the first number of its nodes, and the first after them.
+        call: the call of a layer around it.
+        place: the line that made it.
+        unknown: operands that its nodes do not know.
+    """
+
+    begin: int
+    end: int
+    call: int
+    place: Place | None
+    unknown: tuple[int, ...]
+
+
+class Origins:
+    """Knows of each tensor which vertex it is; makes the vertices of nodes between layers."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.exports = Exports()
+        """What left for Python or NumPy."""
+        self._spans = [rows.running[0]]  # calls that are one vertex and made nodes, in order
+        self._begins = [-1]  # their first numbers
+        self._by_number: dict[int | tuple[int, int], int] = {}
+        self._plain = KnownTensors[int]()
+        self._sources: dict[int, Source] = {}
+        self._unnamed: Iterator[Source] = iter(())
+        self._source_vertices: dict[int, int] = {}
+        self._functions: list[Function] = []
+        self._marks: object | None = None  # the key of marks in the metadata of nodes
+        self._unseen: dict[int, tuple[tuple[int, ...], int]] = {}  # by call; calls until then
+        self._first = counter()
+
+    def name_sources(self, sources: Iterable[Source]) -> None:
+        """Say what the tensors are that a run starts from.
+
+        They are gone through when one of them is met outside of the layers.
+        """
+        self._unnamed = iter(sources)
+
+    def of(self, tensor: Tensor) -> int:
+        """Return the vertex that a tensor comes from."""
+        node = tensor.grad_fn
+        if node is not None:
+            return self._of_node(node, tensor.output_nr, tensor)
+        if tensor.requires_grad:
+            return self._of_leaf(tensor)
+        return self.of_plain(tensor)
+
+    def of_all(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+        """Return the vertex of each tensor."""
+        return tuple([self.of(tensor) for tensor in tensors])
+
+    def put(self, tensor: Tensor, vertex: int) -> None:
+        """Say that a vertex made a tensor without a gradient."""
+        self._plain.put(tensor, vertex)
+
+    def add_function(self, function: Function) -> None:
+        """Take a call of a function that made nodes."""
+        ensure_room(self._functions)
+        self._functions.append(function)
+
+    def mark(self, tensors: Iterable[Tensor], vertex: int) -> None:
+        """Say which vertex made tensors whose nodes have the numbers of another thread.
+
+        A mark lives with the node, and holds nothing.
+        """
+        self._marks = self._marks or object()
+        for tensor in tensors:
+            node: Any = tensor.grad_fn
+            node.metadata[self._marks] = vertex
+
+    def add_call(self, call: OpenCall, tensors: list[Tensor]) -> None:
+        """Take a call that is one vertex, and what it returned."""
+        self._rows.add_call(call)
+        makes_nodes = call.end > call.begin
+        if makes_nodes:
+            while self._begins[-1] > call.begin:  # those of a call inside
+                self._begins.pop()
+                self._spans.pop()
+            self._begins.append(call.begin)
+            self._spans.append(call)
+        outputs = []
+        for tensor in tensors:
+            if tensor.requires_grad:
+                call.live = True
+                outputs.append(call.index if makes_nodes else self.of(tensor))
+                continue
+            if self._plain.get(tensor) is None and id(tensor) not in self._source_vertices:
+                self._plain.put(tensor, call.index)
+            outputs.append(self.of_plain(tensor))
+        call.outputs = tuple(outputs)
+
+    def add_what_was_read(self) -> None:
+        """Make a vertex of each function that took plain values and leads to no end.
+
+        Its nodes are not walked, and so are those of a loss that is differentiated in the forward:
+        what such a function takes was read all the same.
+        """
+        walked = sorted(n if isinstance(n, int) else n[0] for n in self._by_number)
+        for begin, end, call, place, unknown in self._functions:
+            at = bisect_left(walked, begin)
+            if unknown and (at == len(walked) or walked[at] >= end):
+                self._rows.add(Kind.OPERATION, "function", unknown, call=call, place=place)
+
+    def forget(self) -> None:
+        """Hold nothing any longer."""
+        self._unnamed = iter(())
+        self._plain = KnownTensors()
+        self._sources.clear()
+        self._by_number.clear()
+        self._functions.clear()
+        self.exports.forget()
+
+    # By its node.
+
+    def _of_node(self, node: Any, output: int, tensor: Tensor) -> int:
+        number = node._sequence_nr()
+        known = self._known(node, number, output)
+        if known is not None:
+            return known
+        if "CheckpointFunction" in node.name():
+            seen = self._plain.latest(tensor)
+            if seen is not None:
+                self._rows.revive(number)
+                self._by_number[(number, output) if output else number] = seen
+                return seen
+        return self._walk(node, output)
+
+    def _known(self, node: Any, number: int, output: int) -> int | None:
+        if self._marks is not None and self._marks in node.metadata:
+            marked: int = node.metadata[self._marks]
+            return marked
+        vertex = self._by_number.get((number, output) if output else number)
+        if vertex is not None:
+            return vertex
+        span = self._spans[bisect_right(self._begins, number) - 1]
+        return span.index if number < span.end else None
+
+    def _walk(self, root: Any, output: int) -> int:
+        """Make the vertices of a node and of those before it that have none yet."""
+        stack = [(root, output)]
+        while stack:
+            node, place = stack[-1]
+            number = node._sequence_nr()
+            if self._known(node, number, place) is not None:
+                stack.pop()
+                continue
+            todo = [
+                (following, index)
+                for following, index in node.next_functions
+                if following is not None and self._of_following(following, index) is None
+            ]
+            if todo:
+                stack.extend(todo)
+                continue
+            stack.pop()
+            self._add_node(node, number, place)
+        vertex = self._known(root, root._sequence_nr(), output)
+        assert vertex is not None
+        return vertex
+
+    def _of_following(self, node: Any, output: int) -> int | None:
+        number = node._sequence_nr()
+        if number == _ACCUMULATES:
+            return self._of_leaf(node.variable)
+        if number < self._first and number not in self._by_number and self._marks is None:
+            vertex = self._rows.add(Kind.UNKNOWN, "made before the run", live=True)
+            self._by_number[number] = vertex
+        return self._known(node, number, output)
+
+    def _add_node(self, node: Any, number: int, output: int) -> None:
+        following = node.next_functions
+        operands = [self._of_following(f, index) for f, index in following if f is not None]
+        known = [operand for operand in operands if operand is not None]
+        first_cut = len(known)
+        function = self._function_of(number)
+        if function is not None and (len(operands) < len(following) or number == function.end - 1):
+            known += function.unknown
+        name = snake_case(operation(node))
+        self._by_number[(number, output) if output else number] = self._rows.add(
+            Kind.OPERATION,
+            f"{name}[{output}]" if output else name,
+            tuple(known),
+            first_cut=first_cut,
+            live=True,
+            call=self._rows.call_of(number) if function is None else function.call,
+            place=None if function is None else function.place,
+        )
+
+    def _function_of(self, number: int) -> Function | None:
+        at = bisect_right(self._functions, number, key=lambda function: function.end)
+        if at < len(self._functions) and self._functions[at].begin <= number:
+            return self._functions[at]
+        return None
+
+    # By its identity.
+
+    def of_plain(self, tensor: Tensor) -> int:
+        """Return the vertex that a tensor without a gradient comes from."""
+        seen = self._plain.get(tensor)
+        if seen is not None:
+            return seen
+        base = None if tensor.is_inference() else tensor._base
+        if base is not None and not self._is_named(id(tensor)):
+            return self.of(base)
+        seen = self._plain.latest(tensor)  # written to where nothing was seen
+        return self._of_leaf(tensor) if seen is None else seen
+
+    def _of_leaf(self, tensor: Tensor) -> int:
+        key = id(tensor)
+        vertex = self._source_vertices.get(key)
+        if vertex is not None:
+            return vertex
+        if not self._is_named(key):
+            return self._of_stranger(tensor)
+        kind, parts, _ = self._sources[key]
+        name = ".".join(part for part in parts if part)
+        vertex = self._rows.add(kind, name, live=tensor.requires_grad)
+        self._source_vertices[key] = vertex
+        return vertex
+
+    def _is_named(self, key: int) -> bool:
+        """Go on through what has names until the one that is asked for."""
+        if key in self._sources:
+            return True
+        for source in self._unnamed:
+            self._sources.setdefault(id(source[2]), source)
+            if id(source[2]) == key:
+                return True
+        return False
+
+    def _of_stranger(self, tensor: Tensor) -> int:
+        """Return the vertex of a tensor that nothing showed being made."""
+        seen, live = self._plain.latest(tensor), tensor.requires_grad
+        if seen is not None and (not live or self._rows.is_live(seen)):
+            return seen
+        if seen is not None:  # it was computed, and then told to require gradients
+            vertex = self._rows.add(Kind.OPERATION, "requires_grad", (seen,), live=True)
+        elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return self.of(torch._C._functorch.get_unwrapped(tensor))
+        elif (shared := self.exports.of_memory(tensor)) is not None:
+            # such as a parameter made of what was detached
+            vertex = self._rows.add(Kind.OPERATION, "alias", (shared,), live=live)
+        elif guessed := self.guessed(None):
+            vertex = self._rows.add(Kind.OPERATION, "tensor", guessed, live=live)
+        else:
+            vertex = self._of_unseen(live)
+        self._plain.put(tensor, vertex)
+        return vertex
+
+    def guessed(self, place: Place | None) -> tuple[int, ...]:
+        """Return what may have been made a tensor of: what was read out within the same call."""
+        guessed = self.exports.read_in(self._rows.running[-1].number)
+        if guessed:
+            self._rows.notes[self.exports.note(place)] = None
+        return guessed
+
+    def _of_unseen(self, live: bool) -> int:
+        """Return the vertex of a tensor that may come of all that its call has been given and made.
+
+        Outside of the model, and where it has a gradient of its own, it is the user's own.
+        """
+        rows, around = self._rows, self._rows.running[-1]
+        if live or around.number < 0:
+            return rows.add(Kind.UNKNOWN, "tensor", live=live)
+        before, since = self._unseen.get(around.number, (around.inputs, around.number + 1))
+        inside = (output for call in rows.calls[since:] for output in call.outputs)
+        vertex = rows.add(Kind.UNKNOWN, "tensor", tuple(dict.fromkeys((*before, *inside))))
+        self._unseen[around.number] = (vertex,), len(rows.calls)
+        note = (
+            f"a tensor inside {around.name or around.type_name!r} was made where nothing shows it "
+            "(by a script, vmap, compiled code or in another module): it may come of all before it"
+        )
+        rows.notes[note] = None
+        return vertex

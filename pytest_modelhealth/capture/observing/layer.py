@@ -1,0 +1,94 @@
+"""`Layer`: what is kept of one layer while a model runs. The `Recorder` alone writes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from pytest_modelhealth.report import Option
+from pytest_modelhealth.statistics import Entry
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """One layer: what it is, what its calls took and gave, and why that may be missing.
+
+    Args:
+        name: fully qualified name.
+        type_name: class of its module, or name of its function.
+        roles: the roles that are observed.
+        module: its module; ``None`` where it is a function.
+        aliases: further names of the module.
+        activation: canonical name of the activation that it is.
+        is_torchs_own: whether it is one of torch's own modules that calls no functional layer.
+        frozen: names of the parameters that required no gradient before the forward.
+        opaque: why it cannot be observed, if it cannot.
+        unsupported: what kept a tensor of it from being read.
+        calls: how often it was called.
+        entered, completed: when its first call began and its last call returned.
+        seen: what was found in the tensors of its calls, by role.
+        own: what was found in its parameters, their gradients and its buffers, by role and name.
+        returned_own, returned_input: whether a call returned a tensor of its own; one it was given.
+        why_empty: what the call did that returned no tensor.
+        requires_grad: whether something that it returned required a gradient.
+        grad_off: whether gradients were off when something was returned without one.
+        passed_with_graph: whether gradients came in a pass that builds a graph.
+        traced: whether it was called while a trace was made.
+        source, options, tied, equal_samples, equal_input_samples: as in `LayerRecord`.
+        unreached: parameters without a gradient on which no output depends, by name; whether a
+            function was given their values all the same.
+    """
+
+    name: str
+    type_name: str
+    roles: frozenset[str]
+    module: nn.Module | None = None
+    aliases: tuple[str, ...] = ()
+    activation: str | None = None
+    is_torchs_own: bool = False
+    frozen: frozenset[str] = frozenset()
+    opaque: str = ""
+    unsupported: str = ""
+    calls: int = 0
+    entered: int | None = None
+    completed: int | None = None
+    seen: dict[str, list[Entry]] = field(default_factory=dict)
+    own: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    returned_own: bool = False
+    returned_input: bool = False
+    why_empty: str = ""
+    requires_grad: bool = False
+    grad_off: bool = False
+    passed_with_graph: bool = False
+    traced: bool = False
+    source: str = ""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    unreached: dict[str, bool] = field(default_factory=dict)
+    equal_samples: bool | None = None
+    equal_input_samples: bool | None = None
+
+    @property
+    def label(self) -> str:
+        """The name for people."""
+        return self.name or self.type_name
+
+    @property
+    def functional(self) -> bool:
+        """Whether it is a function."""
+        return self.module is None
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters of its module by their own names."""
+        held = {} if self.module is None else self.module._parameters
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
+
+
+Given = tuple[Tensor, int | None, Entry | None]
+"""A tensor that a layer was called with, its version then, and what was found if it was read."""
+
+Held = tuple[Layer, str, Tensor]
+"""A parameter, a buffer or a gradient: the layer that has it, and its own name there."""

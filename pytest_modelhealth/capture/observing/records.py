@@ -1,0 +1,207 @@
+"""Turns the layers of a run into records: their statistics, and what became of each and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from torch import nn
+
+from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.capture.observing.recorder import merged_entries
+from pytest_modelhealth.layers import ATTENTION, has_forward
+from pytest_modelhealth.report import LayerRecord, Option, Status
+
+
+def layer_records(
+    layers: Iterable[Layer], *, backward: bool, read: Collection[int] | None = None
+) -> dict[str, LayerRecord]:
+    """Return every layer's record in execution order, those never called last.
+
+    Args:
+        layers: the layers of a run that is over.
+        backward: whether a backward pass ran.
+        read: ids of the parameters that functions were given, where those are seen.
+    """
+    never = float("inf")
+    ordered = sorted(layers, key=lambda lyr: never if lyr.entered is None else lyr.entered)
+    reasons = _reasons_why_not_called(ordered, read)
+    records = {}
+    for layer in ordered:
+        status, reason = reasons.get(layer) or _status(layer, backward=backward)
+        records[layer.name] = _record(layer, status, reason)
+    return records
+
+
+def _record(layer: Layer, status: Status, reason: str) -> LayerRecord:
+    seen, own = layer.seen, layer.own
+    statistics = {
+        role: {name: entry.statistics for name, entry in own.get(role, {}).items()}
+        for role in ("parameters", "parameter_gradients", "buffers")
+    }
+    return LayerRecord(
+        name=layer.name,
+        type_name=layer.type_name,
+        status=status,
+        reason=reason,
+        functional=layer.functional,
+        activation=layer.activation,
+        entered=layer.entered,
+        completed=layer.completed,
+        calls=layer.calls,
+        aliases=layer.aliases,
+        inputs=merged_entries(seen.get("inputs", ())),
+        activations=merged_entries(seen.get("activations", ())),
+        gradients=merged_entries(seen.get("gradients", ())),
+        **statistics,
+        frozen=layer.frozen,
+        unreached=frozenset(layer.unreached),
+        read_in_vain=frozenset(name for name, is_read in layer.unreached.items() if is_read),
+        tied=layer.tied,
+        grad_off=layer.grad_off,
+        nonfinite_calls=_nonfinite_calls(layer),
+        watched=layer.roles,
+        source=layer.source,
+        options={**layer.options, **_scores(layer)} if layer.functional else layer.options,
+        equal_samples=layer.equal_samples,
+        equal_input_samples=layer.equal_input_samples,
+    )
+
+
+def _nonfinite_calls(layer: Layer) -> dict[str, int]:
+    """Return in which call each role first held a NaN or positive infinity.
+
+    What was merged, or differs in number from call to call, does not tell.
+    """
+    first = {}
+    for role in ("inputs", "activations"):
+        entries = layer.seen.get(role, ())
+        per_call, rest = divmod(len(entries), max(layer.calls, 1))
+        if rest or not per_call:
+            continue
+        for index, entry in enumerate(entries):
+            seen = entry.statistics
+            if seen.nan_count + seen.positive_inf_count:
+                first[role] = index // per_call
+                break
+    return first
+
+
+def _scores(layer: Layer) -> dict[str, Option]:
+    """Return what the operands of fused attention say of the scores, which are never in memory.
+
+    ``typical_score`` is the root mean square of the products of independent queries and keys.
+    """
+    operands = layer.seen.get("inputs", ())[:3]
+    if layer.type_name != ATTENTION or len(operands) < 3:
+        return {}
+    query, key, value = (entry.statistics for entry in operands)
+    width = query.shape[-1] if query.shape else 1
+    scale = layer.options.get("scale", width**-0.5)
+    factor = scale if isinstance(scale, float) else width**-0.5
+    return {
+        "typical_score": query.rms * key.rms * width**0.5 * abs(factor),
+        "value_std": value.std,
+        "keys": key.shape[-2] if len(key.shape) > 1 else 1,
+    }
+
+
+# What became of a layer that was called.
+
+_TRACED = "torch.jit.trace wrote it down; what ran then is a script, which calls no hooks"
+
+
+def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:
+    if layer.opaque:
+        return Status.OPAQUE, layer.opaque
+    if layer.traced and not layer.requires_grad:  # a trace is checked without gradients
+        return Status.OPAQUE, _TRACED
+    if layer.unsupported:
+        return Status.UNSUPPORTED, layer.unsupported
+    if not (layer.returned_own or layer.returned_input):
+        why = layer.why_empty or "its output holds no floating-point tensor"
+        return Status.UNSUPPORTED, why
+    if not layer.returned_own:
+        return Status.ALIAS_OF_INPUT, "it returned its own input, whose gradient is not its alone"
+    if backward and "gradients" in layer.roles and "gradients" not in layer.seen:
+        if layer.passed_with_graph:
+            return Status.UNSUPPORTED, "gradients came only with create_graph=True: not the loss's"
+        if layer.requires_grad:
+            return Status.UNUSED_IN_LOSS, "its output requires a gradient but none came back"
+        return Status.NO_GRAD_PATH, "its output does not require a gradient"
+    return Status.OBSERVED, ""
+
+
+# Why a layer was not called, and whether it ran where nothing shows it.
+
+_BY_UNSEEN_CODE = (
+    "a script, compiled code or an autograd function of the user's own, where no hook is called"
+)
+
+
+def _reasons_why_not_called(
+    layers: list[Layer], read: Collection[int] | None
+) -> dict[Layer, tuple[Status, str]]:
+    uncalled = [layer for layer in layers if not layer.calls]
+    owners: dict[int, Layer] = {}  # by the id of a parameter, the first layer with it that ran
+    for layer in layers if uncalled else ():
+        for parameter in layer.parameters.values() if layer.calls else ():
+            owners.setdefault(id(parameter), layer)
+    opaque = {layer: layer.opaque or (_TRACED if layer.traced else "") for layer in uncalled}
+    if read is not None and uncalled:
+        for layer in uncalled:
+            if has_forward(layer.module) and not opaque[layer]:
+                opaque[layer] = _why_out_of_sight(layer, owners, read)
+        _add_containers_out_of_sight(opaque, layers)
+    return {
+        layer: (Status.OPAQUE, why) if why else (Status.NOT_CALLED, _why_not_called(layer, owners))
+        for layer, why in opaque.items()
+    }
+
+
+def _why_not_called(layer: Layer, owners: Mapping[int, Layer]) -> str:
+    if not has_forward(layer.module):
+        if isinstance(layer.module, nn.ModuleList | nn.ModuleDict):
+            return "it has no forward: it only holds other layers"
+        return "it has no forward: it holds others, or other methods of it are used, unseen"
+    tied = next((owners[id(p)] for p in layer.parameters.values() if id(p) in owners), None)
+    if tied is not None:
+        return f"it was never called; {tied.label!r}, tied to its parameters, was"
+    if layer.own.get("parameter_gradients"):
+        return (
+            "it was never called, yet its parameters were used: by .forward(), by a copy, a graph "
+            "or compiled code made of it, or read directly"
+        )
+    return "it was never called in this batch"
+
+
+def _why_out_of_sight(layer: Layer, owners: Mapping[int, Layer], read: Collection[int]) -> str:
+    """Return why an uncalled layer ran all the same where nothing shows it, if it did.
+
+    Its parameters got gradients, but no function that was called from Python was given them.
+    """
+    parameters = layer.parameters
+    used = [parameters.get(name) for name in layer.own.get("parameter_gradients", ())]
+    if any(type(p) is nn.Parameter and id(p) not in read and id(p) not in owners for p in used):
+        return f"it was never called; its parameters were used by {_BY_UNSEEN_CODE}"
+    return ""
+
+
+def _add_containers_out_of_sight(opaque: dict[Layer, str], layers: list[Layer]) -> None:
+    """Take what is around layers that ran out of sight, and what stands among them, for the same.
+
+    A layer that could have a gradient, and has none, was left out.
+    """
+    hidden = {name for layer, why in opaque.items() if why for name in _around(layer.name)}
+    called = {name for layer in layers if layer.calls for name in _around(layer.name)}
+    open_ = [lyr for lyr, why in opaque.items() if not why and has_forward(lyr.module)]
+    around = {layer.name for layer in open_ if layer.name in hidden - called}
+    for layer in open_:
+        if layer.name in around:
+            opaque[layer] = f"it was never called; what it holds was run by {_BY_UNSEEN_CODE}"
+        elif around.intersection(_around(layer.name)) and layer.frozen.issuperset(layer.parameters):
+            opaque[layer] = f"it was never called; what is around it was run by {_BY_UNSEEN_CODE}"
+
+
+def _around(name: str) -> list[str]:
+    """Return the names of the layers that a layer lies in."""
+    return [name[:index] for index, letter in enumerate(name) if letter == "."]

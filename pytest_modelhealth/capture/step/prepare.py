@@ -1,0 +1,179 @@
+"""What is taken down of model and batch before the forward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pytest_modelhealth.capture.engine import Request
+from pytest_modelhealth.capture.observing.flow import Source
+from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.observing.recorder import Recorder
+from pytest_modelhealth.capture.observing.scaling import LossScale
+from pytest_modelhealth.capture.observing.source_lines import source_lines
+from pytest_modelhealth.capture.observing.tensors import find_tensors, version
+from pytest_modelhealth.capture.step.apart import Inspection
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.step.tasks import TaskLosses
+from pytest_modelhealth.capture.step.unregistered import Registered
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import named_modules
+from pytest_modelhealth.report import Kind, LossPath, TaskGradients, UnregisteredParameter
+
+
+@dataclass
+class Step:
+    """One inspected step: what it starts from, and what its phases find beside the layers.
+
+    Args:
+        request: what is asked.
+        model: the module that runs.
+        arguments: what it is called with.
+        state: what it holds.
+        inspection: the inspection that this is.
+        recorder: takes down the layers.
+        scale: the scale of the loss.
+        samples: size of the batch.
+        registered: the leaves that are known before the forward.
+        versions: name, tensor and version of what is not copied beforehand.
+        tasks: the named losses, where there are several.
+        notes: what a reader should know.
+        is_differentiated: whether a backward pass is asked for and can be run.
+        no_gradients, loss_path, unregistered, task_gradients: as in `Observation`.
+        read: ids of the parameters that functions were given, where those are seen.
+    """
+
+    request: Request
+    model: nn.Module
+    arguments: Inputs
+    state: State
+    inspection: Inspection
+    recorder: Recorder
+    scale: LossScale
+    samples: int
+    registered: Registered
+    versions: list[tuple[str, Tensor, int | None]]
+    tasks: TaskLosses | None
+    notes: list[str]
+    is_differentiated: bool = False
+    no_gradients: str = ""
+    loss_path: LossPath | None = None
+    unregistered: tuple[UnregisteredParameter, ...] = ()
+    task_gradients: tuple[TaskGradients, ...] = field(default=())
+    read: set[int] | None = None
+
+    @property
+    def batch(self) -> Any:
+        """All that the user gave to run."""
+        return self.arguments.args, self.arguments.kwargs, self.request.target
+
+    @property
+    def loss(self) -> Callable[..., Any] | None:
+        """The user's loss."""
+        function: Any = self.tasks or self.request.loss
+        return function  # type: ignore[no-any-return]
+
+    @property
+    def hooks(self) -> Hooks:
+        """What sees the layers, once they run."""
+        assert self.inspection.hooks is not None
+        return self.inspection.hooks
+
+
+def prepare(request: Request, model: nn.Module, notes: list[str], state: State) -> Step:
+    """Return the step that is about to run.
+
+    Raises:
+        InspectionError: the request cannot be carried out on this model.
+    """
+    scale = LossScale.of(request.scaler)
+    arguments = Inputs.of(request.inputs)
+    tensors = find_tensors((arguments.args, arguments.kwargs, request.target))
+    samples = next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
+    recorder = Recorder(named_modules(model), request.selection, scale, samples, request.visitor)
+    recorder.note_sources(source_lines(recorder))
+    recorder.flow.name_sources(_sources(recorder, state, arguments, request.target))
+    parameters = recorder.held("_parameters")
+    named = [
+        (f"the parameter {'.'.join(filter(None, (layer.name, name)))!r}", tensor)
+        for layer, name, tensor in parameters
+    ]
+    named += [(f"tensor {number} of the batch", tensor) for number, tensor in enumerate(tensors)]
+    registered = Registered(model, [tensor for _, _, tensor in parameters], tensors)
+    step = Step(
+        request=request,
+        model=model,
+        arguments=arguments,
+        state=state,
+        inspection=Inspection(state, request.model),
+        recorder=recorder,
+        scale=scale,
+        samples=samples,
+        registered=registered,
+        versions=[(name, tensor, version(tensor)) for name, tensor in named],
+        tasks=TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None,
+        notes=[*notes, *_unregistered(recorder, registered, state)],
+    )
+    _refuse_fake(state, tensors)
+    return step
+
+
+def _sources(recorder: Recorder, state: State, arguments: Inputs, target: Any) -> Iterator[Source]:
+    """Yield the batch and what the model holds with their names in the flow."""
+    for key, value in (*enumerate(arguments.args), *arguments.kwargs.items()):
+        yield from ((Kind.INPUT, *named) for named in _numbered(f"input {key}", value))
+    yield from ((Kind.TARGET, *named) for named in _numbered("target", target))
+    for layer, name, tensor in recorder.held("_parameters"):
+        yield Kind.PARAMETER, (layer.name, name), tensor
+    for layer, name, tensor in recorder.held("_buffers"):
+        yield Kind.BUFFER, (layer.name, name), tensor
+    for tensor in (*state.leaves, *state.tensors):
+        yield Kind.UNKNOWN, ("attribute",), tensor
+
+
+def _numbered(name: str, value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    tensors = find_tensors(value)
+    for index, tensor in enumerate(tensors):
+        yield (name if len(tensors) == 1 else f"{name}[{index}]",), tensor
+
+
+def _unregistered(recorder: Recorder, registered: Registered, state: State) -> list[str]:
+    """Return a note on modules with parameters that torch does not know to be in the model."""
+    others = [module for module in state.modules if module not in recorder.by_module]
+    unknown = [module for module in others if not registered.knows(module)]
+    if not unknown:
+        return []
+    types = ", ".join(sorted({type(module).__name__ for module in unknown}))
+    note = (
+        f"{len(unknown)} modules ({types}) are kept in plain attributes, lists or dictionaries: "
+        "model.parameters() leaves them out, and they were not looked into; nn.ModuleList and "
+        "nn.ModuleDict register them"
+    )
+    return [note]
+
+
+def _refuse_fake(state: State, batch: Iterable[Tensor]) -> None:
+    """Do nothing if everything that is to run has values.
+
+    Raises:
+        InspectionError: a `FakeTensorMode` is on, or a tensor was made in one.
+    """
+    fake = None
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        fake = "it runs in a FakeTensorMode"
+    elif FakeTensor in set(map(type, (*state.leaves, *state.tensors))):
+        fake = "it was made in a FakeTensorMode"
+    elif FakeTensor in set(map(type, batch)):
+        fake = "its batch was made in a FakeTensorMode"
+    if fake:
+        raise InspectionError(
+            f"cannot inspect {type(state.modules[0]).__name__}: {fake}, whose tensors have shapes "
+            "and no values, so there is nothing to observe; make model and batch outside the mode, "
+            "and inspect them there"
+        )
