@@ -5,24 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.step.state import MOMENTS, State
 from pytest_modelhealth.errors import InspectionError
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.capture.step.state import State
 
 _lock = threading.Lock()
 _running: list[Inspection] = []
-_ended = 0
-
-
-def ended() -> int:
-    """Return how many inspections have ended so far."""
-    return _ended
+_last_end = 0
 
 
 class Inspection:
@@ -51,12 +44,12 @@ class Inspection:
         Raises:
             InspectionError: one that runs has modules or tensors in common with this.
         """
-        global _ended
+        global _last_end
         with _lock:
             here = [other for other in _running if other._thread is self._thread]
             for other in _running:
                 self._refuse_beside(other)
-            if self.state.ended != _ended and not self.state.is_as_it_was():
+            if self.state.moment < _last_end and not self.state.is_as_it_was():
                 raise InspectionError(
                     f"cannot inspect {self._label}: it was inspected in another thread until now, "
                     f"and was looked at meanwhile; {_NEXT_MOVE}"
@@ -72,7 +65,7 @@ class Inspection:
         finally:
             with _lock:
                 _running.remove(self)
-                _ended += 1
+                _last_end = next(MOMENTS)
 
     @property
     def _label(self) -> str:

@@ -11,8 +11,9 @@ from torch import Tensor
 from pytest_modelhealth.capture.engine import Backward
 from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.step.prepare import Step
-from pytest_modelhealth.capture.step.state import gradients_set_aside, graph_leaves
+from pytest_modelhealth.capture.step.state import graph_leaves
 from pytest_modelhealth.capture.step.tasks import conflicts
+from pytest_modelhealth.capture.step.untouched import gradients_set_aside
 from pytest_modelhealth.errors import InspectionError
 
 

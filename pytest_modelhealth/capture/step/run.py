@@ -18,7 +18,8 @@ from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.loss import run_loss
 from pytest_modelhealth.capture.step.prepare import prepare
 from pytest_modelhealth.capture.step.settle import settle
-from pytest_modelhealth.capture.step.state import State, untouched
+from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.step.untouched import untouched
 from pytest_modelhealth.report import Observation
 
 Watch = Callable[[Recorder], AbstractContextManager[Hooks]]

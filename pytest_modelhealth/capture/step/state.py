@@ -1,13 +1,12 @@
-"""Puts a model, its gradients and all random generators back as they were."""
+"""All that a model holds, to tell whether it is as it was and to put it back."""
 
 from __future__ import annotations
 
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterable
+from itertools import count
 from operator import is_
 from types import FunctionType
 from typing import Any
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors
-from pytest_modelhealth.capture.step.apart import Inspection, ended
-from pytest_modelhealth.capture.step.memory import Memory
+from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY
+
+MOMENTS = count(1)
+"""Numbers what happens to models in any thread, in order."""
 
 
 class State:
@@ -33,11 +33,11 @@ class State:
         tensors: every tensor that is no parameter: buffers and plain attributes.
         generators: random generators kept in attributes.
         lazy: parameters and buffers that the first forward creates.
-        ended: how many inspections had ended before this was looked at.
+        moment: when this was looked at, counted by `MOMENTS`.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.ended = ended()
+        self.moment = next(MOMENTS)
         self.modules: list[nn.Module] = []
         self.leaves: list[Tensor] = []
         self.tensors: list[Tensor] = []
@@ -115,56 +115,6 @@ _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), FunctionT
 _GENERATORS = (torch.Generator, random.Random)
 
 
-@contextmanager
-def untouched(inspection: Inspection, batch: Any) -> Iterator[None]:
-    """Leave no trace on the model of what happens inside, however it ends.
-
-    Attributes get their objects and values back, buffers among them, parameters and the batch's
-    leaf tensors their ``.grad``, modules their training mode and hooks, and random generators their
-    state: those of Python, NumPy and torch, and those that the model holds. Hooks that run an
-    optimizer inside backward are set aside meanwhile, since they would train the model. Values of
-    parameters are not copied, which would double the model's memory; `Versions` tells of a forward
-    that writes to one.
-    """
-    state = inspection.state
-    if inspection.random_state is None:
-        inspection.random_state = _random_state()
-    leaves = [*state.leaves, *(t for t in find_tensors(batch) if t.is_leaf and t.requires_grad)]
-    with ExitStack() as stack:
-        stack.callback(_restore_random_state, inspection.random_state)
-        for generator in state.generators:
-            stack.callback(_generator_restorer(generator))
-        stack.callback(state.restore_containers)
-        stack.callback(Memory(state.tensors).restore)
-        stack.enter_context(gradients_set_aside(leaves))
-        yield
-
-
-@contextmanager
-def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
-    """Start from no gradient on `leaves`, and put theirs back: the same objects, untouched."""
-    leaves = list({id(leaf): leaf for leaf in leaves}.values())
-    gradients = [leaf.grad for leaf in leaves]
-    required = [leaf.requires_grad for leaf in leaves]
-    hooks = [(h, h.copy()) for leaf in leaves if (h := leaf._post_accumulate_grad_hooks)]
-    try:
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            if gradient is not None:
-                leaf.grad = None
-        for registered, _ in hooks:
-            # in place: autograd holds this dictionary, and runs what is in it even after the
-            # attribute was set to None
-            registered.clear()
-        yield
-    finally:
-        for registered, copies in hooks:
-            registered.update(copies)
-        for leaf, gradient, requires_grad in zip(leaves, gradients, required, strict=True):
-            if leaf.requires_grad != requires_grad:
-                leaf.requires_grad = requires_grad
-            leaf.grad = gradient
-
-
 def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
     """Return the leaf tensors that a backward pass from these nodes of a graph gets to."""
     leaves, stack = [], list(roots)
@@ -189,40 +139,6 @@ def _is_numpy_generator(kind: type) -> bool:
     return numpy is not None and issubclass(
         kind, (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
     )
-
-
-def _random_state() -> dict[str, Any]:
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    return state
-
-
-def _restore_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        sys.modules["numpy"].random.set_state(state["numpy"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "mps" in state:
-        torch.mps.set_rng_state(state["mps"])
-
-
-def _generator_restorer(generator: Any) -> Callable[[], Any]:
-    """Return a function that puts a generator back where it stands now."""
-    if isinstance(generator, torch.Generator):
-        return partial(generator.set_state, generator.get_state())
-    if isinstance(generator, random.Random):
-        return partial(generator.setstate, generator.getstate())
-    generator = getattr(generator, "bit_generator", generator)  # of a numpy.random.Generator
-    if hasattr(generator, "set_state"):  # numpy.random.RandomState
-        return partial(generator.set_state, generator.get_state())
-    return partial(setattr, generator, "state", generator.state)
 
 
 def _items(container: Any) -> list[Any]:
