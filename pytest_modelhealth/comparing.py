@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,26 +118,31 @@ def compare(
         results = [result for result in results if id(result) not in aside]
         modules = ours.modules, theirs.modules
         search = Search(alignment, a, b, modules, changed, tuple(results))
-        divergence = search.first_divergence()
-        if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
-            divergence = _other_structure(a, b, results) or divergence
-        if divergence is None:
-            notes = [*notes_on_settings(search), *notes]
-        notes += remarks(search, divergence)
-        return Comparison(
-            reference=a.observation.model_type,
-            candidate=b.observation.model_type,
-            alignment=alignment,
-            layers=_layers(search),
-            outputs=tuple(result for result in results if result.key.role == "outputs"),
-            divergence=divergence,
-            losses=(a.observation.loss, b.observation.loss),
-            strict_names=strict_names,
-            basis=_basis(results),
-            notes=tuple(dict.fromkeys(notes)),
-            spilled=store.on_disk,
-            renderer=renderer,
-        )
+        return _comparison(search, notes, strict_names, store.on_disk)
+
+
+def _comparison(search: Search, notes: list[str], strict_names: bool, spilled: int) -> Comparison:
+    a, b, results = search.a, search.b, search.results
+    divergence = search.first_divergence()
+    if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
+        divergence = _other_structure(a, b, results) or divergence
+    if divergence is None:
+        notes = [*notes_on_settings(search), *notes]
+    notes += remarks(search, divergence)
+    return Comparison(
+        reference=a.observation.model_type,
+        candidate=b.observation.model_type,
+        alignment=search.alignment,
+        layers=_layers(search),
+        outputs=tuple(result for result in results if result.key.role == "outputs"),
+        divergence=divergence,
+        losses=(a.observation.loss, b.observation.loss),
+        strict_names=strict_names,
+        basis=_basis(results),
+        notes=tuple(dict.fromkeys(notes)),
+        spilled=spilled,
+        renderer=renderer,
+    )
 
 
 def _changed(
@@ -193,7 +199,7 @@ def _missing(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[Te
     ]
 
 
-def _other_structure(a: Trace, b: Trace, results: list[TensorResult]) -> Divergence | None:
+def _other_structure(a: Trace, b: Trace, results: Sequence[TensorResult]) -> Divergence | None:
     """Return the divergence of outputs that are built in another way."""
     counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
     if counts[0] == counts[1] and (
@@ -207,7 +213,7 @@ def _other_structure(a: Trace, b: Trace, results: list[TensorResult]) -> Diverge
     )
 
 
-def _basis(results: list[TensorResult]) -> str:
+def _basis(results: Sequence[TensorResult]) -> str:
     sources = {result.source for result in results}
     for source, phrase in (
         ("perturbed", "runs of the reference perturbed by rounding"),
