@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from threading import get_ident
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,23 +56,25 @@ class Entry:
     """What was found in one tensor.
 
     Args:
-        make: makes the tensor's statistics, as it was when it was added; called once.
+        make, arguments: what makes the tensor's statistics, as it was when it was added.
         has_units: whether the tensor's units were looked at.
         samples_equal: whether all samples of the tensor hold equal values; ``None`` where nobody
             looked.
         waits: whether what was found is still on another device.
     """
 
-    __slots__ = ("_known", "_make", "has_units", "samples_equal", "waits")
+    __slots__ = ("_arguments", "_known", "_make", "has_units", "samples_equal", "waits")
 
     def __init__(
         self,
-        make: Callable[[], TensorStatistics],
+        make: Callable[..., TensorStatistics],
+        arguments: tuple[Any, ...],
         has_units: bool,
         samples_equal: bool | None = None,
         waits: bool = False,
     ) -> None:
         self._make = make
+        self._arguments = arguments
         self._known: TensorStatistics | None = None
         self.has_units = has_units
         self.samples_equal = samples_equal
@@ -82,22 +84,22 @@ class Entry:
     def statistics(self) -> TensorStatistics:
         """The statistics of the tensor as it was when it was added."""
         if self._known is None:
-            self._known = self._make()
+            self._known = self._make(*self._arguments)
         return self._known
 
     @staticmethod
     def of(statistics: TensorStatistics) -> Entry:
         """Return an entry that holds what is known already."""
-        return Entry(lambda: statistics, statistics.units is not None)
+        return Entry(lambda: statistics, (), statistics.units is not None)
 
     def of_dtype(self, dtype: torch.dtype) -> Entry:
         """Return the entry of a tensor of this dtype, which another one was made of to be read."""
         name = str(dtype).removeprefix("torch.")
-        return Entry(lambda: replace(self.statistics, dtype=name), self.has_units)
+        return Entry(lambda: replace(self.statistics, dtype=name), (), self.has_units)
 
     def reshaped(self, shape: tuple[int, ...]) -> Entry:
         """Return the entry, without units, of a tensor of the same values in the same order."""
-        return Entry(lambda: _reshaped(self.statistics, shape), has_units=False)
+        return Entry(lambda: _reshaped(self.statistics, shape), (), has_units=False)
 
 
 def _reshaped(seen: TensorStatistics, shape: tuple[int, ...]) -> TensorStatistics:
@@ -178,7 +180,8 @@ class Ledger:
         """Return the entry of a tensor that the kernel has read."""
         first = self._first_nonfinite(tensor) if remarks & NOT_ALL_FINITE else None
         return Entry(
-            partial(results.statistics, kind.subject, place, first),
+            Results.statistics,
+            (results, kind.subject, place, first),
             kind.has_units,
             remarks >= EQUAL_SAMPLES if kind.compares_samples else None,
         )
@@ -223,8 +226,10 @@ class Ledger:
             if self._queue.is_fetched:
                 self._queue = _Queue()
             self.has_queued = True
-            make = partial(self._queue.statistics, self._queue.add(wanted), subject)
-            return Entry(make, subject.observations is not None, waits=True)
+            where = (self._queue.add(wanted), subject)
+            return Entry(
+                self._queue.statistics, where, subject.observations is not None, waits=True
+            )
 
 
 class _Queue:
