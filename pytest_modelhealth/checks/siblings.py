@@ -139,11 +139,13 @@ def _otherwise(
     """
     inside = [record.name[len(group[0]) :] for record in groups.below[group[0]]]
     codes = list(differences(observation, flow, group, inside))
+    read = {name: len(_read(flow, name)) for name in group} if len(inside) > 1 else {}
+    fewest = sorted(read.values())[:2]
     for name, lacking in _lacking(flow, groups, group).items():
         if any(set(call.outputs) <= set(call.inputs) for call in flow.calls(name)):
             continue  # left out for a step
         found = [one for one in codes if one.block == name]
-        if _reads_otherwise(flow, name, group, set(lacking)):
+        if read and _reads_otherwise(flow, name, read[name], fewest, set(lacking)):
             lacking = {trait: said for trait, said in lacking.items() if trait[0] == "call"}
             found = []
         where = {one.inner for one in found}
@@ -180,17 +182,18 @@ def _lacking(flow: Flow, groups: Siblings, group: list[str]) -> dict[str, Traits
 
 
 def _reads_otherwise(
-    flow: Flow, layer: str, group: list[str], lacking: set[tuple[object, ...]]
+    flow: Flow, layer: str, count: int, fewest: list[int], lacking: set[tuple[object, ...]]
 ) -> bool:
     """Whether a layer reads something else in place of what it lacks, or has made that itself.
 
     A layer with a mask of its own lacks no mask, and the first block may make what others take.
+    It reads `count` tensors; `fewest` are the two least counts of its group.
     """
     missed = {trait[1] for trait in lacking if trait[0] == "read"}
     if not missed.isdisjoint(flow.inside(layer)):
         return True
-    fewest = min(len(_read(flow, other)) for other in group if other != layer)
-    return len(_read(flow, layer)) > fewest - bool(missed)
+    least_of_others = fewest[1] if count == fewest[0] else fewest[0]
+    return count > least_of_others - bool(missed)
 
 
 def _read(flow: Flow, layer: str) -> frozenset[int]:
@@ -203,7 +206,9 @@ def _traits(flow: Flow, groups: Siblings, layer: str) -> Traits:
     called = (inner for inner in groups.below[layer][1:] if inner.entered is not None)
     names = [inner.name[len(layer) + 1 :] for inner in called]
     traits: Traits = {("call", own): f"its {own!r} is never called" for own in names}
-    return traits | _reads(flow, layer) | _options(groups, layer)
+    if len(groups.below[layer]) > 1:
+        traits |= _reads(flow, layer) | _options(groups, layer)
+    return traits
 
 
 PAST = "no residual goes past it: nothing that it is made of is added to what comes of it"
@@ -224,7 +229,7 @@ def _reads(flow: Flow, layer: str) -> Traits:
     for number in _read(flow, layer):
         vertex = vertices[number]
         own = vertex.name.removeprefix(f"{layer}.")
-        if own != vertex.name:
+        if own != vertex.name and vertex.kind in ("parameter", "buffer"):
             traits["own", own] = f"it does not read its {own!r}"
         else:
             where = f" of {vertex.line}" if vertex.line else ""
