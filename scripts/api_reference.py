@@ -59,6 +59,7 @@ def _entry(found: Object) -> str:
     text = render_object_docs(found, CONFIG)
     text = re.sub(r"\[([^\]\[]+)\]\(#[^)]*\)", r"\1", text)  # links to what is not on the page
     text = re.sub(r"<code>(.+?)</code>", r"`\1`", text)
+    text = text.replace("```python\n", "```py\n")  # signatures, which are no code that runs
     text = re.sub(r"^(#+ `)[\w.]+\.(\w+\.\w+`)", r"\1\2", text, flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
