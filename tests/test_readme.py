@@ -166,6 +166,16 @@ def test_index_lists_every_page():
     assert not {page for page in pages if page not in linked and page.parent not in linked}
 
 
+def test_files_of_the_trace_exist():
+    """Each file that the page on tracing a fault names is one of the package, by that name."""
+    text = (ROOT / "docs" / "concepts" / "how-a-fault-is-traced.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
+    files = [str(path) for path in (ROOT / "pytest_modelhealth").rglob("*.py")]
+    missing = [name for name in named if not any(path.endswith(f"/{name}") for path in files)]
+    assert len(named) > 30
+    assert not missing
+
+
 def test_commands_exist():
     """Each command of the repository that the README names is there and can be executed."""
     commands = re.findall(
