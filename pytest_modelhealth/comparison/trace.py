@@ -34,7 +34,7 @@ class Key(NamedTuple):
     number: int = 0
 
 
-class Entry(NamedTuple):
+class KeptTensor(NamedTuple):
     """What is kept of a tensor.
 
     Args:
@@ -61,7 +61,7 @@ class Trace:
     """
 
     observation: Observation
-    entries: dict[Key, Entry]
+    entries: dict[Key, KeptTensor]
     output: str
 
     @cached_property
@@ -131,12 +131,12 @@ class Keeper(Watcher):
     """Keeps every tensor in a store."""
 
     store: TensorStore
-    entries: dict[Key, Entry] = field(default_factory=dict)
+    entries: dict[Key, KeptTensor] = field(default_factory=dict)
     output: str = ""
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._slots = KnownTensors[Entry]()
+        self._slots = KnownTensors[KeptTensor]()
         self._memory_is_reused = False
 
     def see_output(self, output: Any) -> None:
@@ -146,18 +146,18 @@ class Keeper(Watcher):
 
     def forget(self) -> None:
         """Keep every tensor anew."""
-        self._slots = KnownTensors[Entry]()
+        self._slots = KnownTensors[KeptTensor]()
         self._memory_is_reused = True
 
     def take(self, key: Key, value: Tensor) -> None:
         """Keep a tensor, once if it is shown several times unchanged."""
         if self._memory_is_reused and key.role == "gradients":  # which come without a word
-            self._slots = KnownTensors[Entry]()
+            self._slots = KnownTensors[KeptTensor]()
         known = self._slots.get(value)
         if known is None:
             values = dense_values(value).values
             slot = self.store.put(values)
-            known = Entry(slot, 0, tuple(values.shape), values.dtype)
+            known = KeptTensor(slot, 0, tuple(values.shape), values.dtype)
             if version(value) is not None:  # a write would not show
                 self._slots.put(value, known)
         self.entries[key] = known._replace(moment=len(self.entries))

@@ -35,7 +35,7 @@ _PACKAGE = __name__.partition(".")[0]
 _NOTED = 3
 
 
-class Inspection(NamedTuple):
+class MadeResult(NamedTuple):
     """A report or a comparison, and the line of the user's code that made it."""
 
     report: HealthReport | Comparison
@@ -47,7 +47,7 @@ class Inspection(NamedTuple):
 class UnaskedFailure(NamedTuple):
     """An unhealthy report whose verdict the test never asked for, and the error raised for it."""
 
-    inspection: Inspection
+    inspection: MadeResult
     error: Exception
 
 
@@ -56,7 +56,7 @@ class InspectorFixture:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._inspections: list[Inspection] = []
+        self._inspections: list[MadeResult] = []
         self._never_run: dict[int, tuple[Path, int]] = {}
         self._made = 0
         self._checked: int | None = None
@@ -147,9 +147,9 @@ class InspectorFixture:
 
     def _keep(self, report: HealthReport | Comparison, settings: Settings) -> None:
         auto_check = settings["auto_check"].value
-        self._inspections.append(Inspection(report, *_calling_line(), auto_check))
+        self._inspections.append(MadeResult(report, *_calling_line(), auto_check))
 
-    def _take_unasked(self) -> list[Inspection]:
+    def _take_unasked(self) -> list[MadeResult]:
         made = self._inspections[self._checked or 0 :]
         self._checked = len(self._inspections)
         return [i for i in made if i.auto_check and not i.report.verdict_asked]

@@ -19,7 +19,7 @@ HOOK = "pytest_modelhealth_checks"
 _ASKED = pytest.StashKey[list[object]]()
 
 
-class Hooks:
+class HookSpecifications:
     """The specification of the hook."""
 
     @pytest.hookspec

@@ -38,7 +38,7 @@ BACKWARD_ROLES = ("gradients", "parameter_gradients")
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Exhibit:
     """The worst violation's layer and the one computed just before it.
 
     Args:
@@ -65,13 +65,13 @@ class Evidence:
         return tensors.get(self.violation.tensor) or record.statistics(self.role)
 
 
-def culprit_and_predecessor(report: HealthReport) -> Evidence | None:
+def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
     """Return the worst violation's layer and its predecessor, or ``None`` without a violation."""
     if not report.violations or report.violations[0].layer not in report.layers:
         return None
     worst = report.violations[0]
     culprit = report.layers[worst.layer]
-    alone = Evidence(worst, culprit, None)
+    alone = Exhibit(worst, culprit, None)
     role = alone.role
     for reference in worst.evidence:
         named = report.layers.get(reference.layer)
@@ -121,7 +121,7 @@ def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
     return "\n".join(lines)
 
 
-def _title(found: Evidence) -> str:
+def _title(found: Exhibit) -> str:
     role = found.role.replace("_", " ")
     title = f"{role} of {printable(found.culprit.label)} ({found.violation.check})"
     if found.predecessor is None:
@@ -143,7 +143,7 @@ class Panel:
         return f"{abbreviate(printable(self.record.label), BAR)}{self.what}"
 
 
-def _further(report: HealthReport, found: Evidence) -> Iterator[Panel]:
+def _further(report: HealthReport, found: Exhibit) -> Iterator[Panel]:
     """Yield what else the violation is read from: other roles than the one in the histograms."""
     for reference in found.violation.evidence:
         record = report.layers.get(reference.layer)
