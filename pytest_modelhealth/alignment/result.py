@@ -32,6 +32,7 @@ class Fold:
 
     norm: str
     host: str
+    word = "folded"
 
     def note(self, pair: Pair) -> str:
         """Return what it means for one of the two layers."""
@@ -57,6 +58,11 @@ class Split:
         """Whether a layer of one side only is one of the several."""
         return (pair.reference is None) is not self.fused
 
+    @property
+    def word(self) -> str:
+        """What became of the one layer, in a word."""
+        return "fused" if self.fused else "split"
+
     def note(self, pair: Pair) -> str:
         """Return what it means for the one layer, or for one of the several."""
         if self.has_part(pair):
@@ -67,6 +73,8 @@ class Split:
 @dataclass(frozen=True)
 class Unseen:
     """A function that nothing watches inside a candidate of compiled or scripted code."""
+
+    word = "unseen"
 
     def note(self, pair: Pair) -> str:
         """Return what it means for the layer."""
@@ -103,6 +111,17 @@ class Pair:
     def note(self) -> str:
         """What explains the change, for people; ``""`` where nothing does."""
         return "" if self.reason is None else self.reason.note(self)
+
+    @property
+    def word(self) -> str:
+        """What became of it, in a word; ``""`` where it is as it was."""
+        if self.change is Change.MATCHED:
+            return "folded" if self.reason else ""
+        if self.reason is not None:
+            is_part = isinstance(self.reason, Split) and self.reason.has_part(self)
+            return "part" if is_part else self.reason.word
+        is_on_one_side = not self.aligned or self.candidate == self.reference
+        return str(self.change) if is_on_one_side else str(self.candidate)
 
     @property
     def output_of(self) -> str | None:

@@ -194,24 +194,14 @@ def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -
         is_culprit = found is not None and layer.name == found.layer
         mark = "!" if is_culprit else "~" if layer.diverged else ""
         forward, backward = layer.worst(*FORWARD_ROLES), layer.worst(*BACKWARD_ROLES)
-        rows.append([mark, layer.label, _now(layer.pair), *_cells(forward), *_cells(backward)])
+        cells = [*_cells(forward), *_cells(backward)]
+        rows.append([mark, layer.label, printable(layer.pair.word), *cells])
     names = max(16, (width - 44) * 3 // 5)
     cut = [
         [mark, abbreviate(printable(name), names), shorten(now, width - 44 - names), *cells]
         for mark, name, now, *cells in rows
     ]
     return table(cut, left=(0, 1, 2))
-
-
-def _now(pair: Pair) -> str:
-    """Return what became of a layer; empty where it is as it was."""
-    if pair.change is Change.MATCHED:
-        return pair.note and "folded"
-    if pair.note:
-        return pair.note.removeprefix("is ").partition(" ")[0]
-    if pair.change in (Change.INSERTED, Change.REMOVED) or pair.candidate == pair.reference:
-        return str(pair.change)
-    return printable(pair.candidate or "")
 
 
 def _cells(result: TensorResult | None) -> list[str]:
