@@ -286,7 +286,7 @@ def _drowned_inputs(
         return
     limit = settings.limit("min_sample_spread", record.name)
     signal = maps[0].scale * given.rms
-    if signal < _DROWNED * limit.value * out.abs_max:  # so that the rest is its bias
+    if bias.abs_max > 0.5 * out.abs_max and signal < _DROWNED * limit.value * out.abs_max:
         message = (
             f"over the samples its units vary by only {spread:.2g} of its largest value: its "
             f"inputs have a root mean square of {given.rms:.2g}"

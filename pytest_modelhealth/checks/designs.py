@@ -143,7 +143,7 @@ def _ends_a_stack(layer: str, flow: Flow) -> bool:
     used = flow.used
     beside = {taker for maker in flow.producers(layer) for taker in flow.consumers(maker)} & used
     return any(
-        other[-1] in beside and len(other) == len(alike)
+        other[-1] in beside and len(other) == len(alike) and layer not in other
         for alike in places
         if alike[-1] == layer and len(alike) > 1 and used.issuperset(alike[:-1])
         for other in places
@@ -155,19 +155,25 @@ def _is_slow_copy(lost: Sequence[LayerRecord], observation: Observation, flow: F
 
     Norms that start at ones are all the same, so that layers of varied values are asked.
     """
-    off = (record for record in lost if record.grad_off)
+    off = [record for record in lost if record.grad_off]
     varied = [r for r in off if any(s.min != s.max for s in trainable(r).values())]
-    record = max(varied, key=completed, default=None)
+    record = max(varied or off, key=completed, default=None)
     return record is not None and any(
-        learns(other) and _are_copies(record, other) and record.name not in flow.feeding(other.name)
-        for other in called(observation)  # blocks of a stack may start equal, too
+        learns(other) and _are_copies(record, other) and not _are_in_a_row(record, other, flow)
+        for other in called(observation)
     )
+
+
+def _are_in_a_row(record: LayerRecord, other: LayerRecord, flow: Flow) -> bool:
+    """Whether one is fed by the other, as blocks of a stack are that start equal."""
+    return other.name in flow.feeding(record.name) or record.name in flow.feeding(other.name)
 
 
 def _are_copies(record: LayerRecord, other: LayerRecord) -> bool:
     """Whether another layer of the same kind has the very same trainable parameters."""
     return (
-        other.type_name == record.type_name
+        other is not record
+        and other.type_name == record.type_name
         and other.parameters.keys() == record.parameters.keys()
         and all(_are_equal(s, other.parameters[name]) for name, s in trainable(record).items())
     )
@@ -197,7 +203,7 @@ def design(record: LayerRecord, observation: Observation, flow: Flow) -> Design 
 
 def _part(record: LayerRecord, observation: Observation, learning: list[str]) -> LayerRecord | None:
     """Return the outermost part of the model around a layer in which nothing learns."""
-    if record.parameter_gradients or record.read_in_vain:
+    if not record.name or record.parameter_gradients or record.read_in_vain:
         return None
     part, name = record, record.name
     while (name := parent(name)) and not any(is_inside(n, name) or n == name for n in learning):

@@ -1,6 +1,6 @@
 """Tells a model, or a batch normalisation, that was just initialised from one that was trained.
 
-`is_fresh` and `was_trained` each want evidence of their own; of a model that gives neither, both
+`is_fresh` and `looks_trained` each want evidence of their own; of a model that gives neither, both
 are false.
 """
 
@@ -28,18 +28,15 @@ def is_fresh(observation: Observation) -> bool:
     distribution, torch's default for weights, a tail. At least 80 % of the layers that tell must
     tell of an initialiser, and no normalisation may have counted more than the batch of this run.
     """
-    records = observation.layers.values()
-    if any(_counted_batches(record, observation) for record in records):
-        return False
-    votes = [vote for vote in map(_looks_initialised, records) if vote is not None]
+    votes = []
+    for record in observation.layers.values():
+        batches = record.buffers.get("num_batches_tracked")
+        if batches is not None and batches.max > observation.batches:
+            return False
+        vote = _looks_initialised(record)
+        if vote is not None:
+            votes.append(vote)
     return bool(votes) and sum(votes) >= _MOST * len(votes)
-
-
-def _counted_batches(record: LayerRecord, observation: Observation) -> bool:
-    """Whether a normalisation counted batches before this run, whose own count in training mode."""
-    tracked, root = record.buffers.get("num_batches_tracked"), observation.layers.get("")
-    is_training = root is not None and root.options.get("training") is True
-    return tracked is not None and tracked.max > (observation.batches if is_training else 0)
 
 
 def _looks_initialised(record: LayerRecord) -> bool | None:
@@ -75,6 +72,26 @@ def has_initial_statistics(record: LayerRecord) -> bool:
     return mean is None or mean.abs_max == 0.0
 
 
+def looks_trained(observation: Observation) -> bool:
+    """Whether parameters are as no initialiser leaves them.
+
+    Initialisers set scales of normalisations to a constant and biases to one or to a uniform
+    distribution that ends at ``1 / sqrt(fan_in)`` (the fan-out in transposed convolutions); the
+    first training steps leave neither.
+    """
+    return any(_is_moved(record) for record in called(observation))
+
+
+def _is_moved(record: LayerRecord) -> bool:
+    bias, scale = record.parameters.get("bias"), record.parameters.get("weight")
+    if scale is not None and len(scale.shape) == 1:
+        return bool(scale.std > 0.0 or (bias is not None and bias.std > 0.0))
+    maps = linear_maps(record)
+    if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
+        return False
+    return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
+
+
 def was_trained(observation: Observation) -> bool:
     """Whether parameters or counted batches are as training alone leaves them.
 
@@ -86,21 +103,9 @@ def was_trained(observation: Observation) -> bool:
     norms = [record for record in ran if _scales(record) and trainable(record)]
     return (
         (bool(norms) and all(map(has_moved, norms)) and not any(map(_has_zero_bias, ran)))
-        or any(_counted_batches(record, observation) for record in ran)
-        or any(map(_has_moved_bias, ran))
+        or any(t.max > 0.0 for r in ran if (t := r.buffers.get("num_batches_tracked")) is not None)
+        or any(_is_moved(r) for r in ran if linear_maps(r))
     )
-
-
-def _has_moved_bias(record: LayerRecord) -> bool:
-    """Whether the bias of a linear map is beyond what initialisers draw.
-
-    They set biases to a constant, or to a uniform distribution that ends at ``1 / sqrt(fan_in)``
-    (the fan-out in transposed convolutions).
-    """
-    bias, maps = record.parameters.get("bias"), linear_maps(record)
-    if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
-        return False
-    return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
 
 
 def _has_zero_bias(record: LayerRecord) -> bool:

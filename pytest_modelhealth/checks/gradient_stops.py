@@ -87,12 +87,12 @@ class GradientStops:
     @cached_property
     def suspects(self) -> list[Edge]:
         """Operations that may be flat where they were evaluated."""
-        return self._into(lambda v: v.function not in _LINEAR)
+        return self._into(lambda v: v.function not in _LINEAR | _PICK | _JOIN)
 
     @cached_property
     def cancelled(self) -> Mapping[str, Edge]:
         """What goes into both sides of differences alone, as into ``x - x.mean()``."""
-        edges = self._into(lambda v: v.function == "sub")
+        edges = self._into(lambda v: v.function == "sub" and len(v.operands) > 1)
         one_side = [self.stopped(e for e in edges if e[1] == side).names for side in (0, 1)]
         both = self.stopped(edges).names
         return {n: e for n, e in both.items() if n not in {*one_side[0], *one_side[1]}}
@@ -124,8 +124,13 @@ class GradientStops:
             if r.gradients is not None
             and r.gradients.abs_max > 0.0
             and r.gradients.zero_fraction < _PARTLY
+            and r.name in self._leaves
             and [len(call.outputs) for call in self._flow.calls(r.name)] == [1]
         ]
+
+    @cached_property
+    def _leaves(self) -> frozenset[str]:
+        return frozenset(self._flow.layers)
 
     # What is zero, and whether it will stay so.
 
@@ -149,10 +154,15 @@ class GradientStops:
 
     def _see_unknown(self, factors: list[Factor]) -> None:
         """Tell factors that must be zero, as what they are made of learns by no other way."""
-        partners = [edge for factor in factors for edge in self._edges(factor.edge[0])]
+        vertices = self._flow.graph.vertices
+        partners = [
+            (factor.edge[0], position)
+            for factor in factors
+            for position in range(len(vertices[factor.edge[0]].operands))
+            if position != factor.edge[1]
+        ]
         ways = self._flow.stopped(partners).names
-        kinds = {name: "call" if name in self._flow.layers else "parameter" for name in ways}
-        alive = {ways[name][0] for name, kind in kinds.items() if self._opens(kind, name)}
+        alive = {ways[name][0] for name in ways if self._learns(name)}
         for factor in factors:
             ((kind, name),) = factor.by
             if kind in _BATCH:
@@ -162,6 +172,10 @@ class GradientStops:
             else:
                 is_sure = factor.edge[0] in alive
                 self.perhaps[factor.edge] = "" if is_sure else f"what is made of {name!r}"
+
+    def _learns(self, name: str) -> bool:
+        is_layer = name in self._leaves
+        return self._opens("call" if is_layer else "parameter", name)
 
     def _see_zero(self, factor: Factor) -> None:
         number, position = factor.edge
@@ -229,7 +243,8 @@ class GradientStops:
         if _has_no_choice(record):
             self.without_choice.add(record.name)
         if gives_nothing(record) or record.name in self.without_choice:
-            self._put(self.designs, number, "")
+            scores = 2 if "keys" in record.options else None  # the values pass
+            self.designs.update(dict.fromkeys(self._edges(number)[:scores], ""))
         elif _leaves_one_choice(record):
             text = (
                 "a mask leaves each row of a softmax after it a single choice on this batch, whose "
@@ -242,17 +257,28 @@ class GradientStops:
             self.dead.add(record.name)
 
     def _see_weights(self, number: int, record: LayerRecord) -> None:
-        for name, values in record.parameters.items():
-            gradient = record.parameter_gradients.get(name)
-            if not _is_zero(values) or name.startswith(_OFFSETS):
-                continue
-            if gradient is None:
-                text = f"the {name} of {record.label!r} is all zero and frozen"
-                self._put(self.for_good, number, text)
-            elif gradient.abs_max > 0.0:
-                self._put(self.designs, number, "")
-            else:
-                self.stuck.update(dict.fromkeys(self._edges(number), (record.name,)))
+        for owner in (record, *self._inside.get(record.name, ())):
+            for name, values in owner.parameters.items():
+                gradient = owner.parameter_gradients.get(name)
+                if not _is_zero(values) or name.startswith(_OFFSETS):
+                    continue
+                if gradient is not None and gradient.abs_max > 0.0:
+                    self._put(self.designs, number, "")
+                elif gradient is None:
+                    text = f"the {name} of {owner.label!r} is all zero and frozen"
+                    self._put(self.for_good, number, text)
+                else:
+                    for edge in self._edges(number):
+                        self.stuck[edge] = (record.name,)
+
+    @cached_property
+    def _inside(self) -> dict[str, list[LayerRecord]]:
+        """The layers that were never called though the one around them was: its parameters."""
+        inside: dict[str, list[LayerRecord]] = {}
+        for record in self._observation.layers.values():
+            if record.entered is None:
+                inside.setdefault(parent(record.name), []).append(record)
+        return inside
 
     def _edges(self, number: int) -> list[Edge]:
         return [(number, place) for place in range(len(self._flow.graph.vertices[number].operands))]
@@ -295,7 +321,7 @@ def _has_no_choice(record: LayerRecord) -> bool:
 def _leaves_one_choice(record: LayerRecord) -> bool:
     """Whether a softmax was given nothing but -inf beside one score a row."""
     given, out = record.inputs, record.activations
-    if record.activation != "softmax" or given is None or out is None:
+    if record.activation != "softmax" or given is None or out is None or not out.count:
         return False
     left = given.count - given.negative_inf_count
     return given.negative_inf_count > 0 and left == round(out.mean * out.count)

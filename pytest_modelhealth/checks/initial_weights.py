@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, gain, learns, trainable
-from pytest_modelhealth.checks.freshness import was_trained
+from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
 from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
@@ -69,7 +69,7 @@ class InitialWeights(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield weights that are zero, constant, too large or too small."""
         maps = [(r, m) for r in called(observation) for m in linear_maps(r) if _is_judged(r, m)]
-        trained = was_trained(observation)
+        trained = looks_trained(observation)
         from statistics import median  # 5 ms, which a start of pytest need not pay
 
         usual = median([m.scale for _, m in maps]) if maps else 0.0
@@ -200,9 +200,9 @@ def _large(
     bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
     if found.scale <= bound or found.scale_by_fan_out <= bound / 2.0:
         return None
-    is_inner, grows = _is_inner(found), gain(record)
-    if not is_inner and (grows is None or grows <= 0.4 * found.scale):
+    if not _magnifies(record, found):
         return None
+    is_inner, grows = _is_inner(found), gain(record)
     norm = None if is_inner else normalizer(observation, record)
     is_end = not is_inner and not way_to_weights(observation, record)  # a head, a router
     room = _HEAD_FACTOR if is_end and not trained else 1.0
@@ -222,9 +222,9 @@ def _large(
     elif trained:
         cause = "weights grew or were rescaled: a learning rate too high, or a wrong checkpoint"
     else:
-        effect = f"activations grow {grows:.3g} times here"
-        if is_inner:
-            effect = "the gates or the softmax behind them saturate"
+        effect = "the gates or the softmax behind them saturate"
+        if not is_inner and grows is not None:
+            effect = f"activations grow {grows:.3g} times here"
         cause = (
             f"initial weights too large, so that {effect}: divide by the root of the fan-in "
             f"({advice})"
@@ -261,6 +261,15 @@ def _one_sided(
 
 def _is_recurrent(found: LinearMap) -> bool:
     return found.tensor.startswith(("weight_ih", "weight_hh"))
+
+
+def _magnifies(record: LayerRecord, found: LinearMap) -> bool:
+    if _is_inner(found):
+        return True
+    given, returned = record.inputs, record.activations
+    if given is None or returned is None or not given.finite_count:
+        return False
+    return returned.rms > 0.4 * found.scale * given.rms  # its bias alone, of a state of zeros
 
 
 def _is_inner(found: LinearMap) -> bool:

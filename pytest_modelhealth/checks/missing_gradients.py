@@ -140,10 +140,13 @@ def _names(record: LayerRecord, lacking: list[str], flow: Flow) -> list[str]:
     some for other occasions (the token that stands for a masked patch), or read them under
     ``no_grad``.
     """
-    if record.name in flow.layers and record.gradients is None:
+    is_leaf = record.name in flow.layers
+    if is_leaf and record.gradients is None:
         return [record.name] if len(lacking) == len(trainable(record)) else []
     off = record.unreached - record.read_in_vain
-    return [f"{record.name}.{name}".lstrip(".") for name in lacking if name not in off]
+    names = {name: f"{record.name}.{name}".lstrip(".") for name in lacking if name not in off}
+    read = [full for name, full in names.items() if full in flow or name in record.read_in_vain]
+    return read or ([record.name] if is_leaf else [])
 
 
 def _only_answers(observation: Observation) -> bool:
@@ -167,9 +170,8 @@ def _violation(story: _Story, observation: Observation) -> Violation:
     own = {one.name.rpartition(".")[2] for one in story.lost if one.record is record}
     names = [name for name in _lacking(record) if name in own] or _lacking(record)
     lost = {one.record.name for one in story.lost} - {record.name}
-    if story.culprit.is_used or story.culprit.name not in flow:
-        meant = design(record, observation, flow)
-    else:
+    meant = design(record, observation, flow) if story.culprit.is_used else None
+    if not story.culprit.is_used and story.culprit.name in flow:
         meant = dropped(story.culprit.name, observation, flow)
     why, cause = _why(story, flow)
     message = f"no gradient reaches its trainable parameters ({', '.join(names)})"

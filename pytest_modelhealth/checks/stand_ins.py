@@ -54,7 +54,8 @@ def _take_a_place(flow: Flow, calls: list[Call], by_key: bool) -> bool:
         return all(flow.graph.vertices[number].live for number in first.inputs)
     following = flow.after(*first.outputs)
     if all(not following.isdisjoint(call.inputs) for call in later):
-        return not by_key  # chosen by name, it may be called between others
+        pairs = zip(calls, later, strict=False)  # chosen by name: it may be called between others
+        return not by_key or all(set(b.inputs) & set(a.outputs) for a, b in pairs)
     origins = [flow.origins(*call.inputs) for call in calls]
     return all(one != origins[0] for one in origins[1:])
 
@@ -74,8 +75,10 @@ def taken_for_two(
     places: dict[int, set[tuple[int, object]]] = {}
     for group in groups.alike:
         never = [name for name in group if not groups.ran(name)]
-        called = [name for name in group if name in flow]
-        if len(never) != 1 or len(called) != len(group) - 1 or not all(map(groups.learns, group)):
+        called = [name for name in group if name in flow and flow.calls(name)]
+        if len(never) != 1 or len(called) != len(group) - 1 or not called:
+            continue
+        if not all(map(groups.learns, group)):
             continue
         places = places or _places(flow)
         for name in called:
@@ -85,8 +88,7 @@ def taken_for_two(
             if beside:
                 is_for_two = all(_count(flow, places, other) == {1} for other in beside)
             else:
-                times = Counter(call.inputs for call in flow.calls(name))
-                is_for_two = len(called) == 1 or set(times.values()) == {2}
+                is_for_two = len(called) == 1 or _is_called_twice_with_each(flow, name)
                 is_for_two &= observation.layers[parent(name)].entered is not None
                 takers = flow.consumers(name)
                 is_for_two &= len(takers) == 2 and _are_beside(flow, *takers)
@@ -94,8 +96,16 @@ def taken_for_two(
                 yield name, never[0]
 
 
+def _is_called_twice_with_each(flow: Flow, layer: str) -> bool:
+    times = Counter(call.inputs for call in flow.calls(layer))
+    live = all(flow.graph.vertices[number].live for given in times for number in given)
+    return live and set(times.values()) == {2}
+
+
 def _are_beside(flow: Flow, one: str, other: str) -> bool:
     """Whether neither of two layers feeds the other."""
+    if one not in flow or other not in flow:
+        return False  # an end
     return other not in flow.reach(one) and one not in flow.reach(other)
 
 

@@ -16,6 +16,7 @@ from pytest_modelhealth.checks.facts import (
     flow_of,
     innermost,
     is_closed,
+    is_in_an_empty_part,
     is_inside,
     learns,
     parent,
@@ -54,7 +55,8 @@ class _Verdict:
         self._check = check
         self._observation = observation
         self._flow = flow_of(observation)
-        self.silent = {r.name: r for r in innermost(filter(_is_silent, called(observation)))}
+        silent = innermost(filter(_is_silent, called(observation)))
+        self.silent = {r.name: r for r in silent if not is_in_an_empty_part(r, observation)}
         """The layers whose gradient is exactly zero; behind the last of them it ends."""
         self.layers = [r.name for r in self.silent.values() if _own_gradients(r)]
         """Those that have parameters to train."""
@@ -227,9 +229,15 @@ class _Verdict:
                 yield self._finding(record, self._cause(record, suspects.get(name)), affected, [])
 
     def _is_flat(self, name: str, stop: Edge) -> bool:
-        """Whether an operation of one operand takes a parameter of a layer that gets a gradient."""
+        """Whether a matrix or a kernel passes one operation, in a layer to which a gradient comes.
+
+        A temperature may be clamped, and gradients of less than float16 holds are zero, too.
+        """
         record = self.parameters.get(name)
-        if record is None or not record.parameters[name.rpartition(".")[2]].abs_max:
+        if record is None:
+            return False
+        values = record.parameters[name.rpartition(".")[2]]
+        if len(values.shape) < _MATRIX or not values.abs_max or values.dtype == "float16":
             return False
         bias = record.parameter_gradients.get("bias")
         arrived = record.gradients if record.entered is not None else bias
@@ -263,8 +271,11 @@ class _Verdict:
             return False
         unread = filter(None, map(self._picked.get, self.layers))
         idle = {position for number, position in unread if number == edge[0]}
-        rest = len(self._flow.graph.vertices[edge[0]].operands) - len(idle)
-        return len(idle) > rest > 0
+        vertices = self._flow.graph.vertices
+        operands = enumerate(vertices[edge[0]].operands)
+        rest = [operand for position, operand in operands if position not in idle]
+        read = {vertices[number].name for number in self._flow.origins(*rest)}
+        return len(idle) > len(rest) > 0 and not read.isdisjoint(self._flow.feeding(name))
 
     @cached_property
     def _picked(self) -> Mapping[str, Edge]:
@@ -357,6 +368,7 @@ _GIVES_NOTHING = (
 
 
 _NONE = (-1, -1)
+_MATRIX = 2
 
 
 def _named(cut: Cut) -> str:
