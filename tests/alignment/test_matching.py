@@ -95,6 +95,14 @@ def test_sequential_into_attributes_with_functional_activations():
     assert back.to_candidate == {v: k for k, v in alignment.to_candidate.items()}
 
 
+def test_a_name_is_not_believed_where_the_size_is_another():
+    """Of other weights too, layers after a new bottleneck are found by their sizes."""
+    reference = nn.Sequential(linear(0), linear(1))
+    candidate = nn.Sequential(linear(2, 8, 16), linear(3, 16, 8), linear(4), linear(5))
+    alignment = align(seen(reference), seen(candidate))
+    assert alignment.to_candidate == {"": "", "0": "2", "1": "3"}
+
+
 def test_a_wrapped_block_changes_prefixes_and_names_the_wrapper():
     """Around the same layers, only the wrapper is new."""
     reference = nn.Sequential(OrderedDict(body=mlp(), head=linear(3, 8, 2)))

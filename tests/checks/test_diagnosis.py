@@ -30,6 +30,13 @@ def stories(observation, *violations):
     return [[(v.check, v.layer) for v in (root, *root.folded)] for root in told]
 
 
+@pytest.mark.parametrize("role", ["parameters", "buffers"])
+def test_what_a_layer_starts_with_comes_before_what_goes_into_it(role, seen):
+    """Its state was there before the run, whichever check came first."""
+    state, given = violation("y", "fc2", role), violation("x", "fc2", "inputs")
+    assert stories(seen, given, state) == [[("y", "fc2"), ("x", "fc2")]]
+
+
 def test_consequence_is_folded_whatever_the_order_of_the_checks(seen):
     """The earlier layer is the root, though the other check is graver and came first."""
     later, earlier = violation("finite", "act2"), violation("activation_scale", "fc1")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_modelhealth.checks.freshness import was_trained
+from pytest_modelhealth.checks.freshness import is_fresh, was_trained
 from pytest_modelhealth.checks.weights import linear_maps
 from tests.capture.architectures import ARCHITECTURES
 from tests.capture.models import make
@@ -185,6 +185,14 @@ def test_small_weights_before_a_normalisation_are_no_fault(batch, inspect):
     assert found(inspect(nn.Sequential(*layers), batch)) == []
 
 
+@pytest.mark.parametrize(("std", "names"), [(15 / 8, []), (40 / 8, ["1"])])
+def test_large_weights_before_a_normalisation_have_more_room(std, names, batch, inspect):
+    """It takes their scale away: 15 at a fan-in of 64 is more than a head may have, 40 too much."""
+    layers = nn.Linear(16, 64), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 4)
+    nn.init.normal_(layers[1].weight, std=std)
+    assert found(inspect(nn.Sequential(*layers), batch)) == names
+
+
 def test_small_weights_that_many_layers_share_are_a_choice(plain, batch, inspect):
     """No single layer is to blame."""
     for layer in plain[::2]:
@@ -220,6 +228,18 @@ def test_initialised_and_trained_are_told_apart(plain, batch, inspect):
         plain(batch).square().mean().backward()
         optimizer.step()
     assert was_trained(inspect(plain, batch).observation)
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+@pytest.mark.parametrize("training", [True, False])
+def test_batches_that_a_normalisation_counted_are_training(batches, training, batch, inspect):
+    """The batch of the inspection itself, which it counts in training mode, is none of them."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64))
+    for _ in range(batches):
+        model(batch)
+    observation = inspect(model.train(training), batch).observation
+    assert was_trained(observation) is bool(batches)
+    assert is_fresh(observation) is not bool(batches)
 
 
 @pytest.mark.parametrize("name", ["switch", "sam", "mobilenet", "gpt2", "mamba"])
