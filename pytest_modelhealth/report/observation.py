@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
@@ -172,6 +173,40 @@ class LayerRecord:
             equal_input_samples=_all_equal(self.equal_input_samples, other.equal_input_samples),
             **roles,
         )
+
+
+class LayerRecords(Mapping[str, LayerRecord]):
+    """Layers' records by name, made when somebody first asks for one: often nobody does.
+
+    A copy and a pickle are plain dictionaries.
+    """
+
+    def __init__(self, make: Callable[[], dict[str, LayerRecord]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> dict[str, LayerRecord]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> LayerRecord:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def values(self) -> ValuesView[LayerRecord]:
+        """Return all records, in order."""
+        return self._made.values()
+
+    def items(self) -> ItemsView[str, LayerRecord]:
+        """Return all names and records, in order."""
+        return self._made.items()
+
+    def __reduce__(self) -> tuple[type[dict[str, LayerRecord]], tuple[dict[str, LayerRecord]]]:
+        return dict, (self._made,)
 
 
 _SEEN = ("inputs", "activations", "gradients", "parameter_gradients")

@@ -174,19 +174,18 @@ class Hooks:
         """Begin a call of a layer."""
         frame = Frame(layer, self._is_recomputation(), sys.exception())
         self._stack.append(frame)
-        self._see_inputs(layer, frame, arguments)
         if layer.is_torchs_own and _has_one_hook(layer.module):
             frame.resume = self.functions.step_aside()
         elif _changes_under_a_mode(layer.module):
             frame.resume = self.functions.suspend()
             if frame.resume is not None:
                 self.recorder.note_blind_spot(layer)
+        self._see_inputs(layer, frame, arguments)
 
     def _is_recomputation(self) -> bool:
         """Whether activation checkpointing is running a forward again, inside our backward."""
         return torch._C._current_graph_task_id() != self._graph_task
 
-    @_guarded
     def _see_inputs(self, layer: Layer, frame: Frame, arguments: Any) -> None:
         tensors = find_tensors(arguments)
         if frame.is_recomputation:
@@ -196,10 +195,12 @@ class Hooks:
             frame.inputs = self.recorder.add_inputs(layer, tensors)
             frame.call = self.flow.enter(layer, tensors)
 
+    _enter_function = _guarded(_see_inputs)
+
     @_guarded
     def complete(self, layer: Layer, output: Any) -> None:
         """End the latest call of a layer, which returned `output` or raised."""
-        frame = next((frame for frame in reversed(self._stack) if frame.layer is layer), None)
+        frame = self._innermost(layer)
         if frame is None:
             return
         self._drop(frame)
@@ -208,6 +209,13 @@ class Hooks:
             self.flow.complete(frame.call, [], is_one_vertex=False)
         else:
             self._see_output(layer, frame, output)
+
+    def _innermost(self, layer: Layer) -> Frame | None:
+        """Return the latest call of `layer` that has not returned."""
+        for frame in reversed(self._stack):
+            if frame.layer is layer:
+                return frame
+        return None
 
     def _drop(self, frame: Frame) -> None:
         """End a call, and those inside it that an exception ended without a word to us."""
@@ -239,12 +247,11 @@ class Hooks:
         caller.functions[name] = number + 1
         layer = self.recorder.functional_layer(caller.layer, name, number, options)
         frame = Frame(layer, self._is_recomputation())
-        self._see_inputs(layer, frame, (args, kwargs))
+        self._enter_function(layer, frame, (args, kwargs))
         output = call(*args, **kwargs)
-        self._see_output(layer, frame, output)
+        self._complete_function(layer, frame, output)
         return output
 
-    @_guarded
     def _see_output(self, layer: Layer, frame: Frame, output: Any) -> None:
         tensors = find_tensors(output)
         is_one_vertex = layer.functional or (layer.is_torchs_own and frame.resume is not None)
@@ -270,6 +277,8 @@ class Hooks:
                 self._hook_gradient(layer, tensor, dimension)
         if is_new:
             recorder.compare_samples(layer, frame.inputs, tensors, entries)
+
+    _complete_function = _guarded(_see_output)
 
     def _hook_gradient(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> None:
         """Hook a tensor's gradient, and its base's where the tensor is a view.

@@ -19,8 +19,9 @@ class Layer:
         name: fully qualified name.
         type_name: class of its module, or name of its function.
         roles: the roles that are observed.
-        module: its module; ``None`` where it is a function.
+        module: its module; ``None`` where it is a function, and when the run is over.
         aliases: further names of the module.
+        functional: whether it is a function.
         activation: canonical name of the activation that it is.
         is_torchs_own: whether it is one of torch's own modules that calls no functional layer.
         frozen: names of the parameters that required no gradient before the forward.
@@ -46,6 +47,7 @@ class Layer:
     roles: frozenset[str]
     module: nn.Module | None = None
     aliases: tuple[str, ...] = ()
+    functional: bool = False
     activation: str | None = None
     is_torchs_own: bool = False
     frozen: frozenset[str] = frozenset()
@@ -74,11 +76,6 @@ class Layer:
     def label(self) -> str:
         """The name for people."""
         return self.name or self.type_name
-
-    @property
-    def functional(self) -> bool:
-        """Whether it is a function."""
-        return self.module is None
 
     @property
     def parameters(self) -> dict[str, Tensor]:

@@ -102,7 +102,7 @@ class Recorder:
             name = f"{stem}_{index}" if index else stem
             layer = self.layers.get(name)
             if layer is None:
-                layer = Layer(name, function, self._selection.roles(name, None))
+                layer = Layer(name, function, self._selection.roles(name, None), functional=True)
                 layer.activation = None if function == ATTENTION else function
                 self.layers[name] = layer
             if layer.module is None:
@@ -303,6 +303,12 @@ class Recorder:
             equal = equal_samples(tensors, self._samples, known)
             if equal is not None:
                 layer.equal_input_samples = equal
+
+    def let_go(self) -> None:
+        """Hold no module any longer: a report must not."""
+        self.by_module.clear()
+        for layer in self.layers.values():
+            layer.module = None
 
     # What a model holds, and its loss.
 

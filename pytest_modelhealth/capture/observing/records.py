@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 
 from torch import nn
 
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import merged_entries
 from pytest_modelhealth.layers import ATTENTION, has_forward
-from pytest_modelhealth.report import LayerRecord, Option, Status
+from pytest_modelhealth.report import LayerRecord, LayerRecords, Option, Status
 
 
 def layer_records(
     layers: Iterable[Layer], *, backward: bool, read: Collection[int] | None = None
-) -> dict[str, LayerRecord]:
+) -> LayerRecords:
     """Return every layer's record in execution order, those never called last.
 
     Args:
@@ -25,8 +26,14 @@ def layer_records(
     never = float("inf")
     ordered = sorted(layers, key=lambda lyr: never if lyr.entered is None else lyr.entered)
     reasons = _reasons_why_not_called(ordered, read)
+    return LayerRecords(partial(_records, ordered, reasons, backward))
+
+
+def _records(
+    layers: list[Layer], reasons: Mapping[Layer, tuple[Status, str]], backward: bool
+) -> dict[str, LayerRecord]:
     records = {}
-    for layer in ordered:
+    for layer in layers:
         status, reason = reasons.get(layer) or _status(layer, backward=backward)
         records[layer.name] = _record(layer, status, reason)
     return records

@@ -12,6 +12,7 @@ from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.step.backward import run_backward
+from pytest_modelhealth.capture.step.collection import collected_rarely
 from pytest_modelhealth.capture.step.deep_graphs import deep_graphs_freed
 from pytest_modelhealth.capture.step.forward import observed_eagerly, read_state, run_forward
 from pytest_modelhealth.capture.step.interruption import exited_whole
@@ -26,6 +27,7 @@ Watch = Callable[[Recorder], AbstractContextManager[Hooks]]
 """Lets a recorder see the layers of a model while it runs."""
 
 
+@collected_rarely()
 def run_step(
     request: Request,
     model: nn.Module,

@@ -27,10 +27,13 @@ def settle(step: Step) -> Observation:
     layers = layer_records(
         recorder.layers.values(), backward=step.is_differentiated, read=step.read
     )
+    recorder.let_go()
     recorder.loss_calls.settle()
-    notes += _overflow(layers.values(), step.scale)
+    if step.scale.factor != 1.0:
+        notes += _overflow(layers.values(), step.scale)
     return Observation(
-        layers=layers,
+        # what waits on a device is tensors, which a report must not hold either
+        layers=dict(layers) if recorder.reader.ledger.has_queued else layers,
         model_type=recorder.layers[""].type_name,
         loss=recorder.loss,
         backward=step.is_differentiated,
@@ -50,7 +53,7 @@ def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:
     """Return what to say of parameter gradients that are not finite under a loss scale."""
     gradients = [g for layer in layers for g in layer.parameter_gradients.values()]
     overflowed = sum(statistics.nonfinite_count > 0 for statistics in gradients)
-    if scale.factor == 1.0 or not overflowed:
+    if not overflowed:
         return []
     note = (
         f"under the loss scale of {scale.factor:g} the gradients of {overflowed} of "

@@ -82,7 +82,7 @@ class Origins:
 
     def of_all(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         """Return the vertex of each tensor."""
-        return tuple([self.of(tensor) for tensor in tensors])
+        return tuple(map(self.of, tensors))
 
     def put(self, tensor: Tensor, vertex: int) -> None:
         """Say that a vertex made a tensor without a gradient."""

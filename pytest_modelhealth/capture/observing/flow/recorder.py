@@ -55,10 +55,12 @@ class FlowRecorder:
         rows = self._rows
         around = rows.running[-1]
         call = OpenCall(layer.name, layer.type_name, len(rows.calls), around.number)
-        with self._guarded():
+        try:
             # Before the counter is read: the node of a view may be made only now.
             call.inputs = self._origins.of_all(given)
             call.place = place_of(sys._getframe(1), around.place)
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
         rows.calls.append(call)
         rows.running.append(call)
         call.begin = counter()
@@ -79,11 +81,13 @@ class FlowRecorder:
         if call in running:
             while running[-1] is not call:  # an exception ended it without a word to us
                 running.pop().end = call.end
-        with self._guarded():
+        try:
             if is_one_vertex:
                 self._origins.add_call(call, returned)
             else:
                 call.outputs = self._origins.of_all(returned)
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
         if running[-1] is call:
             running.pop()
 
@@ -97,11 +101,13 @@ class FlowRecorder:
         """
         if not self.is_on:
             return
-        with self._guarded():
+        try:
             self._outputs = self._origins.of_all(outputs)
             if loss is not None:
                 self._loss = self._origins.of(loss) if is_given else self._projection(loss)
             self._origins.add_what_was_read()
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
         self.is_on = False
         self._origins.forget()
 
@@ -125,16 +131,26 @@ class FlowRecorder:
             return function(*args, **kwargs)
         written: tuple[int, ...] = ()
         if does == WRITE:
-            with self._guarded(), torch._C.DisableTorchFunction():
-                plain = [tensor for tensor in tensors(args) if not tensor.requires_grad]
-                written = self._origins.of_all(plain)
+            written = self._written(args)
         begin = counter()
         result = function(*args, **kwargs)
         if self._is_here():
-            with self._guarded(), torch._C.DisableTorchFunction():
-                call = FunctionCall(function, does, args, kwargs, result, begin, written)
-                self._functions.see(call)
+            call = FunctionCall(function, does, args, kwargs, result, begin, written)
+            try:
+                with torch._C.DisableTorchFunction():
+                    self._functions.see(call)
+            except Exception as error:  # noqa: BLE001 - ours
+                self._fail(error)
         return result
+
+    def _written(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        """Return where the plain values come from that a function is about to write over."""
+        try:
+            with torch._C.DisableTorchFunction():
+                return self._origins.of_all([t for t in tensors(args) if not t.requires_grad])
+        except Exception as error:  # noqa: BLE001 - ours
+            self._fail(error)
+            return ()
 
     def flow(self) -> Flow:
         """Return what was recorded, as a graph that is made when somebody asks."""
@@ -143,39 +159,21 @@ class FlowRecorder:
     def _graph(self) -> Graph:
         return self._rows.graph(self._outputs, self._loss)
 
-    def _guarded(self) -> _Guard:
-        return _Guard(self._give_up)
-
     def _records(self) -> bool:
-        return self.is_on and self._is_here()
+        return self.is_on and (get_ident() == self._thread or self._is_here())
 
     def _is_here(self) -> bool:
         if get_ident() != self._thread:
             self._give_up("layers ran in several threads")
         return get_ident() == self._thread
 
+    def _fail(self, error: Exception) -> None:
+        is_full = isinstance(error, TooManyError)
+        why = f"an error in pytest-modelhealth: {type(error).__name__}: {error}"
+        self._give_up(str(error) if is_full else why)
+
     def _give_up(self, why: str) -> None:
         """Record no flow: one with a gap would deny ways that there are."""
         self.is_on = False
         self._rows.notes[f"not recorded: {why}"] = None
         self._rows.clear()
-
-
-class _Guard:
-    """Turns an error of ours into giving up; `contextlib` would take four times as long."""
-
-    __slots__ = ("_give_up",)
-
-    def __init__(self, give_up: Callable[[str], None]) -> None:
-        self._give_up = give_up
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        is_full = isinstance(error, TooManyError)
-        why = f"an error in pytest-modelhealth: {type(error).__name__}: {error}"
-        self._give_up(str(error) if is_full else why)
-        return True

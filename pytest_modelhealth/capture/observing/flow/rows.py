@@ -116,16 +116,15 @@ class Rows:
     ) -> int:
         """Add an operation or a source and return its vertex."""
         call = self.running[-1].number if call is None else call
-        return self._append(Row(kind, name, operands, first_cut, live, call, at, place))
+        ensure_room(self._rows)
+        self._rows.append(Row(kind, name, operands, first_cut, live, call, at, place))
+        return len(self._rows) - 1
 
     def add_call(self, call: OpenCall) -> None:
         """Add a call that is one vertex."""
-        call.index = self._append(call)
-
-    def _append(self, row: Row | OpenCall) -> int:
         ensure_room(self._rows)
-        self._rows.append(row)
-        return len(self._rows) - 1
+        call.index = len(self._rows)
+        self._rows.append(call)
 
     def is_live(self, vertex: int) -> bool:
         """Whether a vertex has a gradient."""
