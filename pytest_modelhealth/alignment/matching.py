@@ -138,6 +138,7 @@ class _Matcher:
         self._match_merged()
         anchors = self._anchors()
         self.add_all(anchors)
+        self._match_called_by_one()
         backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
         for left, right in list(self._gaps(self._add_names(backbone))):
             self.add_all(_aligned_sequences(left, right))
@@ -208,6 +209,15 @@ class _Matcher:
         """Whether the candidate has a leaf of this name that could as well be the same one."""
         b = self.b
         return name in b.place and self.a.layers[name].has_form_of(b.layers[name])
+
+    def _match_called_by_one(self) -> None:
+        """Match layers of one name and form that one side never called, as where heads changed."""
+        a, b = self.a, self.b
+        for name in (*a.idle, *b.idle):
+            if name in a.own and name in b.own and name not in a.taken and name not in b.taken:
+                ours, theirs = a.layers[name], b.layers[name]
+                if ours.parameters and ours.has_form_of(theirs):
+                    self.add(name, name)
 
     def _add_names(self, backbone: Places) -> Places:
         """Match layers of one name and form that keep the order of the backbone, and extend it."""

@@ -309,3 +309,50 @@ def test_projections_of_torch_attention(factor, word, inspect):
     assert len(found) == (word is not None)
     if word:
         assert word in f"{found[0].message} {found[0].cause}"
+
+
+class TrainedScale(nn.Module):
+    """A normalisation whose scale was trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(1.0 + 0.1 * torch.randn(16))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+def test_trained_part_with_a_new_head(batch, inspect):
+    """Weights may have grown in training although a new norm and a bias of zero stand behind."""
+    grown, head = nn.Linear(16, 64, bias=False), nn.Linear(64, 10)
+    nn.init.normal_(grown.weight, 0.0, 1.8)
+    nn.init.zeros_(head.bias)
+    model = nn.Sequential(TrainedScale(), grown, nn.SiLU(), nn.LayerNorm(64), head)
+    assert found(inspect(model, batch)) == []
+    model[0] = nn.LayerNorm(16)
+    assert found(inspect(model, batch)) == ["1"]
+
+
+class StateOfZeros(nn.Module):
+    """Weights of a state, which is zero at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.state, self.head = nn.Linear(16, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+        nn.init.normal_(self.state.weight, 0.0, 2.0)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.stem(x) + self.state(torch.zeros(len(x), 64))))
+
+
+def test_large_weights_of_a_state_of_zeros(batch, inspect):
+    """What they are given tells nothing, and their scale does; the gates of an LSTM likewise."""
+    assert found(inspect(StateOfZeros(), batch)) == ["state"]
+    lstm = nn.LSTM(16, 32, batch_first=True)
+    for name, parameter in lstm.named_parameters():
+        if "weight" in name:
+            nn.init.normal_(parameter, 0.0, 3.0)
+    report = inspect(lstm, torch.zeros(64, 5, 16))
+    assert report.judgement.broken == ()
+    assert any(v.check == "initial_weights" for root in report.violations
+               for v in (root, *root.folded))  # fmt: skip

@@ -538,3 +538,59 @@ class Skips(nn.Module):
 def test_end_of_a_stack_leads_nowhere(first, layers, batch, inspect):
     """The last residual is left out by design, skips in the middle are not."""
     assert [v.layer for v in inspect(Skips(first), batch).violations] == layers
+
+
+class Tuned(nn.Module):
+    """A frozen layer behind a norm that is tuned."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(16), nn.Linear(16, 16).requires_grad_(False)
+
+    def forward(self, x):
+        return self.linear(self.norm(x))
+
+
+class TunedByTeacher(nn.Module):
+    """A slow copy of which only the norms could learn."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.online = nn.Linear(16, 16), Tuned()
+        self.slow = copy.deepcopy(self.online)
+
+    def forward(self, x):
+        x = self.stem(x)
+        with torch.no_grad():
+            target = self.slow(x)
+        return ((self.online(x + 0.1) - target) ** 2).mean()
+
+
+def test_slow_copy_of_norms_alone(batch, inspect):
+    """Norms that just start are the same as those that learn."""
+    report = inspect(TunedByTeacher(), batch)
+    assert report.healthy
+    assert report.warnings == ()
+
+
+class EqualBlocks(nn.Module):
+    """Blocks that start equal, as `nn.TransformerEncoder` copies them, the last without a graph."""
+
+    def __init__(self):
+        super().__init__()
+        block = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(copy.deepcopy(block) for _ in range(4))
+        self.early, self.head = nn.Linear(16, 1), nn.Linear(16, 1)
+
+    def forward(self, x):
+        *first, last = self.blocks
+        for block in first:
+            x = x + block(x).relu()
+        with torch.no_grad():
+            late = last(x)
+        return (self.early(x) + self.head(late)).mean()
+
+
+def test_block_of_a_stack_is_no_slow_copy(batch, inspect, only):
+    """What it is given by its equals tells it from one that makes targets."""
+    assert only(inspect(EqualBlocks(), batch), "missing_gradients").layer == "blocks.3"

@@ -641,3 +641,18 @@ def test_weights_that_a_function_uses_are_used_without_gradients_too() -> None:
     """The flow has them by name where no gradient tells."""
     model, batch = DESIGNS["weights used by a function"]()
     assert findings(Inspector(model).run_inspection(batch, backward=False)) == []
+
+
+def test_block_chosen_by_name_twice_in_a_row() -> None:
+    """Blocks by name may be called between others; one right after itself takes another's place."""
+
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in "abc"})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks["b"](self.blocks["b"](self.blocks["a"](x)))
+
+    found = tell(lambda: (ByName(), (features(),)))
+    assert [violation.layer for violation in found] == ["blocks.b"]

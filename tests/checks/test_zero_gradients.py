@@ -862,3 +862,110 @@ def test_blocks_that_hardly_move_the_stream_are_one_after_another(batch, inspect
         nn.init.zeros_(parameter)
     found = [v.layer for v in inspect(model, batch).violations if v.check == "missing_gradients"]
     assert found == ["1.fc"]
+
+
+class Summary(nn.Module):
+    """Means of windows of four tokens: none of a shorter sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x):
+        windows = x.shape[1] // 4
+        made = self.norm(self.keys(x))[:, : 4 * windows]
+        return made.reshape(len(x), windows, 4, 16).mean(2)
+
+
+class Summarised(nn.Module):
+    """Tokens with the summary of windows of them behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.summary, self.head = nn.Linear(16, 16), Summary(), nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(torch.cat([x, self.summary(x)], 1).mean(1))
+
+
+class Scaled(nn.Module):
+    """Directions times a temperature with an upper bound, and a bias that learns."""
+
+    def __init__(self, temperature):
+        super().__init__()
+        self.linear, self.bias = nn.Linear(16, 16), nn.Parameter(torch.rand(16))
+        self.temperature = nn.Parameter(temperature)
+
+    def forward(self, x):
+        way = F.normalize(self.linear(x), dim=-1)
+        return way * self.temperature.clamp(max=4.0).exp() + self.bias
+
+
+class Decay(nn.Module):
+    """A state that decays by a rate a channel, which one step alone tells nothing of."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate, self.bias = nn.Parameter(torch.rand(16)), nn.Parameter(torch.rand(16))
+
+    def forward(self, x):
+        state = torch.zeros_like(x[:, 0])
+        for step in x.unbind(1):
+            state = state * torch.exp(-torch.exp(self.rate)) + step * self.bias
+        return state
+
+
+class FirstOfSeveral(nn.Module):
+    """Stacks what several layers make of the batch, and takes the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts, self.head = nn.ModuleList(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(torch.stack([part(x) for part in self.parts], 1)[:, 0])
+
+
+NOTHING_TO_TELL = {
+    "a part that returns an empty tensor": lambda: (Summarised(), (64, 3, 16)),
+    "a temperature at its bound": lambda: (
+        nn.Sequential(Scaled(torch.tensor(5.0)), nn.Linear(16, 4)), (64, 16)
+    ),
+    "temperatures of two heads at their bound": lambda: (
+        nn.Sequential(Scaled(torch.full((16,), 5.0)), nn.Linear(16, 4)), (64, 16)
+    ),
+    "a recurrence of one step": lambda: (
+        nn.Sequential(nn.Linear(16, 16), Decay(), nn.Linear(16, 4)), (64, 1, 16)
+    ),
+    "parts that nothing was made of": lambda: (FirstOfSeveral(), (64, 16)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOTHING_TO_TELL)
+def test_zeros_that_are_no_fault(name, inspect):
+    """Neither a violation nor a warning."""
+    model, shape = NOTHING_TO_TELL[name]()
+    report = inspect(model, torch.randn(shape), torch.randint(4, (64,)), loss=F.cross_entropy)
+    assert told(report) == []
+    assert report.warnings == ()
+
+
+def test_mean_over_one_is_seen_through_later_differences(inspect, only):
+    """The advantage of one action alone is nothing, whatever constant is taken from it later."""
+
+    class Dueling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.advantage = nn.Linear(16, 16), nn.Linear(16, 1)
+            self.value = nn.Linear(16, 1)
+
+        def forward(self, x):
+            x = F.relu(self.stem(x))
+            advantage = self.advantage(x)
+            return self.value(x) + (advantage - advantage.mean(1, keepdim=True)) - 1.0
+
+    report = inspect(Dueling(), torch.randn(64, 16), torch.randn(64, 1), loss=F.mse_loss)
+    violation = only(report, "missing_gradients")
+    assert violation.layer == "advantage"
+    assert "a mean over a dimension of size one" in violation.cause

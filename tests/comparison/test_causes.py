@@ -220,3 +220,25 @@ def test_a_fault_elsewhere_is_not_blamed_on_calls() -> None:
     assert comparison.first_divergence.layer == "norm"
     assert "called" not in repr(comparison)
     assert "called" not in explain(drift)[0]
+
+
+class TwoHeads(nn.Module):
+    """Two heads of one form, of which it uses one."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.stem, self.use = nn.Linear(16, 16), use
+        self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return getattr(self, self.use)(self.stem(x).relu())
+
+
+def test_another_head_is_used():
+    """Neither is renamed to the other: each keeps its name, and one is no longer called."""
+    torch.manual_seed(0)
+    reference, candidate = TwoHeads("a"), TwoHeads("b")
+    candidate.load_state_dict(reference.state_dict())
+    text = str(compare(reference, candidate, torch.randn(8, 16)))
+    assert "b: now called, was not; a: no longer called" in text
+    assert "renamed" not in text
