@@ -23,10 +23,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.observing import hooks, recorder
 from pytest_modelhealth.layers import Rule, Selection
 from pytest_modelhealth.report import Observation, Status
-from pytest_modelhealth.statistics import Ledger
 from tests.capture.models import (
     CatchesException,
     Checkpointed,
@@ -73,46 +71,51 @@ def run(model: Any, batch: Any = None, **options: Any) -> Observation:
 # ---- errors of ours ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("place", "name"), [(Ledger, "add"), (hooks, "holds_numbers"), (recorder, "version")]
-)
-def test_our_own_errors_never_reach_the_user(
-    monkeypatch: pytest.MonkeyPatch, place: Any, name: str
-) -> None:
-    """A hook of ours that fails costs observations, not the run, and is said."""
-    model, batch = Small(), x()
-    expected = Recorded(model)
-    inspect(model, batch, loss=expected.loss, backward=expected.backward)
-    calls = []
+class Unexpected(Tensor):
+    """A tensor that raises when it is asked what no code of torch asks of it."""
 
-    def fails(*args: Any) -> Any:
-        calls.append(args)
+    def is_floating_point(self) -> bool:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(place, name, fails)
-    recorded = Recorded(model)
-    observation = run(model, batch, loss=recorded.loss, backward=recorded.backward)
-    assert calls
-    assert recorded.run == expected.run
+
+class Returns(nn.Linear):
+    """A layer that returns a tensor of this class."""
+
+    kind = Unexpected
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.as_subclass(Tensor)).as_subclass(self.kind)
+
+
+def test_our_own_errors_never_reach_the_user() -> None:
+    """A hook of ours that fails costs what it would have seen, not the run, and is said."""
+    runs = []
+    for kind in (Tensor, Unexpected):
+        torch.manual_seed(0)
+        model, batch = nn.Sequential(Returns(6, 5), nn.ReLU(), Returns(5, 2)), x()
+        for layer in (model[0], model[2]):
+            layer.kind = kind
+        recorded = Recorded(model)
+
+        def loss(output: Tensor, recorded: Recorded = recorded) -> Tensor:
+            return recorded.loss(output.as_subclass(Tensor))
+
+        observation = run(model, batch, loss=loss, backward=recorded.backward)
+        runs.append(recorded.run)
+    assert runs[0] == runs[1]
     assert "broken on purpose" in observation.errors[0]
     for layer in observation.layers.values():
         assert layer.status is Status.UNSUPPORTED
         assert "an error in pytest-modelhealth" in layer.reason
 
 
-def test_an_error_in_one_layer_is_told_of_that_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_one_layer_is_told_of_that_layer() -> None:
     """The rest of the model is observed all the same."""
-    add = Ledger.add
-
-    def fails_on_five_columns(ledger: Ledger, tensor: Tensor, *args: Any) -> Any:
-        if tensor.ndim == 2 and tensor.shape[1] == 5 and tensor.grad_fn is not None:
-            raise RuntimeError("five columns")
-        return add(ledger, tensor, *args)
-
-    monkeypatch.setattr(Ledger, "add", fails_on_five_columns)
-    observation = run(Small())
+    model = nn.Sequential(Returns(6, 5), Returns(5, 2))
+    model[1].kind = Tensor
+    observation = run(model)
     assert observation.layers["0"].status is Status.UNSUPPORTED
-    assert observation.layers[""].status is Status.OBSERVED
+    assert observation.layers["1"].activations is not None
     assert "layer '0'" in observation.errors[0]
 
 
@@ -377,21 +380,14 @@ def test_a_checkpointed_layer_counts_once(reentrant: bool) -> None:
         assert layers[name].gradients.count == 24, name
 
 
-def tensors_added(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Return the list in which every tensor will be that is added to a ledger."""
-    added: list[Tensor] = []
-    add, add_many = Ledger.add, Ledger.add_many
-    monkeypatch.setattr(Ledger, "add", lambda self, t, *a: added.append(t) or add(self, t, *a))
-    monkeypatch.setattr(Ledger, "add_many", lambda self, t: added.extend(t) or add_many(self, t))
-    return added
-
-
-def test_no_tensor_is_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An output that is the next layer's input, or its container's output, is looked at once."""
-    reduced = tensors_added(monkeypatch)
+def test_no_tensor_is_reduced_twice() -> None:
+    """An output that is the next layer's input, or its container's output, is one object."""
     model = nn.Sequential(nn.Sequential(nn.Linear(6, 5), nn.Sigmoid()), nn.Linear(5, 2))
-    inspect(model, backward=False)
-    assert len(reduced) == 4 + 4 + 1  # the batch and three outputs, four parameters, the loss
+    layers = inspect(model, backward=False).layers
+    assert layers[""].inputs is layers["0"].inputs is layers["0.0"].inputs
+    assert layers["0.0"].activations is layers["0.1"].inputs
+    assert layers["0"].activations is layers["0.1"].activations is layers["1"].inputs
+    assert layers[""].activations is layers["1"].activations
 
 
 def test_units_are_kept_of_a_tensor_first_seen_as_an_input() -> None:
@@ -522,13 +518,13 @@ def test_no_activation_outlives_the_bare_run(grad: bool) -> None:
     assert seen.now() == expected.now() == 0
 
 
-def test_the_memory_test_sees_a_tensor_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_test_sees_a_tensor_that_is_kept() -> None:
     """Were a hook to keep what it sees, the counts above would differ."""
-    _ = tensors_added(monkeypatch)
-    model = Small()
+    model, kept = Small(), []
     seen = Alive(model)
+    model[0].register_forward_hook(lambda module, args, output: kept.append(output))
     inspect(model)
-    assert seen.now() == 4
+    assert seen.now() == 1
 
 
 # ---- several batches ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.observing.loss_calls import see_loss
-from pytest_modelhealth.capture.observing.recorder import Recorder
-from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import LossCall
 from pytest_modelhealth.statistics import Ledger, reduce
 
@@ -122,32 +122,31 @@ def test_value_is_the_mean_as_torch_has_it(reduction: str, first: float) -> None
     assert call.value == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
+def of_output(output: Tensor, *losses: Callable[[Tensor], Tensor]) -> HealthReport:
+    """Return the report of a model that returns this, and of these losses one after the other."""
+
+    def loss(output: Tensor) -> Tensor:
+        return torch.stack([one(output) for one in losses]).sum()
+
+    return Inspector(nn.Identity()).run_inspection(output, loss=loss, backward=False)
+
+
 @pytest.mark.parametrize("made_as", [(6, 10), (60,)])
 @pytest.mark.parametrize("shape", [(12, 5), (3, 4, 5), (60,)])
 def test_an_output_in_another_shape_is_not_read_again(
-    shape: tuple[int, ...], made_as: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], made_as: tuple[int, ...]
 ) -> None:
     """What was found in a model's output holds for a view of it, under the view's shape.
 
     The output may be a view itself, as that of a linear layer on three dimensions is.
     """
-    model = nn.Identity()
-    recorder = Recorder(named_modules(model), Selection())
     output = torch.randn(made_as)
     output = output if output.ndim == 2 else output.view(6, 10)
     output[2, 3] = math.nan
-    recorder.add_output(recorder.layers[""], output, 1)
-    values = output.view(shape)
-    expected = reduce(values.clone())
-    added = []
-    add = recorder.reader.ledger.add
-    monkeypatch.setattr(
-        recorder.reader.ledger, "add", lambda t, d=None: added.append(t) or add(t, d)
-    )
-    recorder.loss_calls.add(None, F.mse_loss, (values, values), {}, torch.tensor(1.0))
-    assert [tensor.shape for tensor in added] == [()]
-    recorder.loss_calls.settle()
-    (call,) = recorder.loss_calls.settled
+    expected = reduce(output.view(shape).clone())
+    report = of_output(output, lambda y: F.mse_loss(y.view(shape), y.view(shape)))
+    (call,) = report.observation.loss_calls
+    assert call.input.exponents is report[""].activations.exponents
     assert call.input.shape == shape
     assert call.input.first_nonfinite == expected.first_nonfinite
     assert (call.input.mean, call.input.max) == (expected.mean, expected.max)
@@ -157,18 +156,14 @@ def test_an_output_in_another_shape_is_not_read_again(
 @pytest.mark.parametrize("made_as", [(6, 10), (60,)])
 def test_a_view_of_what_was_written_to_since_is_read(made_as: tuple[int, ...]) -> None:
     """What was found in an output says nothing of it after a write, nor of a part of it."""
-    recorder = Recorder(named_modules(nn.Identity()), Selection())
     output = torch.zeros(made_as)
-    output = output if output.ndim == 2 else output.view(6, 10)
-    recorder.add_output(recorder.layers[""], output, 1)
-    part = output.view(-1)[:30]
-    recorder.loss_calls.add(None, F.mse_loss, (part, part), {}, torch.tensor(1.0))
-    turned = output.t()
-    recorder.loss_calls.add(None, F.mse_loss, (turned, turned), {}, torch.tensor(1.0))
-    output.add_(2.0)
-    written = output.view(-1)
-    recorder.loss_calls.add(None, F.mse_loss, (written, written), {}, torch.tensor(1.0))
-    given = [call.input for call in recorder.loss_calls.settled]
+    report = of_output(
+        output if output.ndim == 2 else output.view(6, 10),
+        lambda y: F.mse_loss(y.view(-1)[:30], y.view(-1)[:30]),
+        lambda y: F.mse_loss(y.t(), y.t()),
+        lambda y: F.mse_loss(y.add_(2.0).view(-1), y.view(-1)),
+    )
+    given = [call.input for call in report.observation.loss_calls]
     assert [(s.count, s.shape, s.mean) for s in given] == [
         (30, (30,), 0.0),
         (60, (10, 6), 0.0),
