@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -228,7 +228,9 @@ class Recorder:
 
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> list[Given]:
         """Take what `layer` was called with; integers only where there is nothing else."""
-        has_numbers = len(tensors) > 1 and any(map(holds_numbers, tensors))
+        if len(tensors) == 1:  # most layers
+            return [self.add_input(layer, tensors[0])]
+        has_numbers = any(map(holds_numbers, tensors))
         return [
             (tensor, version(tensor), None)
             if has_numbers and not holds_numbers(tensor)
@@ -238,7 +240,7 @@ class Recorder:
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
-        return tensor, version(tensor), self._add(layer, "inputs", tensor, None)
+        return tensor, version(tensor), self._add(layer, "inputs", tensor)
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Take one tensor that `layer` returned, and where its units lie.
@@ -249,7 +251,7 @@ class Recorder:
         return self._add(layer, "activations", tensor, unit_dimension)
 
     def _add(
-        self, layer: Layer, role: str, tensor: Tensor, unit_dimension: int | None
+        self, layer: Layer, role: str, tensor: Tensor, unit_dimension: int | None = None
     ) -> Entry | None:
         entry = None
         if role in layer.roles:
@@ -280,7 +282,7 @@ class Recorder:
     def compare_samples(
         self,
         layer: Layer,
-        given: list[Given],
+        given: Sequence[Given],
         returned: list[Tensor],
         entries: list[Entry | None],
     ) -> None:
