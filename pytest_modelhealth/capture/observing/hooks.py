@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, TypeVarTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from pytest_modelhealth.capture.observing.tensors import (
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.statistics import Entry
 
-_P = ParamSpec("_P")
+_Ts = TypeVarTuple("_Ts")
 
 
 @contextmanager
@@ -68,26 +68,26 @@ class Frame:
     is_recomputation: bool
     handling: BaseException | None = None
     call: OpenCall | None = None
-    inputs: list[Given] = field(default_factory=list)
-    functions: dict[str, int] = field(default_factory=dict)
+    inputs: Sequence[Given] = ()
+    functions: dict[str, int] | None = None
     resume: Callable[[], None] | None = None
 
 
 def _guarded(
-    method: Callable[Concatenate[Hooks, Layer, _P], None],
-) -> Callable[Concatenate[Hooks, Layer, _P], None]:
+    method: Callable[[Hooks, Layer, *_Ts], None],
+) -> Callable[[Hooks, Layer, *_Ts], None]:
     """Put an error of ours on the record: it must never reach the user's forward or backward."""
 
     @wraps(method)
-    def guarded(self: Hooks, layer: Layer, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def guarded(self: Hooks, layer: Layer, *args: *_Ts) -> None:
         try:
             # what we ask of a tensor is no call of the user's
             with torch._C.DisableTorchFunction():
-                method(self, layer, *args, **kwargs)
+                method(self, layer, *args)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
             self.recorder.fail(layer, error)
 
-    return guarded  # type: ignore[return-value]
+    return guarded
 
 
 class Hooks:
@@ -123,8 +123,8 @@ class Hooks:
 
     def end_calls(self) -> None:
         """End the calls that an exception left open."""
-        if self._stack:
-            self._drop(self._stack[0])
+        while self._stack:
+            self._end(self._stack[-1].layer)
 
     def remove(self) -> None:
         """Remove every hook, and our hooks only."""
@@ -174,9 +174,12 @@ class Hooks:
         """Begin a call of a layer."""
         frame = Frame(layer, self._is_recomputation(), sys.exception())
         self._stack.append(frame)
-        if layer.is_torchs_own and _has_one_hook(layer.module):
+        module = layer.module
+        assert module is not None
+        # a hook of the user's might call functional layers
+        if layer.is_torchs_own and len(module._forward_hooks) == 1:
             frame.resume = self.functions.step_aside()
-        elif _changes_under_a_mode(layer.module):
+        elif _changes_under_a_mode(module):
             frame.resume = self.functions.suspend()
             if frame.resume is not None:
                 self.recorder.note_blind_spot(layer)
@@ -200,31 +203,28 @@ class Hooks:
     @_guarded
     def complete(self, layer: Layer, output: Any) -> None:
         """End the latest call of a layer, which returned `output` or raised."""
-        frame = self._innermost(layer)
+        frame = self._end(layer)
         if frame is None:
             return
-        self._drop(frame)
         if output is None and sys.exception() is not frame.handling:
             self.recorder.note_raised(layer, sys.exception())
             self.flow.complete(frame.call, [], is_one_vertex=False)
         else:
             self._see_output(layer, frame, output)
 
-    def _innermost(self, layer: Layer) -> Frame | None:
-        """Return the latest call of `layer` that has not returned."""
-        for frame in reversed(self._stack):
+    def _end(self, layer: Layer) -> Frame | None:
+        """End the latest call of a layer, if one has not returned.
+
+        Those inside it were ended by an exception without a word to us.
+        """
+        for depth, frame in enumerate(reversed(self._stack), 1):
             if frame.layer is layer:
+                for _ in range(depth):
+                    ended = self._stack.pop()
+                    if ended.resume is not None:
+                        ended.resume()
                 return frame
         return None
-
-    def _drop(self, frame: Frame) -> None:
-        """End a call, and those inside it that an exception ended without a word to us."""
-        while self._stack:
-            ended = self._stack.pop()
-            if ended.resume is not None:
-                ended.resume()
-            if ended is frame:
-                return
 
     def _function(
         self, name: str | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -243,8 +243,9 @@ class Hooks:
             if not isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
                 self.recorder.add_options(caller.layer, dropout_options(call, args, kwargs))
             return self.flow.run_function(call, args, kwargs)
-        number, options = caller.functions.get(name, 0), call_options(name, args, kwargs)
-        caller.functions[name] = number + 1
+        functions = caller.functions = caller.functions or {}
+        number, options = functions.get(name, 0), call_options(name, args, kwargs)
+        functions[name] = number + 1
         layer = self.recorder.functional_layer(caller.layer, name, number, options)
         frame = Frame(layer, self._is_recomputation())
         self._enter_function(layer, frame, (args, kwargs))
@@ -261,9 +262,12 @@ class Hooks:
             recorder.note_no_tensor(layer, output)
         if is_new:
             recorder.complete(layer)
-        tensors = [tensor for tensor in tensors if holds_numbers(tensor)]
+        returned: list[Tensor] = []
         entries: list[Entry | None] = []
         for tensor in tensors:
+            if not holds_numbers(tensor):
+                continue
+            returned.append(tensor)
             dimension = recorder.unit_dimension(layer.module, tensor)
             if is_new:
                 entries.append(recorder.add_output(layer, tensor, dimension))
@@ -276,7 +280,7 @@ class Hooks:
             if takes_gradient:
                 self._hook_gradient(layer, tensor, dimension)
         if is_new:
-            recorder.compare_samples(layer, frame.inputs, tensors, entries)
+            recorder.compare_samples(layer, frame.inputs, returned, entries)
 
     _complete_function = _guarded(_see_output)
 
@@ -347,17 +351,12 @@ class Hooks:
         return True
 
 
-def _is_among(tensor: Tensor, given: list[Given]) -> bool:
+def _is_among(tensor: Tensor, given: Sequence[Given]) -> bool:
     """Whether `tensor` is one of those given, and was not written to since."""
     for other, version_then, _ in given:
         if tensor is other:
             return version(tensor) == version_then
     return False
-
-
-def _has_one_hook(module: nn.Module | None) -> bool:
-    """Whether no hook but ours follows the forward: the user's might call functional layers."""
-    return module is not None and len(module._forward_hooks) == 1
 
 
 def is_traced() -> bool:
@@ -368,7 +367,7 @@ def is_traced() -> bool:
 _FUSED_IN_EVALUATION = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
-def _changes_under_a_mode(module: nn.Module | None) -> bool:
+def _changes_under_a_mode(module: nn.Module) -> bool:
     """Whether this is a module that drops its fused path while a function mode is on.
 
     That changes its output: at padded positions, and elsewhere in the last bits. The path is open

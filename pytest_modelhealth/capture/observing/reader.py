@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.scaling import LossScale
-from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
+from pytest_modelhealth.capture.observing.tensors import KnownTensors
 from pytest_modelhealth.statistics import Entry, Ledger, UnsupportedTensorError
 
 
@@ -42,7 +42,7 @@ class Reader:
         entry = self._known.get(tensor)
         if entry is None or not (unit_dimension is None or entry.has_units):
             entry = self.ledger.add(tensor, unit_dimension, self._samples)
-            if version(tensor) is not None:  # a write would not show
+            if not tensor.is_inference():  # a write would not show
                 self._known.put(tensor, entry)
         return entry
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -78,6 +78,7 @@ class Recorder:
         self._loss: Entry | float | None = None
         self._events = 0
         for name, module, aliases, opaque in modules:
+            held = module._parameters.items()
             layer = Layer(
                 name=name,
                 type_name=type_name(module),
@@ -87,8 +88,8 @@ class Recorder:
                 activation=activation_of(module),
                 is_torchs_own=calls_no_functional_layer(module),
                 opaque=opaque,
+                frozen=frozenset([n for n, p in held if p is not None and not p.requires_grad]),
             )
-            layer.frozen = frozenset(n for n, p in layer.parameters.items() if not p.requires_grad)
             self.layers[name] = self.by_module[module] = layer
 
     # What a layer is.
@@ -137,8 +138,10 @@ class Recorder:
     def note_ties(self) -> None:
         """Take down which parameters are those of an earlier layer, where `held` has them."""
         owners: dict[int, tuple[Layer, str]] = {}
-        for layer in self.by_module.values():
-            for name, parameter in layer.parameters.items():
+        for module, layer in self.by_module.items():
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
                 owner, own_name = owners.setdefault(id(parameter), (layer, name))
                 if owner is not layer or own_name != name:
                     layer.tied[name] = f"{owner.name}.{own_name}" if owner.name else own_name
@@ -228,7 +231,9 @@ class Recorder:
 
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> list[Given]:
         """Take what `layer` was called with; integers only where there is nothing else."""
-        has_numbers = len(tensors) > 1 and any(map(holds_numbers, tensors))
+        if len(tensors) == 1:  # most layers
+            return [self.add_input(layer, tensors[0])]
+        has_numbers = any(map(holds_numbers, tensors))
         return [
             (tensor, version(tensor), None)
             if has_numbers and not holds_numbers(tensor)
@@ -238,7 +243,7 @@ class Recorder:
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
-        return tensor, version(tensor), self._add(layer, "inputs", tensor, None)
+        return tensor, version(tensor), self._add(layer, "inputs", tensor)
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Take one tensor that `layer` returned, and where its units lie.
@@ -249,7 +254,7 @@ class Recorder:
         return self._add(layer, "activations", tensor, unit_dimension)
 
     def _add(
-        self, layer: Layer, role: str, tensor: Tensor, unit_dimension: int | None
+        self, layer: Layer, role: str, tensor: Tensor, unit_dimension: int | None = None
     ) -> Entry | None:
         entry = None
         if role in layer.roles:
@@ -280,7 +285,7 @@ class Recorder:
     def compare_samples(
         self,
         layer: Layer,
-        given: list[Given],
+        given: Sequence[Given],
         returned: list[Tensor],
         entries: list[Entry | None],
     ) -> None:
@@ -320,8 +325,8 @@ class Recorder:
         found: dict[int, Held] = {}
         for module, layer in self.by_module.items():
             for name, tensor in getattr(module, kind).items():
-                if tensor is not None:
-                    found.setdefault(id(tensor), (layer, name, tensor))
+                if tensor is not None and id(tensor) not in found:
+                    found[id(tensor)] = (layer, name, tensor)
         return list(found.values())
 
     def add_state(self, role: str, tensors: Iterable[Held]) -> None:

@@ -102,7 +102,8 @@ def _own(value: object, name: str) -> Any:
 
 def holds_numbers(tensor: Tensor) -> bool:
     """Whether a tensor holds real or complex numbers, quantised ones among them, not integers."""
-    return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
+    dtype = tensor.dtype
+    return dtype.is_floating_point or dtype.is_complex or tensor.is_quantized
 
 
 NEVER_LAZY = frozenset({Tensor, nn.Parameter})

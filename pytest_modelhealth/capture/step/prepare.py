@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,8 @@ class Step:
         scale: the scale of the loss.
         samples: size of the batch.
         registered: the leaves that are known before the forward.
-        versions: name, tensor and version of what is not copied beforehand.
+        versions: what is not copied beforehand, and its version: a parameter, by the name of its
+            layer and its own, or a tensor of the batch, by its number.
         tasks: the named losses, where there are several.
         notes: what a reader should know.
         is_differentiated: whether a backward pass is asked for and can be run.
@@ -58,7 +59,7 @@ class Step:
     scale: LossScale
     samples: int
     registered: Registered
-    versions: list[tuple[str, Tensor, int | None]]
+    versions: list[tuple[Sequence[str], Tensor, int | None]]
     tasks: TaskLosses | None
     notes: list[str]
     is_differentiated: bool = False
@@ -100,11 +101,8 @@ def prepare(request: Request, model: nn.Module, notes: list[str], state: State) 
     recorder.note_sources(source_lines(recorder))
     recorder.flow.name_sources(_sources(recorder, state, arguments, request.target))
     parameters = recorder.held("_parameters")
-    named = [
-        (f"the parameter {'.'.join(filter(None, (layer.name, name)))!r}", tensor)
-        for layer, name, tensor in parameters
-    ]
-    named += [(f"tensor {number} of the batch", tensor) for number, tensor in enumerate(tensors)]
+    named: list[tuple[Sequence[str], Tensor]] = [((lyr.name, n), t) for lyr, n, t in parameters]
+    named += [((str(number),), tensor) for number, tensor in enumerate(tensors)]
     registered = Registered(model, [tensor for _, _, tensor in parameters], tensors)
     step = Step(
         request=request,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.scaling import LossScale
@@ -21,7 +21,7 @@ def settle(step: Step) -> Observation:
     recorder, notes = step.recorder, step.notes
     for name, tensor, before in step.versions:
         if before is not None and version(tensor) != before:
-            notes.append(f"the forward wrote to {name}, which is not undone")
+            notes.append(f"the forward wrote to {_described(name)}, which is not undone")
     named = [(layer.name, layer.module) for layer in recorder.layers.values()]
     ensure_match(step.request.selection.rules, named, step.request.model)
     layers = layer_records(
@@ -47,6 +47,13 @@ def settle(step: Step) -> Observation:
         tasks=step.task_gradients,
         flow=recorder.flow.flow(),
     )
+
+
+def _described(name: Sequence[str]) -> str:
+    """Return a name of `Step.versions` for people."""
+    if len(name) == 1:
+        return f"tensor {name[0]} of the batch"
+    return f"the parameter {'.'.join(filter(None, name))!r}"
 
 
 def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:

@@ -75,7 +75,8 @@ class Origins:
         """Return the vertex that a tensor comes from."""
         node = tensor.grad_fn
         if node is not None:
-            return self._of_node(node, tensor.output_nr, tensor)
+            known = self._known(node, node._sequence_nr(), tensor.output_nr)
+            return self._of_node(node, tensor.output_nr, tensor) if known is None else known
         if tensor.requires_grad:
             return self._of_leaf(tensor)
         return self.of_plain(tensor)
@@ -148,10 +149,8 @@ class Origins:
     # By its node.
 
     def _of_node(self, node: Any, output: int, tensor: Tensor) -> int:
+        """Return the vertex of a node that has none yet."""
         number = node._sequence_nr()
-        known = self._known(node, number, output)
-        if known is not None:
-            return known
         if "CheckpointFunction" in node.name():
             seen = self._plain.latest(tensor)
             if seen is not None:

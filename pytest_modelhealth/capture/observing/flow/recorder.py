@@ -58,7 +58,8 @@ class FlowRecorder:
         try:
             # Before the counter is read: the node of a view may be made only now.
             call.inputs = self._origins.of_all(given)
-            call.place = place_of(sys._getframe(1), around.place)
+            # that of a hook of ours, or of whatever else of ours sees the call
+            call.place = place_of(sys._getframe(4), around.place)
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
         if not self.is_on:
