@@ -574,3 +574,15 @@ def test_a_model_without_layers_may_return_its_input() -> None:
     )
     assert not detect_drift(copied, given).drifted
     assert not detect_drift(given, copied).drifted
+
+
+def test_a_model_without_layers_has_none_in_it_to_agree() -> None:
+    """What it gives out is another thing, and the batch is not."""
+    batch = torch.randn(8, 4)
+    before, now = (
+        of_report(Inspector(Bare(function)).run_inspection(batch))
+        for function in (lambda x: x * 2.0, lambda x: x * 3.0)
+    )
+    assert "Bare: same input, other output: its settings or its forward?" in explain(
+        detect_drift(before, now)
+    )
