@@ -164,7 +164,7 @@ class FirstDrift:
         )
 
     def _other_output(self) -> str:
-        if self.layer in self.new.holders:
+        if self.layer in self.new.holders and len(self.new.layers) > 1:
             return (
                 f"{self.label}: every layer in it agrees, its own output does not: its forward "
                 "changed"

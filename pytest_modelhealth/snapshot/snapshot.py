@@ -121,8 +121,8 @@ class Snapshot:
 
     @cached_property
     def holders(self) -> frozenset[str]:
-        """Names of the layers that others lie in."""
-        return containers(self.layers)
+        """Names of the layers that others lie in; the model itself always is one."""
+        return containers(self.layers) | {""}
 
     @cached_property
     def place(self) -> dict[str, int]:

@@ -431,3 +431,13 @@ def test_predictions_that_are_bounded_are_left_alone(inspect):
     target = torch.randn(64, 6)
     report = inspect(model, torch.randn(64, 16), target=target, loss=nn.MSELoss())
     assert not [v for v in (*report.violations, *report.warnings) if v.check == "collapse"]
+
+
+def test_weights_that_share_a_mean_drown_no_batch(inspect):
+    """Their scale is not what comes of the inputs, and the bias adds little to that."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    with torch.no_grad():
+        model[0].weight.normal_(1.0, 1e-7)
+        model[0].bias.uniform_(-0.1, 0.1)
+    shares = torch.softmax(0.01 * torch.randn(64, 16), -1)
+    assert found(inspect(model, shares)) == []

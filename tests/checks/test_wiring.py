@@ -135,6 +135,7 @@ from tests.checks.wirings import (
     told_by_numpy,
     tower_by_name,
     towers,
+    twice_past_an_idle_one,
     two_dropouts,
     two_views,
     u_net,
@@ -617,6 +618,10 @@ DESIGNS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     ),
     "a stack whose last layer is left out": lambda: (
         Model(last_left_out, **projections("first", "second", "third")), (ids(),)
+    ),
+    "a batch encoded twice, a layer left out": lambda: (
+        Model(twice_past_an_idle_one, **projections("first", "second", "third", "one", "other")),
+        (features(),),
     ),
     "an expert that nobody chose": lambda: (
         Model(choice_of_one, experts=linears(4), router=nn.Linear(WIDTH, 4)), (ids(),)

@@ -504,6 +504,13 @@ def last_left_out(model: Any, x: Tensor) -> Tensor:
     return x
 
 
+def twice_past_an_idle_one(model: Any, x: Tensor) -> Tensor:
+    def encoded() -> Tensor:
+        return model.second(F.gelu(model.first(x)))
+
+    return model.one(encoded()) * model.other(encoded())
+
+
 def choice_of_one(model: Any, x: Tensor) -> Tensor:
     weights = model.router(x).softmax(-1)
     return sum(weights[..., i : i + 1] * model.experts[i](x) for i in range(3))

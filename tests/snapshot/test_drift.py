@@ -552,3 +552,37 @@ def test_single_gradients_may_move_by_a_thousandth(role: str, part: float) -> No
     factor = 50 if role == "gradients" else 20
     assert allowance.distance == pytest.approx(max(factor * noise, part * abs(tensor.max)))
     assert (allowance.noise is None) == (part > 0)
+
+
+class Bare(nn.Module):
+    """A model of no layers, which computes `function` of its input."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def test_a_model_without_layers_may_return_its_input() -> None:
+    """Its numbers count, and not that they are no copy."""
+    batch = torch.randn(8, 4)
+    copied, given = (
+        of_report(Inspector(Bare(function)).run_inspection(batch))
+        for function in (lambda x: x * 1.0, lambda x: x)
+    )
+    assert not detect_drift(copied, given).drifted
+    assert not detect_drift(given, copied).drifted
+
+
+def test_a_model_without_layers_has_none_in_it_to_agree() -> None:
+    """What it gives out is another thing, and the batch is not."""
+    batch = torch.randn(8, 4)
+    before, now = (
+        of_report(Inspector(Bare(function)).run_inspection(batch))
+        for function in (lambda x: x * 2.0, lambda x: x * 3.0)
+    )
+    assert "Bare: same input, other output: its settings or its forward?" in explain(
+        detect_drift(before, now)
+    )
