@@ -7,15 +7,11 @@ from __future__ import annotations
 import base64
 import html
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
-from tests.plugin.conftest import NETS
 
 SUITE = """
 import unittest
@@ -167,22 +163,28 @@ class Run:
         return {folder.name: sorted(file.name for file in folder.iterdir()) for folder in folders}
 
 
-@pytest.fixture(scope="module", params=["-n0", "-n2"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+RUNS: dict[str, Run] = {}
+"""What each way of running gave: the tests below share it."""
+
+
+@pytest.fixture(params=["in this process", "by two workers"])
+def run(request: pytest.FixtureRequest, nets: pytest.Pytester) -> Run:
     """Run the suite once with every destination on."""
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "nets.py").write_text(NETS)
-    (folder / "test_suite.py").write_text(SUITE)
+    if request.param not in RUNS:
+        RUNS[request.param] = started(nets, is_shared=request.param == "by two workers")
+    return RUNS[request.param]
+
+
+def started(nets: pytest.Pytester, *, is_shared: bool) -> Run:
+    """Run the suite, in a process of its own where workers share it."""
+    nets.path.joinpath("test_suite.py").write_text(SUITE)
     options = "--modelhealth-artifacts=artifacts --html=report.html --self-contained-html -rfEsx"
-    done = subprocess.run(
-        [sys.executable, "-mpytest", request.param, *options.split(), "--junitxml=junit.xml"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return Run(folder, done.returncode, done.stdout, done.stderr)
+    arguments = (*options.split(), "--junitxml=junit.xml")
+    if is_shared:
+        result = nets.runpytest_subprocess("-n2", *arguments)
+    else:
+        result = nets.runpytest_inprocess("-W", "default", *arguments)
+    return Run(nets.path, int(result.ret), result.stdout.str(), result.stderr.str())
 
 
 def line(mark: str) -> int:

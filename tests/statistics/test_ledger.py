@@ -8,7 +8,6 @@ import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -163,13 +162,6 @@ def test_what_has_no_values_is_refused() -> None:
     with pytest.raises(UnsupportedTensorError, match="meta"):
         ledger.add(torch.empty(3, device="meta"))  # like a tensor that was added, but for values
     assert ledger.add(noise(3)).statistics.count == 3
-
-
-def test_without_the_library_a_ledger_works() -> None:
-    """Where nothing is compiled, each tensor goes to `reduce`."""
-    with patch.object(native, "library", lambda: None), patch.dict(kinds._kinds, clear=True):
-        found = Ledger().add(noise(30, 30), 1).statistics
-        assert oracle.bits(found) == oracle.bits(reduce(noise(30, 30), 1))
 
 
 def test_threads_add_to_one_ledger() -> None:
