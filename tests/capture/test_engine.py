@@ -74,6 +74,10 @@ def run(model: Any, batch: Any = None, **options: Any) -> Observation:
 class Unexpected(Tensor):
     """A tensor that raises when it is asked what no code of torch asks of it."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        raise RuntimeError("broken on purpose")
+
     def is_floating_point(self) -> bool:
         raise RuntimeError("broken on purpose")
 
