@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from pytest_modelhealth.report import LayerRecord, Status
+from pytest_modelhealth.settings.layer_names import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
 
 Fingerprint = tuple[object, ...]
@@ -147,18 +148,6 @@ class Alignable:
         return self.kind == other.kind and self.sizes == other.sizes
 
 
-def ancestors(name: str) -> Iterator[str]:
-    """Yield the names of the layers around one, the innermost first."""
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
-
-
 def containers(names: Iterable[str]) -> frozenset[str]:
     """Return the names of the layers that others lie in."""
     return frozenset(above for name in names for above in ancestors(name))
-
-
-def is_inside(name: str, container: str) -> bool:
-    """Whether a layer lies in another; all others lie in the model itself, ``""``."""
-    return name != container and (not container or name.startswith(f"{container}."))

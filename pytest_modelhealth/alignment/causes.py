@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_modelhealth.alignment.alignable import Alignable, is_inside
+from pytest_modelhealth.alignment.alignable import Alignable
 from pytest_modelhealth.alignment.result import Alignment, Pair
 from pytest_modelhealth.report import Status
+from pytest_modelhealth.settings.layer_names import is_inside
 
 MOST_CALLS = 3
 """So many layers that are called more or less often are named in a story."""

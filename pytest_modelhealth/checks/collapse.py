@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.arithmetic import QUOTIENTS
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
-from pytest_modelhealth.checks.facts import (
-    called,
-    completed,
-    flow_of,
-    innermost,
-    is_inside,
-    leaves,
-    trainable,
-)
+from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost, leaves, trainable
 from pytest_modelhealth.checks.paths import nearest
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings.layer_names import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation

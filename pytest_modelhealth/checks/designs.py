@@ -10,11 +10,10 @@ from pytest_modelhealth.checks.facts import (
     called,
     completed,
     is_in_an_empty_part,
-    is_inside,
     learns,
-    parent,
     trainable,
 )
+from pytest_modelhealth.settings.layer_names import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.facts import flow_of, is_inside, learns
+from pytest_modelhealth.checks.facts import flow_of, learns
+from pytest_modelhealth.settings.layer_names import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.settings.layer_names import parent
+
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics
@@ -25,16 +27,6 @@ def flow_of(observation: Observation) -> Flow:
         flow = with_flow(observation).flow
     assert flow is not None
     return flow
-
-
-def is_inside(layer: str, container: str) -> bool:
-    """Whether `layer` lies below `container` in the tree of modules."""
-    return layer != container and (not container or layer.startswith(f"{container}."))
-
-
-def parent(layer: str) -> str:
-    """Return the name of the module that `layer` lies in; of the model itself, ``""``."""
-    return layer.rpartition(".")[0]
 
 
 def learns(record: LayerRecord) -> bool:

@@ -9,18 +9,11 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.facts import (
-    called,
-    completed,
-    enclosing,
-    flow_of,
-    is_inside,
-    parent,
-    trainable,
-)
+from pytest_modelhealth.checks.facts import called, completed, enclosing, flow_of, trainable
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
 from pytest_modelhealth.checks.weights import is_scale, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings.layer_names import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Violation

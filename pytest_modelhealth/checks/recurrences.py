@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.facts import at, is_inside
+from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.paths import as_given
+from pytest_modelhealth.settings.layer_names import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation

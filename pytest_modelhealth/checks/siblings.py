@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.facts import parent, trainable
+from pytest_modelhealth.checks.facts import trainable
 from pytest_modelhealth.checks.own_code import Difference, differences, keeps_shape
 from pytest_modelhealth.checks.paths import is_normalization
+from pytest_modelhealth.settings.layer_names import parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation

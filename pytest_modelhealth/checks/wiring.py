@@ -8,11 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.facts import at, is_inside
+from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.checks.siblings import PAST, Siblings, differing
 from pytest_modelhealth.checks.stand_ins import standing_in, taken_for_two
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.layer_names import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation

@@ -17,12 +17,11 @@ from pytest_modelhealth.checks.facts import (
     innermost,
     is_closed,
     is_in_an_empty_part,
-    is_inside,
     learns,
-    parent,
 )
 from pytest_modelhealth.checks.gradient_stops import FLAT, GradientStops, gives_zeros
 from pytest_modelhealth.settings import Severity
+from pytest_modelhealth.settings.layer_names import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation

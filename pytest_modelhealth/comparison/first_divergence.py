@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_modelhealth.alignment.alignable import is_inside
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
@@ -15,6 +14,7 @@ from pytest_modelhealth.comparison.operations import Operations
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import Status
+from pytest_modelhealth.settings.layer_names import is_inside
 
 _OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
 _NO_SETTING = (

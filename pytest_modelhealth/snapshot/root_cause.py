@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from pytest_modelhealth.alignment.alignable import is_inside
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, TieChange, retyped
+from pytest_modelhealth.settings.layer_names import is_inside
 from pytest_modelhealth.snapshot.changes import SnapshotPair
 from pytest_modelhealth.snapshot.snapshot import is_given
 

@@ -11,6 +11,7 @@ from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import merged_entries
 from pytest_modelhealth.layers import ATTENTION, has_forward
 from pytest_modelhealth.report import LayerRecord, LayerRecords, Option, Status
+from pytest_modelhealth.settings.layer_names import ancestors
 
 
 def layer_records(
@@ -209,6 +210,6 @@ def _add_containers_out_of_sight(opaque: dict[Layer, str], layers: list[Layer]) 
             opaque[layer] = f"it was never called; what is around it was run by {_BY_UNSEEN_CODE}"
 
 
-def _around(name: str) -> list[str]:
-    """Return the names of the layers that a layer lies in."""
-    return [name[:index] for index, letter in enumerate(name) if letter == "."]
+def _around(name: str) -> set[str]:
+    """Return the names of the layers that a layer lies in, but for the model."""
+    return set(ancestors(name)) - {""}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.report.flow.flow import Flow
 from pytest_modelhealth.report.flow.graph import Call, Graph, Kind, Vertex
+from pytest_modelhealth.settings.layer_names import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation
@@ -95,12 +96,12 @@ class _Inferred:
     def _repeat(self, record: LayerRecord) -> None:
         """Add the last call of a layer that was called several times, and of those inside it."""
         several = [r for r in self._records if r.calls > 1]
-        if any(_is_inside(record.name, other.name) for other in several):
+        if any(is_inside(record.name, other.name) for other in several):
             return
         self._leave_before(record)
         depth = len(self._open)
-        for inner in [record, *(r for r in several if _is_inside(r.name, record.name))]:
-            while len(self._open) > depth and not _is_inside(inner.name, self._open[-1][1].name):
+        for inner in [record, *(r for r in several if is_inside(r.name, record.name))]:
+            while len(self._open) > depth and not is_inside(inner.name, self._open[-1][1].name):
                 self._leave()
             self._enter(inner)
         while len(self._open) > depth:
@@ -171,14 +172,10 @@ def _returned(record: LayerRecord) -> float:
     return math.inf if record.completed is None else record.completed
 
 
-def _is_inside(layer: str, container: str) -> bool:
-    return layer != container and (not container or layer.startswith(f"{container}."))
-
-
 def _holds(outer: LayerRecord, record: LayerRecord) -> bool:
     """Whether a layer that was entered is called by `outer`, which was entered before."""
     if outer.calls > 1:
-        return _is_inside(record.name, outer.name)
+        return is_inside(record.name, outer.name)
     return record.calls > 1 or _returned(record) <= _returned(outer)
 
 
