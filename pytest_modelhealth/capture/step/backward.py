@@ -17,19 +17,21 @@ from pytest_modelhealth.capture.step.untouched import gradients_set_aside
 from pytest_modelhealth.errors import InspectionError
 
 
-def run_backward(step: Step, loss: Tensor | None, ends: Sequence[Any]) -> None:
+def run_backward(
+    step: Step, loss: Tensor | None, ends: Sequence[Any], parameters: list[Held]
+) -> None:
     """Differentiate `loss` where that is asked for and possible.
 
     Args:
         step: the step.
         loss: its loss.
         ends: the nodes of autograd's graph that the output ends in.
+        parameters: those of the model, as the forward left them.
 
     Raises:
         InspectionError: gradients were demanded, and there is no path for them, or `backward` is
             nothing of the kind.
     """
-    parameters = step.recorder.held("_parameters")
     step.is_differentiated = _wants_backward(loss, step.request.backward, step.notes)
     if step.request.backward is not False:
         step.no_gradients = _why_no_gradients(

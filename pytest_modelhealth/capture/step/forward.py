@@ -12,6 +12,7 @@ import torch
 
 from pytest_modelhealth.capture.observing.graph_modules import containers_shown
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
+from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.step.prepare import Step
 
@@ -26,13 +27,19 @@ def run_forward(step: Step) -> Any:
     return output
 
 
-def read_state(step: Step) -> None:
-    """Read buffers and parameters as the forward left them: what the loss was computed with."""
+def read_state(step: Step) -> list[Held]:
+    """Read buffers and parameters as the forward left them: what the loss was computed with.
+
+    Returns:
+        The parameters.
+    """
     recorder = step.recorder
     recorder.note_options()
     recorder.note_ties()
     recorder.add_state("buffers", recorder.held("_buffers"))
-    recorder.add_state("parameters", recorder.held("_parameters"))
+    parameters = recorder.held("_parameters")
+    recorder.add_state("parameters", parameters)
+    return parameters
 
 
 @contextmanager

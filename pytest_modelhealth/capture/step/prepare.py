@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.flow import Source
 from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.observing.source_lines import source_lines
@@ -99,8 +100,9 @@ def prepare(request: Request, model: nn.Module, notes: list[str], state: State) 
     samples = next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
     recorder = Recorder(named_modules(model), request.selection, scale, samples, request.visitor)
     recorder.note_sources(source_lines(recorder))
-    recorder.flow.name_sources(_sources(recorder, state, arguments, request.target))
     parameters = recorder.held("_parameters")
+    held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, recorder.held("_buffers")))
+    recorder.flow.name_sources(_sources(arguments, request.target, held, state))
     named: list[tuple[Sequence[str], Tensor]] = [((lyr.name, n), t) for lyr, n, t in parameters]
     named += [((str(number),), tensor) for number, tensor in enumerate(tensors)]
     registered = Registered(model, [tensor for _, _, tensor in parameters], tensors)
@@ -122,15 +124,16 @@ def prepare(request: Request, model: nn.Module, notes: list[str], state: State) 
     return step
 
 
-def _sources(recorder: Recorder, state: State, arguments: Inputs, target: Any) -> Iterator[Source]:
+def _sources(
+    arguments: Inputs, target: Any, held: Iterable[tuple[Kind, list[Held]]], state: State
+) -> Iterator[Source]:
     """Yield the batch and what the model holds with their names in the flow."""
     for key, value in (*enumerate(arguments.args), *arguments.kwargs.items()):
         yield from ((Kind.INPUT, *named) for named in _numbered(f"input {key}", value))
     yield from ((Kind.TARGET, *named) for named in _numbered("target", target))
-    for layer, name, tensor in recorder.held("_parameters"):
-        yield Kind.PARAMETER, (layer.name, name), tensor
-    for layer, name, tensor in recorder.held("_buffers"):
-        yield Kind.BUFFER, (layer.name, name), tensor
+    for kind, tensors in held:
+        for layer, name, tensor in tensors:
+            yield kind, (layer.name, name), tensor
     for tensor in (*state.leaves, *state.tensors):
         yield Kind.UNKNOWN, ("attribute",), tensor
 

@@ -70,8 +70,8 @@ def _run(
         inspection.doing = "loss"
         loss, ends = run_loss(step, output)
         del output
-        read_state(step)
+        parameters = read_state(step)
         graph += [*ends, None if loss is None else loss.grad_fn]
         inspection.doing = "backward pass"
-        run_backward(step, loss, ends)
+        run_backward(step, loss, ends, parameters)
     return settle(step)
