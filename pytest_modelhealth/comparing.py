@@ -12,6 +12,7 @@ from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
+from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.links import link, missing_gradients
@@ -37,7 +38,6 @@ from pytest_modelhealth.comparison.sides import (
     reference_side,
     run,
 )
-from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Trace, container
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.settings import Setting

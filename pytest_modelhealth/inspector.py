@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
-from pytest_modelhealth.checks import Check, default_settings, with_own_checks
+from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import (
     InspectionError,
@@ -25,6 +25,9 @@ from pytest_modelhealth.errors import (
     suggest,
 )
 from pytest_modelhealth.layers import Pattern, Rule, Selection
+from pytest_modelhealth.probes import default_settings
+from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.intervening.running import Probing
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
@@ -151,6 +154,10 @@ class Inspector:
         loss: Loss | None = None,
         backward: Backward = None,
         scaler: GradScaler | None = None,
+        probes: bool | str | Iterable[str] | None = None,
+        batch_dim: int | None = None,
+        causal: bool | None = None,
+        padding: Tensor | None = None,
     ) -> HealthReport:
         """Run one batch forward and backward and report on every layer.
 
@@ -169,13 +176,29 @@ class Inspector:
             scaler: the `torch.amp.GradScaler` of mixed-precision training. The backward pass runs
                 on the scaled loss, `backward` gets that one, and gradients are reported unscaled,
                 as ``scaler.unscale_`` would leave them. The scaler's own state does not change.
+            probes: which probes to run: ``True`` is all of them, or names. They change something,
+                run the model again in evaluation mode, and put everything back. ``None`` takes the
+                setting ``probes``.
+            batch_dim: for probes, the dimension of samples where it is not the first.
+            causal: for probes, whether no output may depend on later inputs; ``None`` reads that
+                off the target.
+            padding: for probes, a boolean tensor of shape (samples, length), true where there is
+                padding; ``None`` reads it off masks and lengths in the batch.
 
         Raises:
-            InspectionError: the loss is no scalar or has no graph, or the request fits no layer.
+            InspectionError: the loss is no scalar or has no graph, the request fits no layer, or
+                `batch_dim`, `causal` or `padding` is of a wrong type.
+            SettingsError: there is no such probe.
             Exception: whatever the model or the loss raises, untouched.
         """
         self._begin()
-        return self._reported(self._observe(inputs, target, loss, backward, scaler))
+        settings = self._settings
+        if probes is not None:
+            settings = settings.override({"probes": probes}, "argument of run_inspection")
+        conventions = Conventions.of(batch_dim, causal, padding)
+        request = self._request(inputs, target, loss, backward, scaler)
+        probing = Probing(self._engine, request, settings, conventions)
+        return self._reported(probing.after(self._observe(request)), settings)
 
     def run_batches(
         self,
@@ -213,11 +236,15 @@ class Inspector:
         merged: Observation | None = None
         for index, batch in enumerate(_taken(batches, max_batches, progress)):
             inputs, target = _pair(batch, index) if loss is not None else (batch, None)
-            seen = self._observe(inputs, target, loss, backward, scaler)
-            merged = seen if merged is None else merged.merge(seen)
+            request = self._request(inputs, target, loss, backward, scaler)
+            if merged is None:
+                probing = Probing(self._engine, request, self._settings, Conventions())
+                merged = probing.after(self._observe(request))
+            else:
+                merged = merged.merge(self._observe(request))
         if merged is None:
             raise InspectionError("there was no batch to run: batches is empty, or max_batches=0")
-        return self._reported(merged)
+        return self._reported(merged, self._settings)
 
     @property
     def report(self) -> HealthReport:
@@ -274,24 +301,26 @@ class Inspector:
         if self._on_run is not None:
             self._on_run()
 
-    def _observe(
+    def _request(
         self,
         inputs: Any,
         target: Any,
         loss: Loss | None,
         backward: Backward,
         scaler: GradScaler | None,
-    ) -> Observation:
-        request = Request(self._model, inputs, target, loss, backward, scaler, self._selection)
+    ) -> Request:
+        return Request(self._model, inputs, target, loss, backward, scaler, self._selection)
+
+    def _observe(self, request: Request) -> Observation:
         with hinted(request):
             seen = self._engine.run(request)
         if self._calibrate:
             self._calibration.add(request, seen)
         return seen
 
-    def _reported(self, observation: Observation) -> HealthReport:
+    def _reported(self, observation: Observation, settings: Settings) -> HealthReport:
         noise = self._calibration.noise(observation)
-        self._report = HealthReport(observation, self._settings, judge, noise, renderer=renderer)
+        self._report = HealthReport(observation, settings, judge, noise, renderer=renderer)
         if self._on_report is not None:
             self._on_report(self._report)
         return self._report

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import ROLES, Noises, Observation
@@ -272,14 +273,6 @@ def _perturb(tensor: Tensor, epsilon: float, generator: torch.Generator) -> None
     factor = u.mul_(epsilon).add_(1).to(tensor.device)
     wide = tensor.data.to(torch.promote_types(tensor.dtype, torch.float64))
     tensor.data = (wide * factor).to(tensor.dtype)
-
-
-def copied_batch(batch: Any) -> Any:
-    """Return a deep copy of a batch; the batch itself where it cannot be copied."""
-    try:
-        return copy.deepcopy(batch)
-    except Exception:  # noqa: BLE001 - a tensor with a graph, an object of the user's
-        return batch
 
 
 def converted_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:

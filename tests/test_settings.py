@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_modelhealth.checks import all_checks, default_settings
 from pytest_modelhealth.errors import SettingsError
+from pytest_modelhealth.probes import default_settings, every_check
 from pytest_modelhealth.settings import LAYERS, Limit, Setting, Settings, SettingValue
 from pytest_modelhealth.settings.waiver import Waiver, parse_waivers
 
@@ -160,7 +160,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 def test_declared_settings_are_sound() -> None:
     """Names are unique and every default is a value of its own setting, spelt so it parses back."""
     declared = default_settings().declarations
-    of_checks = [setting for check in all_checks() for setting in check.settings]
+    of_checks = [setting for check in every_check() for setting in check.settings]
     assert list(declared[-len(of_checks) :]) == of_checks
     assert len({setting.name for setting in declared}) == len(declared)
     for setting in declared:

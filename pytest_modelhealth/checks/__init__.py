@@ -5,6 +5,6 @@ the report for types alone. What judges a report by them is `judging`, which loa
 """
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.shelf import all_checks, default_settings, with_own_checks
+from pytest_modelhealth.checks.shelf import all_checks, by_rank, checks_in, with_own_checks
 
-__all__ = ["Check", "Finding", "all_checks", "default_settings", "with_own_checks"]
+__all__ = ["Check", "Finding", "all_checks", "by_rank", "checks_in", "with_own_checks"]

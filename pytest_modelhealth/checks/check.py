@@ -52,6 +52,9 @@ class Check(ABC):
     role: ClassVar[str] = "activations"
     """Which tensor of a layer its violations are about, where they do not say it."""
 
+    is_probe: ClassVar[bool] = False
+    """Whether it changes something and runs the model again; see `pytest_modelhealth.probes`."""
+
     reads_scale: ClassVar[bool] = False
     """Whether depth alone brings about what it finds where nothing is normalised.
 

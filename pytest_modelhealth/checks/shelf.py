@@ -1,4 +1,4 @@
-"""Which checks there are: those in this folder, and a project's own."""
+"""Which checks there are: those of a folder, and a project's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pytest_modelhealth.checks.check import Check
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.settings import SEVERITIES, Setting, Settings
 
-_PACKAGE = __name__.rpartition(".")[0]
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _SCALARS = (float, int, bool, str)
 _RESERVED = {"artifacts", "compiled", "explain", "model", "on_report", "own_checks", "waive"}
@@ -25,9 +24,19 @@ _RESERVED = {"artifacts", "compiled", "explain", "model", "on_report", "own_chec
 @cache
 def all_checks() -> tuple[Check, ...]:
     """Return one of each check that a file of this folder defines, the gravest first."""
-    names = [path.stem for path in Path(__file__).parent.glob("[!_]*.py")]
-    modules = [importlib.import_module(f"{_PACKAGE}.{name}") for name in names]
-    return _by_rank(check() for module in modules for check in _defined_in(module))
+    return checks_in(__name__.rpartition(".")[0], Path(__file__).parent)
+
+
+def checks_in(package: str, folder: Path) -> tuple[Check, ...]:
+    """Return one of each check that a file of a folder defines, the gravest first.
+
+    Args:
+        package: the name that the folder is imported by.
+        folder: where it lies.
+    """
+    names = [path.stem for path in folder.glob("[!_]*.py")]
+    modules = [importlib.import_module(f"{package}.{name}") for name in names]
+    return by_rank(check() for module in modules for check in _defined_in(module))
 
 
 def _defined_in(module: ModuleType) -> Iterator[type[Check]]:
@@ -37,14 +46,8 @@ def _defined_in(module: ModuleType) -> Iterator[type[Check]]:
             yield defined
 
 
-def _by_rank(checks: Iterable[Check]) -> tuple[Check, ...]:
+def by_rank(checks: Iterable[Check]) -> tuple[Check, ...]:
     return tuple(sorted(checks, key=lambda check: (check.rank, check.name)))
-
-
-@cache
-def default_settings() -> Settings:
-    """Return every declared setting at its default, for the checks of this folder."""
-    return Settings(()).with_checks(all_checks())
 
 
 def with_own_checks(settings: Settings, own: Iterable[type[Check]], origin: str) -> Settings:
@@ -69,7 +72,7 @@ def with_own_checks(settings: Settings, own: Iterable[type[Check]], origin: str)
             if reason:
                 raise SettingsError(f"{origin}: {_where(kind)}: {reason}")
             checks = (*checks, kind())
-    return settings.with_checks(_by_rank(checks))
+    return settings.with_checks(by_rank(checks))
 
 
 def _where(kind: object) -> str:

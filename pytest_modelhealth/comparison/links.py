@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.alignment.result import Alignment, Pair, Split
-from pytest_modelhealth.comparison.store import TensorStore
+from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import Status
 

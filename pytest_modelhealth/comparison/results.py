@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture import Request
+from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
-from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (

@@ -17,15 +17,16 @@ from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.engine import Engine
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
+from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.comparison import onnx
-from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.comparison.trace import Keeper, Trace, structure
 from pytest_modelhealth.errors import InspectionError, suggest
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.tolerance import converted_batch, copied_batch
+from pytest_modelhealth.tolerance import converted_batch
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.alignment.alignable import Alignable
+from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import (
     KnownTensors,
     contents,
@@ -19,7 +20,6 @@ from pytest_modelhealth.capture.observing.tensors import (
     pairs,
     version,
 )
-from pytest_modelhealth.comparison.store import TensorStore
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
 from pytest_modelhealth.statistics.dense import dense_values

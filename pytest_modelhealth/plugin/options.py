@@ -111,6 +111,7 @@ _METAVARS = {
     "checks": "NAMES",
     "skip_checks": "NAMES",
     "severity": "[CHECK:]warn|fail",
+    "probes": "all|none|NAMES",
     "thresholds": "LAYERS:NAME=VALUE",
     "waive": "LAYERS:REASON",
 }

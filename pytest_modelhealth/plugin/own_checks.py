@@ -39,7 +39,8 @@ def settings_with_own_checks(config: pytest.Config) -> Settings:
     Raises:
         pytest.UsageError: the hook raises, or gives something that is no sound check.
     """
-    from pytest_modelhealth.checks import default_settings, with_own_checks
+    from pytest_modelhealth.checks import with_own_checks
+    from pytest_modelhealth.probes import default_settings
 
     config.stash[_ASKED] = implementors(config)
     try:

@@ -40,6 +40,7 @@ from pytest_modelhealth.report.observation import (
     TaskPair,
     UnregisteredParameter,
 )
+from pytest_modelhealth.report.probing import Outcome, Parting, Probed, ProbeRecord
 
 __all__ = [
     "ROLES",
@@ -63,6 +64,10 @@ __all__ = [
     "Noises",
     "Observation",
     "Option",
+    "Outcome",
+    "Parting",
+    "ProbeRecord",
+    "Probed",
     "Recurrence",
     "Reference",
     "Status",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.flow import Flow
+from pytest_modelhealth.report.probing import Probed
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
@@ -388,6 +389,7 @@ class Observation:
             batch.
         tasks: what each of several named losses asks of the model, those of the first batch.
         flow: who feeds whom in the first batch; ``None`` where nothing was recorded.
+        probes: what probes did with the first batch, and what followed.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -404,6 +406,7 @@ class Observation:
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks: tuple[TaskGradients, ...] = ()
     flow: Flow | None = None
+    probes: Probed = Probed()
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.
@@ -430,6 +433,7 @@ class Observation:
             unregistered=self.unregistered,
             tasks=self.tasks,
             flow=self.flow,
+            probes=self.probes,
         )
 
 

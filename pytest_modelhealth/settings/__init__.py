@@ -8,6 +8,7 @@ loads where violations are accepted.
 """
 
 from pytest_modelhealth.settings.choices import (
+    AUTOMATIC,
     SEVERITIES,
     DtypeName,
     LayerLimit,
@@ -18,6 +19,7 @@ from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
 from pytest_modelhealth.settings.settings import LAYERS, Settings
 
 __all__ = [
+    "AUTOMATIC",
     "LAYERS",
     "SEVERITIES",
     "DtypeName",

@@ -109,6 +109,44 @@ class CheckNames(Patterns):
         return self.validate([] if text.strip().lower() == "none" else text, origin)
 
 
+class Probes(CheckNames):
+    """``True`` for all probes, ``False`` for none, or patterns of their names in `one_of`.
+
+    The value is a tuple of patterns; `AUTOMATIC` alone is those that a run itself calls for.
+    """
+
+    def validate(self, value: object, origin: str) -> tuple[str, ...]:
+        """Return `value` as a tuple of patterns."""
+        if isinstance(value, bool):
+            return ("*",) if value else ()
+        if value in (AUTOMATIC, (AUTOMATIC,), [AUTOMATIC]):
+            return (AUTOMATIC,)
+        patterns = Patterns.validate(self, value, origin)
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in self.one_of):
+                raise SettingsError(
+                    f"{origin}: {self.name}: unknown probe {pattern!r}"
+                    f"{suggest(pattern, self.one_of)} Known probes: {', '.join(self.one_of)}."
+                )
+        return patterns
+
+    def parse(self, text: str, origin: str) -> SettingValue:
+        """Return the patterns in `text`; ``all`` and ``none`` are what they say."""
+        spelled = text.strip().lower()
+        if spelled in _SWITCHES:
+            return self.validate(_SWITCHES[spelled], origin)
+        return self.validate(text, origin)
+
+
+AUTOMATIC = "auto"
+"""The value of `Probes` for those that a run itself calls for."""
+_SWITCHES: dict[str, object] = {
+    **dict.fromkeys(("all", "true", "yes", "on", "1"), True),
+    **dict.fromkeys(("none", "false", "no", "off", "0"), False),
+    AUTOMATIC: AUTOMATIC,
+}
+
+
 class DtypeName(Setting):
     """A `torch.dtype` or its name; the value is the name without ``torch.``."""
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.settings.choices import (
+    AUTOMATIC,
     CheckNames,
     LayerLimit,
     LayerLimits,
     LayerPatterns,
+    Probes,
     Severities,
     Severity,
     require_check,
@@ -29,6 +31,7 @@ class Declarations(Protocol):
 
     name: ClassVar[str]
     severity: ClassVar[Severity]
+    is_probe: ClassVar[bool]
     settings: ClassVar[tuple[Setting, ...]]
 
 
@@ -84,7 +87,17 @@ def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
         "that warns is shown and warned about, and fails nothing",
         **of_checks,
     )
-    general = (LAYERS, chosen, skipped, severity, AUTO_CHECK, INCONCLUSIVE)
+    probes = Probes(
+        "probes",
+        list,
+        (AUTOMATIC,),
+        "probes to run, by name or shell wildcard: checks that change something and run the model "
+        "again; true or all is every one, false or none is none, auto is those that a run itself "
+        "calls for",
+        per_layer=False,
+        one_of=tuple(check.name for check in checks if check.is_probe),
+    )
+    general = (LAYERS, chosen, skipped, severity, probes, AUTO_CHECK, INCONCLUSIVE)
     thresholds = LayerLimits(
         (*general, *(setting for check in checks for setting in check.settings)),
         name="thresholds",
@@ -94,7 +107,7 @@ def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
         "value for all layers, and of several that match the last one wins",
         per_layer=False,
     )
-    return (*general[:4], thresholds, *general[4:])
+    return (*general[:5], thresholds, *general[5:])
 
 
 class Settings(Mapping[str, Limit]):
@@ -183,6 +196,13 @@ class Settings(Mapping[str, Limit]):
             return any(fnmatchcase(check, pattern) for pattern in self[setting].value)
 
         return named("checks") and not named("skip_checks")
+
+    def probes(self, check: str) -> bool | None:
+        """Return whether a probe is to run; ``None`` where that is for the run itself to say."""
+        value = self["probes"].value
+        if value == (AUTOMATIC,):
+            return None if self.chooses(check) else False
+        return self.chooses(check) and any(fnmatchcase(check, pattern) for pattern in value)
 
     def declared(self, name: str, origin: str) -> Setting:
         """Return the declaration of `name`.

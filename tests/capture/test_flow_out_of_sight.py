@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.observing.flow import functions, rows
-from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Flow, Kind
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_modelhealth.checks import default_settings
+from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import (
     HealthReport,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.errors import ModelHealthError
+from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.settings import Limit
 from tests.rendering import reports
 

@@ -1,6 +1,6 @@
 import pytest
 
-from pytest_modelhealth.checks import default_settings
+from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport
 from tests.builders import layer, observation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,3 +33,11 @@ class Inputs:
         if is_a(batch, tuple) or is_a(batch, list):
             return cls(*batch)
         return cls(batch)
+
+
+def copied_batch(batch: Any) -> Any:
+    """Return a deep copy of a batch; the batch itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(batch)
+    except Exception:  # noqa: BLE001 - a tensor with a graph, an object of the user's
+        return batch

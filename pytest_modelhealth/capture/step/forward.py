@@ -45,7 +45,7 @@ def read_state(step: Step) -> list[Held]:
 @contextmanager
 def observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
     """Let `recorder` see every layer by hooks."""
-    with _eager_stance(), observed(recorder) as hooks, containers_shown(hooks):
+    with eagerly(), observed(recorder) as hooks, containers_shown(hooks):
         yield hooks
 
 
@@ -55,7 +55,7 @@ _stance_holders = 0
 
 
 @contextmanager
-def _eager_stance() -> Iterator[None]:
+def eagerly() -> Iterator[None]:
     """Run compiled models eagerly: a warm one ignores hooks that were added later.
 
     The stance is one for the whole process, so the first to enter sets it and the last to leave

@@ -30,10 +30,10 @@ def untouched(inspection: Inspection, batch: Any) -> Iterator[None]:
     """
     state = inspection.state
     if inspection.random_state is None:
-        inspection.random_state = _random_state()
+        inspection.random_state = random_state()
     leaves = [*state.leaves, *(t for t in find_tensors(batch) if t.is_leaf and t.requires_grad)]
     with ExitStack() as stack:
-        stack.callback(_restore_random_state, inspection.random_state)
+        stack.callback(restore_random_state, inspection.random_state)
         for generator in state.generators:
             stack.callback(_generator_restorer(generator))
         stack.callback(state.restore_containers)
@@ -67,7 +67,7 @@ def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
             leaf.grad = gradient
 
 
-def _random_state() -> dict[str, Any]:
+def random_state() -> dict[str, Any]:
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()
@@ -78,7 +78,7 @@ def _random_state() -> dict[str, Any]:
     return state
 
 
-def _restore_random_state(state: dict[str, Any]) -> None:
+def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:

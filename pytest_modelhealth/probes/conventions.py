@@ -1,0 +1,57 @@
+"""What a user may say of a batch where inference fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_modelhealth.errors import InspectionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Conventions(NamedTuple):
+    """How a batch is laid out, and what a model promises of it.
+
+    Args:
+        batch_dim: the dimension of samples, where it is not the first; ``None`` infers it.
+        causal: whether no output may depend on later inputs; ``None`` reads that off the target.
+        padding: a boolean tensor ``(N, T)``, true where there is padding, as for the
+            ``key_padding_mask`` of torch; ``None`` reads it off masks and lengths in the batch.
+    """
+
+    batch_dim: int | None = None
+    causal: bool | None = None
+    padding: Tensor | None = None
+
+    @classmethod
+    def of(cls, batch_dim: Any, causal: Any, padding: Any) -> Conventions:
+        """Return what was said, once it is sound.
+
+        Raises:
+            InspectionError: one of them is of a wrong type; the message says what is expected.
+        """
+        if batch_dim is not None and (
+            isinstance(batch_dim, bool) or not isinstance(batch_dim, int)
+        ):
+            raise InspectionError(
+                f"batch_dim must be the number of a dimension, such as 1, or None, not {batch_dim!r}"
+            )
+        if not (causal is None or isinstance(causal, bool)):
+            raise InspectionError(f"causal must be True, False or None, not {causal!r}")
+        if padding is not None and not _is_mask(padding):
+            raise InspectionError(
+                "padding must be a boolean tensor of shape (samples, length), true where there is "
+                f"padding, such as ids == 0, not {_described(padding)}"
+            )
+        return cls(batch_dim, causal, padding)
+
+
+def _is_mask(value: Any) -> bool:
+    dtype, ndim = getattr(value, "dtype", None), getattr(value, "ndim", None)
+    return str(dtype) == "torch.bool" and ndim == 2
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return repr(value) if shape is None else f"{value.dtype} of shape {tuple(shape)}"

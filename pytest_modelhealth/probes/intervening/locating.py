@@ -1,0 +1,246 @@
+"""Finds the layer at which two runs part, where nothing that was changed should be seen."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.store import TensorStore
+from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.report import Observation
+
+MEMORY_BUDGET = 1 << 30
+"""Bytes of tensors of a run that are kept in memory; the rest lies in a temporary file."""
+
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Differences, by the root mean square, that another order of the same additions may make."""
+
+
+class Apart(NamedTuple):
+    """How far two tensors are apart where they should be equal.
+
+    Args:
+        effect: the largest difference there, by the root mean square of the first tensor.
+        place: the index of it.
+        before: the value of the first tensor there.
+        after: that of the second.
+    """
+
+    effect: float
+    place: tuple[int, ...]
+    before: float
+    after: float
+
+
+def apart(before: Tensor, after: Tensor, same: Tensor | None = None) -> Apart | None:
+    """Return how far two tensors are apart; ``None`` where they hold no numbers to hold together.
+
+    Args:
+        before: the tensor of one run, of any dtype.
+        after: that of the other.
+        same: where the two should be equal, a boolean that broadcasts to their shape; ``None`` is
+            everywhere.
+    """
+    if before.shape != after.shape or not before.numel():
+        return None
+    with torch.no_grad():
+        a, b = _real(before), _real(after)
+        if same is not None and before.is_complex():
+            same = same.unsqueeze(-1)
+        scale = float(a.square().mean().sqrt()) or float(b.square().mean().sqrt())
+        if not math.isfinite(scale):
+            return None
+        difference = (a - b).abs()
+        if same is not None:
+            difference = difference.masked_fill(~same, 0.0)
+        index = int(difference.argmax())
+        most = float(difference.reshape(-1)[index])
+        place = tuple(int(n) for n in np.unravel_index(index, a.shape))
+        return Apart(
+            most / scale if scale else 0.0,
+            place[: before.ndim],
+            float(a.reshape(-1)[index]),
+            float(b.reshape(-1)[index]),
+        )
+
+
+def largest(before: Sequence[Tensor], after: Sequence[Tensor]) -> Apart | None:
+    """Return how far the two are apart that differ most, of tensors in the same places."""
+    found = [apart(a, b) for a, b in zip(before, after, strict=False)]
+    return max((one for one in found if one is not None), default=None)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where two runs part.
+
+    Args:
+        layer: the first layer in execution order that differs, or in whose own code they part.
+        apart: how far they are apart there.
+        between: names of the operations of the layer's own code that come before it.
+        line: ``path:line`` of the user's code; ``""`` if unknown.
+        given: whether it is what a layer was given that differs first.
+        observation: what the run showed, with who feeds whom.
+    """
+
+    layer: str
+    apart: Apart
+    between: tuple[str, ...] = ()
+    line: str = ""
+    given: str = ""
+    observation: Observation | None = None
+
+
+Same = Callable[[Tensor], Iterator[Tensor]]
+"""Gives, for a tensor of a layer, the places in it that should be equal: a mask for each way in
+which its dimensions can be read, none where they cannot."""
+
+
+def where_they_part(runs: Runs, before: Inputs, after: Inputs, same: Same) -> Place | None:
+    """Run both batches again, watched, and return the first place where a layer differs.
+
+    Args:
+        runs: runs the model.
+        before: the one batch; both are written to at will.
+        after: the other one.
+        same: which places of a tensor should be equal. Of several ways to read its dimensions, that
+            with the smallest difference counts.
+
+    Returns:
+        ``None`` where no layer differs, or what the layers compute cannot be read.
+    """
+    return _part(runs, before, after, same, None)
+
+
+def where_seeds_part(runs: Runs, batch: tuple[Inputs, Inputs], seed: int) -> Place | None:
+    """Run a batch with the usual random numbers and with others; both copies are its own."""
+    return _part(runs, *batch, lambda tensor: iter([torch.ones((), dtype=torch.bool)]), seed)
+
+
+def _part(runs: Runs, before: Inputs, after: Inputs, same: Same, seed: int | None) -> Place | None:
+    with TensorStore(MEMORY_BUDGET) as store:
+        keeper = _Keeper(store)
+        _watch(runs, before, keeper)
+        finder = _Finder(keeper, same)
+        observation = _watch(runs, after, finder, seed)
+        if finder.found is None or observation is None:
+            return None
+        return _place(finder.found, observation)
+
+
+def _watch(runs: Runs, batch: Inputs, visitor: Any, seed: int | None = None) -> Observation | None:
+    with runs.watched(batch) as request:
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            return runs.engine.run(replace(request, visitor=visitor))
+        except Exception:  # noqa: BLE001 - it ran before: then there is no place to name
+            return None
+
+
+Event = tuple[str, str, int]
+"""Layer, role, and how many of its tensors came before."""
+
+
+class _Visitor:
+    """Names each tensor of a run."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] = defaultdict(int)
+
+    def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
+        """See one tensor of a layer."""
+        if role not in ("inputs", "activations") or not _is_readable(value):
+            return
+        number = self._counts[layer, role]
+        self._counts[layer, role] += 1
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            self.take((layer, role, number), value)
+
+    def take(self, event: Event, value: Tensor) -> None:
+        """Do something with a tensor."""
+        raise NotImplementedError
+
+    def see_output(self, output: Any) -> None:
+        """See what the model returned."""
+
+    def forget(self) -> None:
+        """Take no tensor for one seen before."""
+
+
+def _is_readable(value: Tensor) -> bool:
+    is_number = value.is_floating_point() or value.is_complex()
+    plain = value.layout is torch.strided and not value.is_nested and not value.is_meta
+    return bool(is_number and plain and not value.is_quantized and value.numel())
+
+
+class _Keeper(_Visitor):
+    """Keeps the tensors of the first run."""
+
+    def __init__(self, store: TensorStore) -> None:
+        super().__init__()
+        self.store = store
+        self.slots: dict[Event, int] = {}
+        self._known = KnownTensors[int]()
+
+    def take(self, event: Event, value: Tensor) -> None:
+        """Keep a tensor, once if it is shown several times unchanged."""
+        slot = self._known.get(value)
+        if slot is None:
+            slot = self.store.put(value)
+            if version(value) is not None:  # a write would not show
+                self._known.put(value, slot)
+        self.slots[event] = slot
+
+
+class _Finder(_Visitor):
+    """Looks for the first tensor of the second run that differs."""
+
+    def __init__(self, kept: _Keeper, same: Same) -> None:
+        super().__init__()
+        self._kept, self._same = kept, same
+        self.found: tuple[Event, Apart] | None = None
+
+    def take(self, event: Event, value: Tensor) -> None:
+        """Hold a tensor against that of the first run."""
+        slot = self._kept.slots.get(event)
+        if self.found is not None or slot is None:
+            return
+        before, after = self._kept.store[slot], value.detach().cpu()
+        if before.shape != after.shape:
+            return
+        ways = [apart(before, after, mask) for mask in self._same(before)]
+        found = min((way for way in ways if way is not None), default=None)
+        if found is not None and found.effect > ROUNDING.get(value.dtype, 1e-5):
+            self.found = event, found
+
+
+def _place(found: tuple[Event, Apart], observation: Observation) -> Place:
+    (layer, role, _), difference = found
+    flow = observation.flow
+    if role == "activations" or flow is None or layer not in flow or not flow.calls(layer):
+        line = flow.line(layer) if flow is not None and layer in flow else ""
+        return Place(layer, difference, line=line, observation=observation)
+    call = flow.calls(layer)[0]
+    calls = flow.graph.calls
+    caller = calls[call.parent].layer if 0 <= call.parent < len(calls) else ""
+    made = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
+    steps = tuple(dict.fromkeys(v.function for v in made if v.function))
+    line = next((v.line for v in made if v.line), "") or flow.line(layer)
+    return Place(caller, difference, steps, line, layer, observation)

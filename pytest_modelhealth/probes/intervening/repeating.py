@@ -1,0 +1,129 @@
+"""Two calls of a model in a row, and what the first leaves behind."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
+from pytest_modelhealth.layers import named_modules
+from pytest_modelhealth.probes.intervening.running import Ran, Runs
+
+Change = tuple[str, str, str, float]
+"""A layer, the own name of its parameter (``""`` for others), what changed as a phrase, how much."""
+
+_CONTAINERS = (list, deque, dict, set)
+_LEAST = 1e-6
+
+
+def call_twice(runs: Runs, seed: int) -> tuple[Ran, Ran, list[Change]]:
+    """Call the model with another seed, then with the usual one, without putting it back between.
+
+    Returns:
+        What both calls gave, and what the second changed in the model that the first had made.
+    """
+    first, second = Ran(), Ran()
+    batches = runs.batch(), runs.batch()
+    given = [(batch.args, batch.kwargs) for batch in batches]
+    with runs.beside.put_back(given, evaluation=True):
+        usual = random_state()
+        torch.manual_seed(seed)
+        runs.call(batches[0], first)
+        before = _held(runs)
+        restore_random_state(usual)
+        runs.call(batches[1], second)
+        after = _held(runs)
+    found = largest_change(before, after)
+    if first.error or second.error or not found or not _draws(runs, first):
+        return first, second, found
+    return first, second, _changed_by_calls(runs)
+
+
+def _draws(runs: Runs, other: Ran) -> bool:
+    pairs = zip(runs.base.outputs, other.outputs, strict=False)
+    return any(not torch.equal(a, b) for a, b in pairs)
+
+
+def _changed_by_calls(runs: Runs) -> list[Change]:
+    """Return what a call changes that is not owed to its random numbers: those of both are one."""
+    batches = runs.batch(), runs.batch()
+    with runs.beside.put_back([(b.args, b.kwargs) for b in batches], evaluation=True):
+        usual = random_state()
+        runs.call(batches[0], Ran())
+        before = _held(runs)
+        restore_random_state(usual)
+        runs.call(batches[1], Ran())
+        return largest_change(before, _held(runs))
+
+
+Held = dict[tuple[str, str, str], Any]
+"""What a model keeps, by layer, kind and own name."""
+
+
+def _held(runs: Runs) -> Held:
+    """Return floating buffers and attributes, lengths of containers, and norms of parameters."""
+    held: Held = {}
+    for named in named_modules(runs.model):
+        module = named.module
+        for own, parameter in module._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                held[named.name, "parameter", own] = _norms(parameter)
+        plain = {n: v for n, v in vars(module).items() if n not in _TORCH_S_OWN}
+        for own, value in (*module._buffers.items(), *plain.items()):
+            kept = _kept(value)
+            if kept is not None:
+                held[named.name, "state", own] = kept
+    return held
+
+
+_TORCH_S_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def _norms(parameter: Tensor) -> tuple[float, float]:
+    values = parameter.detach()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    if not values.is_floating_point() or values.layout is not torch.strided:
+        return 0.0, 0.0
+    return float(values.norm(dtype=torch.float64)), float(values.sum(dtype=torch.float64))
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        is_plain = value.is_floating_point() and value.layout is torch.strided
+        return value.detach().clone() if is_plain and not value.is_meta else None
+    if isinstance(value, _CONTAINERS):
+        return len(value)
+    return value if isinstance(value, float) else None
+
+
+def largest_change(before: Held, after: Held) -> list[Change]:
+    """Return what is not as it was, in order. What was not there before was filled once."""
+    changes: list[Change] = []
+    for (layer, kind, own), value in after.items():
+        held = before.get((layer, kind, own))
+        if held is None:
+            continue
+        if kind == "parameter":
+            size = max(held[0], _LEAST)
+            effect = max(abs(value[0] - held[0]), abs(value[1] - held[1])) / size
+            phrase = f"its parameter {own!r} changes by {effect:.2g} of its norm"
+            changes += [(layer, own, phrase, effect)] if effect > 0.0 else []
+        elif (phrase := _difference(own, held, value)) is not None:
+            changes.append((layer, "", phrase, 1.0))
+    return changes
+
+
+def _difference(own: str, before: Any, after: Any) -> str | None:
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
+        if before.shape == after.shape and torch.equal(before.nan_to_num(), after.nan_to_num()):
+            return None
+        return f"{own!r} changes"
+    if type(before) is not type(after) or before == after or before != before:
+        return None
+    if isinstance(before, int):
+        return f"{own!r} goes from {before} entries to {after}"
+    return f"{own!r} goes from {before:.6g} to {after:.6g}"

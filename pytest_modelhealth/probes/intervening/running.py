@@ -1,0 +1,244 @@
+"""Runs the probes that are asked for, and the model for them: counted, and from one state each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.observing.tensors import find_tensors, version
+from pytest_modelhealth.capture.step.bare import Beside
+from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.report import Observation, Probed, ProbeRecord
+from pytest_modelhealth.settings import Settings
+
+
+@dataclass
+class Ran:
+    """What one run of the model gave.
+
+    Args:
+        outputs: the tensors that it returned, copied, in order.
+        error: what it raised instead, as text; ``""`` if nothing.
+        wrote: whether it wrote to a tensor of its batch.
+        read: for each output, the gradient of the loss there; ``None`` where the loss does not
+            depend on it. Empty where that was not asked for.
+        loss: value of the loss, likewise.
+    """
+
+    outputs: list[Tensor] = field(default_factory=list)
+    error: str = ""
+    wrote: bool = False
+    read: list[Tensor | None] = field(default_factory=list)
+    loss: float | None = None
+
+
+class Probing:
+    """The probes of one inspection: begun before it runs, since a run may write to its batch.
+
+    Args:
+        engine: runs the model.
+        request: what is inspected.
+        settings: which probes are to run.
+        conventions: what cannot be inferred from the batch.
+    """
+
+    def __init__(
+        self, engine: Engine, request: Request, settings: Settings, conventions: Conventions
+    ) -> None:
+        probes = cast("tuple[Probe, ...]", settings.checks)
+        self._probes = [probe for probe in probes if probe.is_probe]
+        self._asked = {probe.name: settings.probes(probe.name) for probe in self._probes}
+        self._engine, self._conventions = engine, conventions
+        self._request = request
+        if any(self._asked.values()):
+            copies = copied_batch(request.inputs), copied_batch(request.target)
+            self._request = replace(request, inputs=copies[0], target=copies[1])
+
+    def after(self, observation: Observation) -> Observation:
+        """Return what the inspection saw, with what the probes find."""
+        chosen = [probe for probe in self._probes if self._runs(probe, observation)]
+        if not chosen:
+            return observation
+        runs = Runs(self._engine, self._request, observation, self._conventions)
+        records = [runs.of(probe) for probe in chosen]
+        probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
+        return replace(observation, probes=probed)
+
+    def _runs(self, probe: Probe, observation: Observation) -> bool:
+        asked = self._asked[probe.name]
+        if asked is None:
+            return probe.automatic and probe.is_called_for(observation)
+        return asked
+
+
+class Runs:
+    """Further runs of an inspected model, each from the state and the random numbers of the first.
+
+    Args:
+        engine: runs the model where it is watched.
+        request: what was inspected.
+        observation: what that showed.
+        conventions: what cannot be inferred from the batch.
+
+    Attributes:
+        model: the model.
+        base_forwards, base_seconds: of the runs that the probes share.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        request: Request,
+        observation: Observation,
+        conventions: Conventions,
+    ) -> None:
+        self.engine, self.request = engine, request
+        self.observation, self.conventions = observation, conventions
+        self.base_forwards, self.base_seconds = 0, 0.0
+        self._forwards = self._backwards = 0
+        self._arguments = Inputs.of(request.inputs)
+
+    def of(self, probe: Probe) -> ProbeRecord:
+        """Return what a probe finds, with what it took."""
+        self._forwards = self._backwards = 0
+        base, start = self.base_seconds, time.perf_counter()
+        record = probe.not_told(self.why_not) if self.why_not else probe.probe(self)
+        seconds = time.perf_counter() - start - (self.base_seconds - base)
+        return replace(record, forwards=self._forwards, backwards=self._backwards, seconds=seconds)
+
+    @cached_property
+    def why_not(self) -> str:
+        """Why the model cannot be run again by itself; ``""`` if it can."""
+        try:
+            if self.beside.is_lazy:
+                return (
+                    "the model is lazy, and has no parameters yet: run one batch through it first"
+                )
+        except InspectionError as error:
+            return str(error)
+        if self.engine.compiled:
+            return 'compiled code is not probed: leave out compiled="observe"'
+        return ""
+
+    @cached_property
+    def beside(self) -> Beside:
+        """The model, to be run."""
+        return Beside(self.engine.module(self.request.model))
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.beside.model
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors of the batch, in order: those of the model's arguments, not the target."""
+        return find_tensors((self._arguments.args, self._arguments.kwargs))
+
+    def batch(self) -> Inputs:
+        """Return a copy of the batch, to be changed."""
+        copied = copied_batch((self._arguments.args, self._arguments.kwargs))
+        return Inputs(*copied[0], **copied[1])
+
+    def changed(self, change: Callable[[int, Tensor], Tensor | None]) -> Inputs:
+        """Return a copy of the batch in which tensors have other values.
+
+        Args:
+            change: given the number of a tensor, as in `tensors`, and the tensor, returns its new
+                values, of any size; ``None`` leaves it.
+        """
+        batch = self.batch()
+        with torch.no_grad():
+            for number, tensor in enumerate(find_tensors((batch.args, batch.kwargs))):
+                made = change(number, tensor.detach())
+                if made is not None:
+                    tensor.data = made
+        return batch
+
+    @cached_property
+    def base(self) -> Ran:
+        """The unchanged batch in evaluation mode, which all probes share."""
+        start = time.perf_counter()
+        ran = self.forward(self.batch(), with_loss=True)
+        self._forwards -= 1
+        self.base_forwards += 1
+        self.base_seconds += time.perf_counter() - start
+        return ran
+
+    def forward(self, batch: Inputs, *, seed: int | None = None, with_loss: bool = False) -> Ran:
+        """Run the model once, in evaluation mode.
+
+        Args:
+            batch: what it is run on, which it may write to.
+            seed: of the random numbers; ``None`` takes those of every other run.
+            with_loss: whether to take down where in the outputs the loss looks.
+        """
+        ran = Ran()
+        with self.beside.put_back((batch.args, batch.kwargs), evaluation=True):
+            if seed is not None:
+                torch.manual_seed(seed)
+            self.call(batch, ran, with_loss=with_loss)
+        return ran
+
+    def call(self, batch: Inputs, ran: Ran, *, with_loss: bool = False) -> None:
+        """Run the model once inside of `Beside.put_back`, and take down what it gives."""
+        self._forwards += 1
+        given = find_tensors((batch.args, batch.kwargs))
+        versions = [version(tensor) for tensor in given]
+        try:
+            output = self.model(*batch.args, **batch.kwargs)
+            if with_loss:
+                self._take_loss(output, ran)
+        except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
+            ran.error = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return
+        ran.wrote = versions != [version(tensor) for tensor in given]
+        with torch.no_grad():
+            ran.outputs = [tensor.detach().clone() for tensor in find_tensors(output)]
+
+    def _take_loss(self, output: Any, ran: Ran) -> None:
+        """Take down the gradient of the loss at each output, where there is one."""
+        from pytest_modelhealth.capture.step.loss_value import compute_loss
+        from pytest_modelhealth.capture.step.tasks import TaskLosses
+
+        request, outputs = self.request, find_tensors(output)
+        function: Any = request.loss
+        ran.read = [None] * len(outputs)
+        try:
+            if isinstance(function, dict):
+                function = TaskLosses(function)
+            loss = compute_loss(output, request.target, function)
+            wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
+            if loss is None or not loss.requires_grad or not wanted:
+                return
+            ran.loss = float(loss.detach())
+            gradients = torch.autograd.grad(loss, [outputs[n] for n in wanted], allow_unused=True)
+        except Exception:  # noqa: BLE001 - the inspection has run this loss; in evaluation it cannot
+            return
+        for number, gradient in zip(wanted, gradients, strict=True):
+            ran.read[number] = None if gradient is None else gradient.detach()
+
+    @contextmanager
+    def watched(self, batch: Inputs) -> Iterator[Request]:
+        """Give a request for a watched run of a batch in evaluation mode, counted as one."""
+        self._forwards += 1
+        with self.beside.put_back((batch.args, batch.kwargs), evaluation=True, watched=True):
+            yield replace(
+                self.request, inputs=batch, target=None, loss=_nothing, backward=False, scaler=None
+            )
+
+
+def _nothing(output: Any) -> Tensor:
+    """A loss that asks nothing of the output."""
+    return torch.zeros((), requires_grad=torch.is_grad_enabled())

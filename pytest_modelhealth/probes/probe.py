@@ -1,0 +1,88 @@
+"""`Probe`: a check that changes something and runs again. A new one is one new file here."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from pytest_modelhealth.checks import Check, Finding
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.probes.intervening.running import Runs
+    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.settings import Settings
+
+
+class Probe(Check):
+    """One property of a model that shows when something is changed.
+
+    `probe` changes it and takes down what follows; `judge` holds that against the limits, maybe
+    much later and under other ones. Between the two lies a `ProbeRecord`, which is plain data.
+    """
+
+    is_probe = True
+
+    automatic: ClassVar[bool] = False
+    """Whether it runs by itself where `is_called_for` says so, unless ``probes`` is set."""
+
+    def is_called_for(self, observation: Observation) -> bool:
+        """Whether a run shows something that this probe can tell a fault from a design by."""
+        return False
+
+    @abstractmethod
+    def probe(self, runs: Runs) -> ProbeRecord:
+        """Change something, run the model again, and return what followed.
+
+        What the model raises meanwhile is for the probe to catch, by `Runs.forward`.
+        """
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield what the record of this probe shows, if it ran."""
+        from pytest_modelhealth.report import Outcome
+
+        record = observation.probes.get(self.name)
+        root = observation.layers.get("")
+        if record is None or root is None:
+            return
+        is_named = self.name in settings["probes"].value
+        if record.outcome is Outcome.JUDGED:
+            for parting in record.partings:
+                yield from self.judge(parting, record, observation, settings)
+        elif record.outcome is Outcome.NOT_TOLD or is_named:
+            yield self.inconclusive(root, record.reason)
+
+    @abstractmethod
+    def judge(
+        self,
+        parting: Parting,
+        record: ProbeRecord,
+        observation: Observation,
+        settings: Settings,
+    ) -> Iterator[Violation]:
+        """Yield a violation if what was found breaks a limit."""
+
+    # What `probe` returns.
+
+    def judged(
+        self, *partings: Parting, changed: str = "", notes: tuple[str, ...] = ()
+    ) -> ProbeRecord:
+        """Return that it could be judged, and what was found."""
+        from pytest_modelhealth.report import ProbeRecord
+
+        return ProbeRecord(self.name, changed=changed, partings=partings, notes=notes)
+
+    def not_applicable(self, reason: str) -> ProbeRecord:
+        """Return that there is nothing to judge in this model or batch, and why.
+
+        The verdict is not touched, unless this probe was asked for by its name.
+        """
+        from pytest_modelhealth.report import Outcome, ProbeRecord
+
+        return ProbeRecord(self.name, Outcome.NOT_APPLICABLE, reason)
+
+    def not_told(self, reason: str, changed: str = "") -> ProbeRecord:
+        """Return that nothing can be told, and what would be needed: the verdict is inconclusive."""
+        from pytest_modelhealth.report import Outcome, ProbeRecord
+
+        return ProbeRecord(self.name, Outcome.NOT_TOLD, reason, changed)

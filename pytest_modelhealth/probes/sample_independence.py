@@ -1,0 +1,288 @@
+"""Samples of a batch do not see each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.probes.words import began, ratio
+from pytest_modelhealth.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pytest_modelhealth.probes.intervening.locating import Apart, Place
+    from pytest_modelhealth.probes.intervening.running import Ran, Runs
+    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+
+CHANGED = "every second sample overwritten by its neighbour"
+_ALONE = 1e-3
+"""Other sizes of a batch add up in another order; healthy models differ by less (733 judged)."""
+
+
+class SampleIndependence(Probe):
+    """No sample of a batch has an effect on what the model returns for another one."""
+
+    name = "sample_independence"
+    summary = "What the model returns for a sample does not depend on the rest of the batch."
+    rank = 40
+    definition = (
+        "In evaluation mode, every second sample is overwritten by a copy of its neighbour, in all "
+        "tensors of the batch at once; the outputs of the others change by at most "
+        "max_sample_effect of the output's root mean square. A sample alone keeps its dimension."
+    )
+    source = (
+        "overwriting keeps shapes and random draws, so that healthy models do not change by a bit "
+        "(734 of 803 judged, 0 false); a permutation would leave means over the batch, and so "
+        "most leaks, as they are"
+    )
+    minimum_evidence = "two samples that differ, and an output with a row for each"
+    settings = (
+        Setting(
+            "max_sample_effect",
+            float,
+            default=1e-4,
+            minimum=0.0,
+            help="largest change of a sample's output when other samples of its batch change, by "
+            "the output's root mean square (healthy models: 0, but where routing changes the "
+            "shapes of products)",
+            per_layer=False,
+        ),
+    )
+
+    def probe(self, runs: Runs) -> ProbeRecord:
+        """Overwrite every second sample; then run one sample alone."""
+        dimension = runs.conventions.batch_dim or 0
+        samples, doubt = _samples(runs, dimension)
+        if doubt:
+            return self.not_told(doubt)
+        base = runs.base
+        if base.error:
+            return self.not_told(f"in evaluation mode the model raises {base.error}")
+        outputs = [n for n, t in enumerate(base.outputs) if _has_rows(t, samples, dimension)]
+        if not outputs:
+            return self.not_told(
+                f"no output has a row for each of the {samples} samples, so that nothing tells "
+                "them apart; return what is computed for each, not only a loss"
+            )
+        from pytest_modelhealth.probes.intervening.batches import overwritten
+
+        ran = runs.forward(overwritten(runs, samples, dimension))
+        if ran.error:
+            return self.not_told(f"with {CHANGED} the model raises {ran.error}", CHANGED)
+        return _Verdict(self, runs, samples, dimension, outputs).of(ran)
+
+    def judge(
+        self,
+        parting: Parting,
+        record: ProbeRecord,
+        observation: Observation,
+        settings: Settings,
+    ) -> Iterator[Violation]:
+        """Yield that samples see each other, at the layer where it begins."""
+        limit = settings["max_sample_effect"]
+        culprit = observation.layers.get(parting.layer, observation.layers[""])
+        if parting.kind == "lost dimension":
+            yield self.violation(
+                culprit,
+                f"of one sample alone it {parting.detail}",
+                value=parting.effect,
+                cause="squeeze() without a dimension drops that of the samples when there is one: "
+                "say which, squeeze(-1)",
+                independent=True,
+            )
+        elif parting.effect > limit.value:
+            yield self.violation(
+                culprit,
+                f"samples see each other: with {record.changed}, the output of the others changes "
+                f"by {ratio(parting.effect)} of its root mean square{began(parting)}",
+                value=parting.effect,
+                limit=limit,
+                cause="a view that mixes dimensions, a softmax or a mean over the batch, batch "
+                "statistics in evaluation, or a layer that takes the batch for a sequence "
+                "(batch_first)",
+                independent=True,
+            )
+
+
+def _samples(runs: Runs, dimension: int) -> tuple[int, str]:
+    """Return the size of the batch, or why it is not known."""
+    from pytest_modelhealth.probes.intervening.batches import all_equal
+
+    tensors = [t for t in runs.tensors if t.ndim]
+    if not tensors:
+        return 0, "the batch holds no tensor with dimensions"
+    if runs.conventions.batch_dim is not None and not -1 < dimension < tensors[0].ndim:
+        shape = tuple(tensors[0].shape)
+        return 0, f"batch_dim={dimension} is no dimension of the batch, whose shape is {shape}"
+    samples = tensors[0].shape[dimension]
+    sizes = [t.shape[dimension] if t.ndim > dimension else 0 for t in tensors]
+    if runs.conventions.batch_dim is None and set(sizes) != {samples}:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
+        return 0, (
+            f"the tensors of the batch have no first dimension in common ({shapes}), so that it is "
+            "not known which is that of samples; say batch_dim=0 if it is the first"
+        )
+    if samples < 2:
+        return 0, "the batch has one sample; give two or more"
+    if all_equal(tensors, samples, dimension):
+        return 0, "all samples of the batch are equal; give samples that differ"
+    return samples, ""
+
+
+def _has_rows(output: Tensor, samples: int, dimension: int) -> bool:
+    is_number = output.is_floating_point() or output.is_complex()
+    return is_number and output.ndim > dimension and output.shape[dimension] == samples
+
+
+class _Verdict:
+    """What follows from the run in which samples were overwritten."""
+
+    def __init__(
+        self, probe: Probe, runs: Runs, samples: int, dimension: int, outputs: list[int]
+    ) -> None:
+        self._probe, self._runs = probe, runs
+        self._samples, self._dimension = samples, dimension
+        self._outputs = outputs
+
+    def of(self, ran: Ran) -> ProbeRecord:
+        """Return the record of the probe."""
+        from pytest_modelhealth.probes.intervening.locating import ROUNDING
+
+        base = self._runs.base
+        effects = self._effects(ran)
+        if not any(_moved(base.outputs[n], ran.outputs[n]) for n in self._outputs):
+            return self._probe.not_told(
+                "the output is the same for all samples, so that none can be seen to have an "
+                "effect; train for a step first",
+                CHANGED,
+            )
+        seen = {
+            n: found
+            for n, found in effects.items()
+            if found.effect > ROUNDING.get(base.outputs[n].dtype, 1e-5)
+        }
+        partings: list[Parting] = []
+        if seen:
+            fewer = self._runs.forward(self._first(self._samples - 1))
+            if fewer.error:
+                return self._probe.not_told(
+                    f"with one sample less the model raises {fewer.error}: it is bound to the size "
+                    "of this batch, whose rows are no samples",
+                    CHANGED,
+                )
+            seen = {n: found for n, found in seen.items() if not self._pairs(n, fewer)}
+        if seen:
+            parting, doubt = self._parting(max(seen.values()))
+            if doubt:
+                return self._probe.not_told(doubt, CHANGED)
+            partings.append(parting)
+        alone = self._runs.forward(self._first(1))
+        notes = (f"of one sample alone the model raises {alone.error}",) if alone.error else ()
+        if not alone.error:
+            partings += self._lost(alone)
+        return self._probe.judged(*partings, changed=CHANGED, notes=notes)
+
+    def _effects(self, ran: Ran) -> dict[int, Apart]:
+        from pytest_modelhealth.probes.intervening.batches import along, even
+        from pytest_modelhealth.probes.intervening.locating import apart
+
+        effects = {}
+        for n in self._outputs:
+            before = self._runs.base.outputs[n]
+            same = along(even(self._samples), before, self._dimension)
+            found = apart(before, ran.outputs[n], same) if n < len(ran.outputs) else None
+            if found is not None:
+                effects[n] = found
+        return effects
+
+    def _first(self, count: int) -> object:
+        from pytest_modelhealth.probes.intervening.batches import first_samples
+
+        return first_samples(self._runs, count, self._samples, self._dimension)
+
+    def _pairs(self, output: int, fewer: Ran) -> bool:
+        """Whether another dimension of an output changes with the number of samples."""
+        if output >= len(fewer.outputs):
+            return True
+        shape = list(self._runs.base.outputs[output].shape)
+        shape[self._dimension] -= 1
+        return list(fewer.outputs[output].shape) != shape
+
+    def _lost(self, alone: Ran) -> Iterator[Parting]:
+        from pytest_modelhealth.report import Parting
+
+        for n in self._outputs:
+            expected = list(self._runs.base.outputs[n].shape)
+            whole = tuple(expected)
+            expected[self._dimension] = 1
+            if n >= len(alone.outputs) or list(alone.outputs[n].shape) == expected:
+                continue
+            shape = tuple(alone.outputs[n].shape)
+            detail = f"returns the shape {shape}, of {self._samples} samples {whole}"
+            yield Parting("lost dimension", 0.0, "", detail=detail)
+            return
+
+    def _parting(self, found: Apart) -> tuple[Parting, str]:
+        """Return where samples see each other first, or why nothing can be told."""
+        from pytest_modelhealth.probes.intervening.batches import overwritten, rows_of
+        from pytest_modelhealth.probes.intervening.locating import where_they_part
+        from pytest_modelhealth.probes.words import parting_at
+
+        runs = self._runs
+        before, after = runs.batch(), overwritten(runs, self._samples, self._dimension)
+        place = where_they_part(runs, before, after, rows_of(self._samples))
+        parting = parting_at("values", found, place, f"sample {found.place[self._dimension]}")
+        return parting, "" if place is None else self._doubt(place)
+
+    def _doubt(self, place: Place) -> str:
+        """Return why samples may see each other by design; ``""`` where none is known."""
+        assert place.observation is not None
+        record = place.observation.layers[place.layer]
+        options, given = record.options, record.inputs
+        if options.get("track_running_stats") is False:
+            return (
+                f"{record.label!r} has no running statistics (track_running_stats=False), so that "
+                "it normalises by the batch in evaluation mode too"
+            )
+        is_sequential = "batch_first" in options or record.type_name == "MultiheadAttention"
+        if is_sequential and given is not None and len(given.shape) == 2:
+            return (
+                f"{record.label!r} is given a tensor of two dimensions, {given.shape}, which it "
+                "takes for one sequence: its first dimension is time, not samples"
+            )
+        if self._is_time_major():
+            return (
+                "outputs are independent along their second dimension instead: if that is the one "
+                "of samples, say batch_dim=1"
+            )
+        return ""
+
+    def _is_time_major(self) -> bool:
+        """Whether the second dimension behaves as that of samples does."""
+        from pytest_modelhealth.probes.intervening.batches import along, even, overwritten
+        from pytest_modelhealth.probes.intervening.locating import apart
+
+        runs, base = self._runs, self._runs.base
+        tensors = [t for t in runs.tensors if t.ndim]
+        sizes = {t.shape[1] if t.ndim > 1 else 0 for t in tensors}
+        size = sizes.pop() if len(sizes) == 1 else 0
+        judged = [base.outputs[n] for n in self._outputs]
+        if self._dimension or size < 2 or any(t.ndim < 2 or t.shape[1] != size for t in judged):
+            return False
+        ran = runs.forward(overwritten(runs, size, 1))
+        if ran.error:
+            return False
+        found = [
+            apart(base.outputs[n], ran.outputs[n], along(even(size), base.outputs[n], 1))
+            for n in self._outputs
+        ]
+        return all(one is not None and one.effect < 1e-6 for one in found)
+
+
+def _moved(before: Tensor, after: Tensor) -> bool:
+    from pytest_modelhealth.probes.intervening.locating import apart
+
+    found = apart(before, after)
+    return found is not None and found.effect > 0.0
