@@ -84,6 +84,7 @@ class Check(ABC):
         seen_in: Iterable[str] = (),
         independent: bool = False,
         severity: Severity = "fail",
+        details: Iterable[str] = (),
     ) -> Violation:
         """Return this check's violation in a layer.
 
@@ -99,6 +100,7 @@ class Check(ABC):
             seen_in: names of other layers whose tensors of this role were read for the value.
             independent: whether no fault elsewhere can bring this about.
             severity: ``"warn"`` where what was seen may be meant so, and nothing seen tells.
+            details: what else was seen, a sentence each, the most telling first.
         """
         from pytest_modelhealth.report import Reference, Violation
 
@@ -118,6 +120,7 @@ class Check(ABC):
             evidence=(Reference(record.name, role, tensor), *others) if others else (),
             independent=independent,
             severity=severity,
+            details=tuple(details),
         )
 
     @classmethod

@@ -47,6 +47,7 @@ def _defined_in(module: ModuleType) -> Iterator[type[Check]]:
 
 
 def by_rank(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Return checks in order, the gravest first."""
     return tuple(sorted(checks, key=lambda check: (check.rank, check.name)))
 
 

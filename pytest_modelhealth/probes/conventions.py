@@ -35,7 +35,7 @@ class Conventions(NamedTuple):
             isinstance(batch_dim, bool) or not isinstance(batch_dim, int)
         ):
             raise InspectionError(
-                f"batch_dim must be the number of a dimension, such as 1, or None, not {batch_dim!r}"
+                f"batch_dim must be the number of a dimension, such as 1, not {batch_dim!r}"
             )
         if not (causal is None or isinstance(causal, bool)):
             raise InspectionError(f"causal must be True, False or None, not {causal!r}")

@@ -82,7 +82,7 @@ class Probe(Check):
         return ProbeRecord(self.name, Outcome.NOT_APPLICABLE, reason)
 
     def not_told(self, reason: str, changed: str = "") -> ProbeRecord:
-        """Return that nothing can be told, and what would be needed: the verdict is inconclusive."""
+        """Return that nothing can be told, and what is needed: the verdict is inconclusive."""
         from pytest_modelhealth.report import Outcome, ProbeRecord
 
         return ProbeRecord(self.name, Outcome.NOT_TOLD, reason, changed)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, parting_at, ratio
+from pytest_modelhealth.probes.words import began, figures, parting_at, ratio
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ _CAUSES = {
     "appends to, a tensor of the first batch that it caches",
     "state": "forward writes to it in evaluation mode, so that what it returns will depend on what "
     "ran before: update it only if self.training",
-    "parameters": "forward writes to its parameters, in place or through .data: what a model learns "
-    "is for the optimizer to write",
-    "batch": "an in-place operation (add_, /=, masked_fill_, indexing) on an argument: the caller's "
-    "data are another after the call; clone() first, or leave the underscore out",
+    "parameters": "forward writes to its parameters, in place or through .data, which is for the "
+    "optimizer to do",
+    "batch": "an in-place operation (add_, /=, masked_fill_, indexing) on an argument changes the "
+    "caller's data: clone() first, or leave the underscore out",
 }
 
 
@@ -76,14 +77,13 @@ class Repeatability(Probe):
         if other.error or again.error:
             error = other.error or again.error
             return self.not_told(f"called again, the model raises {error}", "the call, repeated")
-        partings, notes = list(_by_seed(runs, base, other)), ()
+        partings = list(_by_seed(runs, base, other))
+        notes: tuple[str, ...] = ()
         if partings and partings[0].kind == "noise":
             drawn = partings.pop(0)
             where = drawn.layer or type(runs.model).__name__
-            notes = (
-                f"in evaluation mode the output changes by {ratio(drawn.effect)} of its root mean "
-                f"square with the random seed: {where!r} draws numbers{began(drawn)}",
-            )
+            drawing = f"{where!r} draws numbers{at(drawn.line)}"
+            notes = (f"in evaluation mode the random seed changes the output: {drawing}",)
         partings += _by_call(runs, base, again, changed)
         return self.judged(*partings, changed="the seed, and a second call", notes=notes)
 
@@ -107,6 +107,9 @@ class Repeatability(Probe):
             tensor=parting.tensor,
             cause=_CAUSES[parting.kind],
             independent=True,
+            details=figures(
+                parting, "another seed" if parting.kind == "dropout" else "a second call"
+            ),
         )
 
 
@@ -141,7 +144,7 @@ def _by_seed(runs: Runs, base: Ran, other: Ran) -> Iterator[Parting]:
         is_module = "dropout" in record.type_name.lower() or "droppath" in record.type_name.lower()
         is_called = bool(record.options.get("dropout_training") and record.options["dropout_p"])
         kind = "dropout" if is_module or is_called or names & _DROPOUTS else "noise"
-    yield parting_at(kind, found, place, str(found.place))
+    yield parting_at(kind, found, place)
 
 
 def _by_call(

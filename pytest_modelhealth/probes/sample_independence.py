@@ -6,19 +6,39 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, ratio
+from pytest_modelhealth.probes.words import began, cause, figures, parting_at, ratio
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pytest_modelhealth.capture.step.batch import Inputs
     from pytest_modelhealth.probes.intervening.locating import Apart, Place
     from pytest_modelhealth.probes.intervening.running import Ran, Runs
     from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
 
 CHANGED = "every second sample overwritten by its neighbour"
-_ALONE = 1e-3
-"""Other sizes of a batch add up in another order; healthy models differ by less (733 judged)."""
+_CAUSES = (
+    (
+        frozenset({"lstm", "gru", "rnn", "attention", "transformer"}),
+        "it takes the first dimension of what it is given for time: batch_first=True, or transpose",
+    ),
+    (frozenset({"softmax"}), "a softmax over the batch: check its dim, 0 is that of samples"),
+    (frozenset({"batchnorm"}), "batch statistics in evaluation mode: say track_running_stats=True"),
+    (
+        frozenset({"mean", "sum", "std", "var", "amax", "amin", "max", "min", "norm", "cumsum"}),
+        "it reduces over the batch: check its dim, 0 is that of samples",
+    ),
+    (
+        frozenset({"view", "reshape", "flatten", "unflatten"}),
+        "a view that takes dimensions in another order than they have: transpose or permute first",
+    ),
+    (frozenset({"roll", "flip", "sort", "argsort"}), "it moves samples: check its dim"),
+)
+_OTHERWISE = (
+    "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
+    "evaluation, or a layer that takes the batch for a sequence (batch_first)"
+)
 
 
 class SampleIndependence(Probe):
@@ -95,14 +115,13 @@ class SampleIndependence(Probe):
         elif parting.effect > limit.value:
             yield self.violation(
                 culprit,
-                f"samples see each other: with {record.changed}, the output of the others changes "
-                f"by {ratio(parting.effect)} of its root mean square{began(parting)}",
+                "samples see each other: other samples change an output by "
+                f"{ratio(parting.effect)} of its root mean square{began(parting)}",
                 value=parting.effect,
                 limit=limit,
-                cause="a view that mixes dimensions, a softmax or a mean over the batch, batch "
-                "statistics in evaluation, or a layer that takes the batch for a sequence "
-                "(batch_first)",
+                cause=cause(parting, culprit, _CAUSES, _OTHERWISE),
                 independent=True,
+                details=figures(parting, record.changed),
             )
 
 
@@ -197,7 +216,7 @@ class _Verdict:
                 effects[n] = found
         return effects
 
-    def _first(self, count: int) -> object:
+    def _first(self, count: int) -> Inputs:
         from pytest_modelhealth.probes.intervening.batches import first_samples
 
         return first_samples(self._runs, count, self._samples, self._dimension)
@@ -228,12 +247,11 @@ class _Verdict:
         """Return where samples see each other first, or why nothing can be told."""
         from pytest_modelhealth.probes.intervening.batches import overwritten, rows_of
         from pytest_modelhealth.probes.intervening.locating import where_they_part
-        from pytest_modelhealth.probes.words import parting_at
 
         runs = self._runs
         before, after = runs.batch(), overwritten(runs, self._samples, self._dimension)
         place = where_they_part(runs, before, after, rows_of(self._samples))
-        parting = parting_at("values", found, place, f"sample {found.place[self._dimension]}")
+        parting = parting_at("values", found, place)
         return parting, "" if place is None else self._doubt(place)
 
     def _doubt(self, place: Place) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at
-from pytest_modelhealth.report import Parting
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.locating import Apart, Place
+    from pytest_modelhealth.report import LayerRecord, Parting
 
 
 def ratio(effect: float) -> str:
@@ -16,36 +16,64 @@ def ratio(effect: float) -> str:
     return f"{effect:.2g}"
 
 
-def parting_at(kind: str, found: Apart, place: Place | None, where: str) -> Parting:
+def parting_at(kind: str, found: Apart, place: Place | None) -> Parting:
     """Return what was found at the output, and where in the model it begins.
 
     Args:
         kind: which of the things that the probe looks at.
         found: how far outputs are apart.
         place: where layers part, if that was found.
-        where: the place in the output, for people.
     """
+    from pytest_modelhealth.report import Parting
+
     if place is None:
-        return Parting(kind, found.effect, place=where, before=found.before, after=found.after)
+        return Parting(
+            kind, found.effect, place=str(found.place), before=found.before, after=found.after
+        )
     return Parting(
         kind,
         found.effect,
         place.layer,
-        role="activations",
-        place=where,
+        role="inputs" if place.given else "activations",
+        place=str(place.apart.place),
         before=place.apart.before,
         after=place.apart.after,
-        between=" -> ".join(f"`{step}`" for step in place.between),
+        between=place.between,
+        taker=place.given,
         line=place.line,
-        detail=place.given,
     )
 
 
 def began(parting: Parting) -> str:
     """Return where the two runs part, as the end of a sentence."""
+    if parting.taker:
+        steps = ", ".join(f"`{step}`" for step in parting.between[-_FEW:])
+        by = f" by {steps}" if steps else ""
+        return f"; it begins in its own code{by}, before {parting.taker!r}{at(parting.line)}"
+    return f"; it begins there{at(parting.line)}" if parting.line else ""
+
+
+def figures(parting: Parting, changed: str) -> tuple[str, ...]:
+    """Return the numbers of both runs where they part, as a sentence."""
     if parting.before is None or parting.after is None:
-        return ""
-    figures = f"{parting.before:.4g} becomes {parting.after:.4g}"
-    own = f" in its own code, by {parting.between}," if parting.between else ""
-    into = f" before {parting.detail!r}" if parting.detail else ""
-    return f"; it begins{own}{into}{at(parting.line)}: {figures} for {parting.place}"
+        return ()
+    where = f"what {parting.taker!r} is given" if parting.taker else "its output"
+    return (
+        f"{where} at {parting.place} is {parting.before:.4g}; with {changed}, {parting.after:.4g}",
+    )
+
+
+_FEW = 3
+
+Causes = tuple[tuple[frozenset[str], str], ...]
+"""Operations and parts of classes' names, in lower case, each with the cause that they point to."""
+
+
+def cause(parting: Parting, culprit: LayerRecord, causes: Causes, otherwise: str) -> str:
+    """Return the likely cause, by what the layer is or does where two runs part."""
+    steps = {step.rstrip("_").lower() for step in parting.between}
+    kind = "" if parting.taker else culprit.type_name.lower()
+    for names, text in causes:
+        if any(name in steps or (kind and name in kind) for name in names):
+            return text
+    return otherwise

@@ -46,6 +46,7 @@ def render(report: HealthReport) -> str:
             *_consequences(report, worst),
             "",
             *([f"likely cause: {printable(near(worst.cause))}"] if worst.cause else ()),
+            *(f"seen:         {printable(near(line))}" for line in worst.details[:_FEW]),
             *_source(report, worst),
             *_code(worst),
             *_way(report, worst),

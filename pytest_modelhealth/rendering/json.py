@@ -49,6 +49,7 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
             | {"gradient": None if leaf.gradient is None else _statistics(leaf.gradient)}
             for leaf in seen.unregistered
         ],
+        "probes": asdict(seen.probes),
         "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
         "violations": [asdict(violation) for violation in judgement.violations],
         "warned": [asdict(violation) for violation in judgement.warned],

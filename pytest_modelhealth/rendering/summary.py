@@ -19,6 +19,8 @@ from pytest_modelhealth.report import (
     BrokenCheck,
     HealthReport,
     LayerRecord,
+    Outcome,
+    Probed,
     Status,
     Verdict,
     Violation,
@@ -143,7 +145,22 @@ def remarks(report: HealthReport) -> list[str]:
             f"{plural(len(seen.errors), 'error')} inside the hooks, so observations are missing; "
             f"the first is {printable(seen.errors[0])}"
         )
+    lines += _probes(seen.probes)
     return lines + [f"note: {printable(note)}" for note in seen.notes]
+
+
+def _probes(probed: Probed) -> list[str]:
+    """Return what probes ran and what they took, and what they note, a line each."""
+    if not probed.records:
+        return []
+    judged = [record.probe for record in probed.records if record.outcome is Outcome.JUDGED]
+    cost = f"{plural(probed.forwards, 'further forward')}, {number(probed.seconds)} s"
+    lines = [f"probes: {', '.join(judged) or 'none'} judged ({cost})"]
+    for record in probed.records:
+        lines += [f"note: {record.probe}: {printable(note)}" for note in record.notes]
+        if record.outcome is Outcome.NOT_APPLICABLE:
+            lines.append(f"note: {record.probe} does not apply: {printable(record.reason)}")
+    return lines
 
 
 def by_layer(violations: Iterable[Violation]) -> dict[str, list[Violation]]:

@@ -50,6 +50,7 @@ class Violation:
             ``severity`` says of this check that it fails.
         evidence: the statistics that were read, the culprit's first, then those of what comes
             before it; the diagnosis fills it in where the check leaves it empty.
+        details: what else was seen, a sentence each, the most telling first.
         folded: violations that are consequences of this one, in causal order.
     """
 
@@ -66,6 +67,7 @@ class Violation:
     independent: bool = False
     severity: Severity = "fail"
     evidence: tuple[Reference, ...] = ()
+    details: tuple[str, ...] = ()
     folded: tuple[Violation, ...] = ()
 
     @property

@@ -406,7 +406,7 @@ class Observation:
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks: tuple[TaskGradients, ...] = ()
     flow: Flow | None = None
-    probes: Probed = Probed()
+    probes: Probed = field(default_factory=Probed)
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.

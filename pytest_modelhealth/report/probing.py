@@ -25,10 +25,11 @@ class Parting:
             nothing was changed. ``""`` is the model itself.
         role: which tensor of that layer: ``activations``, or ``parameters`` and their like.
         tensor: own name of the tensor, where the role has several.
-        place: where in it the two are furthest apart, for people: ``"sample 2, (2, 0, 5)"``.
+        place: where in it the two are furthest apart, its index: ``"(2, 0, 5)"``.
         before: its value there in the run that the probe is held against.
         after: its value there in the run that was changed.
-        between: what the layer's own code did between its submodules, where that is the place.
+        between: the operations by which the layer's own code did it between its submodules.
+        taker: the submodule that is given what differs, where that is the place.
         line: ``path:line`` of the user's code there; ``""`` if unknown.
         detail: what else is to be said of it.
     """
@@ -41,7 +42,8 @@ class Parting:
     place: str = ""
     before: float | None = None
     after: float | None = None
-    between: str = ""
+    between: tuple[str, ...] = ()
+    taker: str = ""
     line: str = ""
     detail: str = ""
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_modelhealth.checks import Check, all_checks
+from pytest_modelhealth.checks import Check
+from pytest_modelhealth.probes import every_check
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "checks.md"
 
-every_check = pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.name)
+every_check = pytest.mark.parametrize("check", every_check(), ids=lambda check: check.name)
 
 
 @every_check
@@ -30,13 +31,13 @@ def test_a_check_says_what_it_is(check: Check) -> None:
 
 def test_names_and_ranks_are_unique() -> None:
     """Violations have a definite order, and a name means one check."""
-    assert len({check.name for check in all_checks()}) == len(all_checks())
-    assert len({check.rank for check in all_checks()}) == len(all_checks())
+    assert len({check.name for check in every_check()}) == len(every_check())
+    assert len({check.rank for check in every_check()}) == len(every_check())
 
 
 def test_a_setting_belongs_to_one_check() -> None:
     """Two checks that declare one name would share its value unawares."""
-    names = [setting.name for check in all_checks() for setting in check.settings]
+    names = [setting.name for check in every_check() for setting in check.settings]
     assert len(set(names)) == len(names)
 
 
@@ -52,7 +53,7 @@ def test_a_check_is_in_the_reference_with_its_settings(check: Check) -> None:
 def test_the_reference_has_the_order_of_rank() -> None:
     """The page says that violations come in its order; each heading stands apart."""
     text = REFERENCE.read_text(encoding="utf-8")
-    ordered = [check.name for check in sorted(all_checks(), key=lambda check: check.rank)]
+    ordered = [check.name for check in sorted(every_check(), key=lambda check: check.rank)]
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert [heading for heading in headings if heading in ordered] == ordered
     assert len(re.findall(r"^\n## ", text, re.MULTILINE)) == len(headings)

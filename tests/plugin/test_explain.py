@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_modelhealth.checks import all_checks
+from pytest_modelhealth.probes import every_check
 
 
 def explained(pytester: pytest.Pytester, *options: str) -> list[str]:
@@ -19,10 +19,10 @@ def test_every_check_is_explained_in_the_order_of_rank(pytester: pytest.Pytester
     pytester.makepyfile("raise RuntimeError('collected')")
     lines = explained(pytester, "--modelhealth-explain")
     names = [line for line in lines if line and not line.startswith(" ")]
-    assert names == [check.name for check in all_checks()]
+    assert names == [check.name for check in every_check()]
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    for check in all_checks():
+    for check in every_check():
         for told in (check.summary, check.definition, check.source, check.minimum_evidence):
             assert told in text
         for setting in check.settings:

@@ -68,6 +68,7 @@ def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
 
 
 def random_state() -> dict[str, Any]:
+    """Return the state of all random generators that are not the model's own."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()
@@ -79,6 +80,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
+    """Put all random generators back to a state of `random_state`."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:

@@ -13,7 +13,7 @@ from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
 
 Change = tuple[str, str, str, float]
-"""A layer, the own name of its parameter (``""`` for others), what changed as a phrase, how much."""
+"""A layer, own name of its parameter (``""`` for others), what changed as a phrase, how much."""
 
 _CONTAINERS = (list, deque, dict, set)
 _LEAST = 1e-6
@@ -112,8 +112,8 @@ def largest_change(before: Held, after: Held) -> list[Change]:
             effect = max(abs(value[0] - held[0]), abs(value[1] - held[1])) / size
             phrase = f"its parameter {own!r} changes by {effect:.2g} of its norm"
             changes += [(layer, own, phrase, effect)] if effect > 0.0 else []
-        elif (phrase := _difference(own, held, value)) is not None:
-            changes.append((layer, "", phrase, 1.0))
+        elif (said := _difference(own, held, value)) is not None:
+            changes.append((layer, "", said, 1.0))
     return changes
 
 

@@ -1,13 +1,13 @@
-"""Runs the probes that are asked for, and the model for them: counted, and from one state each."""
+"""Runs the model for probes: each run counted, and from the state of the first."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,7 @@ from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
-from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.report import Observation, Probed, ProbeRecord
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.report import Observation
 
 
 @dataclass
@@ -41,45 +39,6 @@ class Ran:
     wrote: bool = False
     read: list[Tensor | None] = field(default_factory=list)
     loss: float | None = None
-
-
-class Probing:
-    """The probes of one inspection: begun before it runs, since a run may write to its batch.
-
-    Args:
-        engine: runs the model.
-        request: what is inspected.
-        settings: which probes are to run.
-        conventions: what cannot be inferred from the batch.
-    """
-
-    def __init__(
-        self, engine: Engine, request: Request, settings: Settings, conventions: Conventions
-    ) -> None:
-        probes = cast("tuple[Probe, ...]", settings.checks)
-        self._probes = [probe for probe in probes if probe.is_probe]
-        self._asked = {probe.name: settings.probes(probe.name) for probe in self._probes}
-        self._engine, self._conventions = engine, conventions
-        self._request = request
-        if any(self._asked.values()):
-            copies = copied_batch(request.inputs), copied_batch(request.target)
-            self._request = replace(request, inputs=copies[0], target=copies[1])
-
-    def after(self, observation: Observation) -> Observation:
-        """Return what the inspection saw, with what the probes find."""
-        chosen = [probe for probe in self._probes if self._runs(probe, observation)]
-        if not chosen:
-            return observation
-        runs = Runs(self._engine, self._request, observation, self._conventions)
-        records = [runs.of(probe) for probe in chosen]
-        probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
-        return replace(observation, probes=probed)
-
-    def _runs(self, probe: Probe, observation: Observation) -> bool:
-        asked = self._asked[probe.name]
-        if asked is None:
-            return probe.automatic and probe.is_called_for(observation)
-        return asked
 
 
 class Runs:
@@ -109,13 +68,11 @@ class Runs:
         self._forwards = self._backwards = 0
         self._arguments = Inputs.of(request.inputs)
 
-    def of(self, probe: Probe) -> ProbeRecord:
-        """Return what a probe finds, with what it took."""
+    def take_counts(self) -> tuple[int, int]:
+        """Return how many forwards and backwards ran since this was last asked."""
+        counts = self._forwards, self._backwards
         self._forwards = self._backwards = 0
-        base, start = self.base_seconds, time.perf_counter()
-        record = probe.not_told(self.why_not) if self.why_not else probe.probe(self)
-        seconds = time.perf_counter() - start - (self.base_seconds - base)
-        return replace(record, forwards=self._forwards, backwards=self._backwards, seconds=seconds)
+        return counts
 
     @cached_property
     def why_not(self) -> str:
@@ -216,7 +173,7 @@ class Runs:
         function: Any = request.loss
         ran.read = [None] * len(outputs)
         try:
-            if isinstance(function, dict):
+            if isinstance(function, Mapping):
                 function = TaskLosses(function)
             loss = compute_loss(output, request.target, function)
             wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]

@@ -1,0 +1,70 @@
+"""Runs the probes that are asked for beside an inspection."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.probe import Probe
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.capture.engine import Engine, Request
+    from pytest_modelhealth.probes.intervening.running import Runs
+    from pytest_modelhealth.report import Observation, ProbeRecord
+    from pytest_modelhealth.settings import Settings
+
+
+class Probing:
+    """The probes of one inspection: begun before it runs, since a run may write to its batch.
+
+    Args:
+        engine: runs the model.
+        request: what is inspected.
+        settings: which probes are to run.
+        conventions: what cannot be inferred from the batch.
+    """
+
+    def __init__(
+        self, engine: Engine, request: Request, settings: Settings, conventions: Conventions
+    ) -> None:
+        probes = cast("tuple[Probe, ...]", settings.checks)
+        self._probes = [probe for probe in probes if probe.is_probe]
+        self._asked = {probe.name: settings.probes(probe.name) for probe in self._probes}
+        self._engine, self._conventions = engine, conventions
+        self._request = request
+        if any(self._asked.values()):
+            from pytest_modelhealth.capture.step.batch import copied_batch
+
+            copies = copied_batch(request.inputs), copied_batch(request.target)
+            self._request = replace(request, inputs=copies[0], target=copies[1])
+
+    def after(self, observation: Observation) -> Observation:
+        """Return what the inspection saw, with what the probes find."""
+        chosen = [probe for probe in self._probes if self._runs(probe, observation)]
+        if not chosen:
+            return observation
+        from pytest_modelhealth.probes.intervening.running import Runs
+        from pytest_modelhealth.report import Probed
+
+        runs = Runs(self._engine, self._request, observation, self._conventions)
+        records = [_timed(probe, runs) for probe in chosen]
+        probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
+        return replace(observation, probes=probed)
+
+    def _runs(self, probe: Probe, observation: Observation) -> bool:
+        asked = self._asked[probe.name]
+        if asked is None:
+            return probe.automatic and probe.is_called_for(observation)
+        return asked
+
+
+def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
+    """Return what a probe finds, with what it took beside the runs that all share."""
+    runs.take_counts()
+    base, start = runs.base_seconds, time.perf_counter()
+    record = probe.not_told(runs.why_not) if runs.why_not else probe.probe(runs)
+    seconds = time.perf_counter() - start - (runs.base_seconds - base)
+    forwards, backwards = runs.take_counts()
+    return replace(record, forwards=forwards, backwards=backwards, seconds=seconds)
