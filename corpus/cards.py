@@ -22,6 +22,8 @@ KINDS = {
     "normalisation": "norms, their epsilons, scales and statistics",
     "numerics": "NaN, infinity, overflow, underflow, and scales that lead there or to a flat end",
     "step": "what surrounds one: modes, registered parameters, running statistics, the last step",
+    "leak": "what one place sees that it must not: "
+    "another sample, the future, padding, chance, an earlier call",
     "refactor": "two models, of which one was made from the other and should compute the same",
     "healthy": "models as they are used, which look like no fault",
 }
