@@ -45,10 +45,19 @@ def modelhealth(made: Subject | Sides) -> list[Finding]:
     return by_comparison(made) if isinstance(made, Sides) else by_inspection(made)
 
 
-def by_inspection(subject: Subject) -> list[Finding]:
+def probed(made: Subject | Sides) -> list[Finding]:
+    """Inspect a subject once, and run every probe."""
+    if isinstance(made, Sides):
+        raise NotImplementedError
+    return by_inspection(made, probes=True)
+
+
+def by_inspection(subject: Subject, *, probes: bool | None = None) -> list[Finding]:
     inspector = Inspector(subject.model)
     try:
-        report = inspector.run_inspection(subject.inputs, subject.target, loss=subject.loss)
+        report = inspector.run_inspection(
+            subject.inputs, subject.target, loss=subject.loss, probes=probes
+        )
     except InspectionError as error:
         return [Finding("", "inspection", str(error))]
     return [

@@ -230,7 +230,7 @@ SHELF.control("fused attention with padding and future hidden", padded_writer)
 @fault(
     "causal only where no mask is given, and one is",
     padded_writer,
-    ("", "proj", "qkv"),
+    ("", "proj", "qkv", "scaled_dot_product_attention"),
     (*SAID, "mask"),
     why="The mask of padding takes the place of the causal one.",
 )

@@ -85,7 +85,7 @@ SHELF.control("masked attention, mean over the real words", review)
 @fault(
     "mask handed down and not used by attention",
     review,
-    ("blocks.0", "blocks.0.proj", "blocks.0.qkv"),
+    ("blocks.0", "blocks.0.scaled_dot_product_attention", "blocks.0.proj", "blocks.0.qkv"),
     SAID,
     why="Real words attend to padding, and more of it where a longer text is in the batch.",
 )
@@ -100,7 +100,7 @@ def _(s: Subject) -> None:
 @fault(
     "mask used in the first block, not in the second",
     review,
-    ("blocks.1", "blocks.1.proj", "blocks.1.qkv"),
+    ("blocks.1", "blocks.1.scaled_dot_product_attention", "blocks.1.proj", "blocks.1.qkv"),
     SAID,
     why="In the second block real words attend to padding.",
 )
@@ -114,7 +114,7 @@ def _(s: Subject) -> None:
 @fault(
     "mask laid over the queries",
     review,
-    ("blocks.0", "blocks.0.proj", "blocks.0.qkv"),
+    ("blocks.0", "blocks.0.scaled_dot_product_attention", "blocks.0.proj", "blocks.0.qkv"),
     SAID,
     why="What padding attends to is hidden, and that real words attend to padding is not.",
 )
@@ -129,7 +129,7 @@ def _(s: Subject) -> None:
 @fault(
     "mask of ones and zeros added to the scores",
     review,
-    ("blocks.0", "blocks.0.proj", "blocks.0.qkv"),
+    ("blocks.0", "blocks.0.scaled_dot_product_attention", "blocks.0.proj", "blocks.0.qkv"),
     SAID,
     why="Padding is one logit behind, where it should be out of reach.",
 )
@@ -273,7 +273,7 @@ SHELF.control("pooling by weights, none for padding", attentive)
 @fault(
     "weights masked after the softmax and not shared out anew",
     attentive,
-    ("", "score", "out"),
+    ("", "score", "softmax", "out"),
     (*SAID, "softmax"),
     why="Padding takes its part of the weight away from the real words.",
 )
@@ -374,7 +374,7 @@ SHELF.control("decoder padded in front, read at the last place", left_decoder)
 @fault(
     "causal mask alone, though padding stands in front",
     left_decoder,
-    ("", "proj", "qkv"),
+    ("", "proj", "qkv", "scaled_dot_product_attention"),
     SAID,
     why="Behind a text padding does no harm to a decoder; in front all words attend to it.",
 )

@@ -136,7 +136,7 @@ SHELF.control("fused attention that drops in training alone", fused)
 @fault(
     "fused attention given its dropout in every mode",
     fused,
-    ("", "o_proj"),
+    ("", "o_proj", "scaled_dot_product_attention"),
     CHANCE,
     why="The function knows no mode: it drops whatever it is told to.",
 )

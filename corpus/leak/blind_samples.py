@@ -302,7 +302,7 @@ def pooled() -> Subject:
 @fault(
     "attention pooling with the softmax of a model with time first",
     pooled,
-    ("", "score", "out"),
+    ("", "score", "softmax", "out"),
     (*SAID, "dim"),
     why="The weights of a word sum to one over the texts, not over the words of a text.",
 )
@@ -580,7 +580,7 @@ def row_attention() -> Subject:
 @fault(
     "attention on a table of two dimensions",
     row_attention,
-    ("", "out", "v"),
+    ("", "out", "v", "scaled_dot_product_attention"),
     (*SAID, "attention"),
     why="With no dimension of tokens the patients are the tokens, and attend to each other.",
 )

@@ -32,6 +32,10 @@ _CAUSES = (
     ),
     (frozenset({"flip", "roll", "cumsum"}), "it moves or adds up steps against their order"),
 )
+_CHOICE = (
+    "it chooses among the steps of a whole sequence (topk, a capacity): a mixture of depths does "
+    "so on purpose, and nothing that was seen tells"
+)
 _OTHERWISE = (
     "a causal mask that is missing, shifted, inverted, finite or not passed on; else a "
     "normalisation or a mean over time, a convolution padded on both sides, or a recurrence that "
@@ -121,7 +125,7 @@ class Causality(Probe):
 
         same = steps_before(sequence, seen(runs, sequence))
         place = where_they_part(runs, runs.batch(), later_changed(runs, sequence), same)
-        return parting_at("values", most, place)
+        return parting_at("choice" if place is not None and place.chosen else "values", most, place)
 
     def judge(
         self,
@@ -141,15 +145,17 @@ class Causality(Probe):
             f"their root mean square{began(parting)}",
             value=parting.effect,
             limit=limit,
-            cause=cause(parting, culprit, _CAUSES, _OTHERWISE),
+            cause=_CHOICE
+            if parting.kind == "choice"
+            else cause(parting, culprit, _CAUSES, _OTHERWISE),
             independent=True,
+            severity="warn" if parting.kind == "choice" else "fail",
             details=figures(parting, record.changed),
         )
 
 
 def _changed(sequence: Sequence) -> str:
-    half = sequence.length // 2
-    return f"steps {half} to {sequence.length - 1} permuted ({sequence.why})"
+    return f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})"
 
 
 def _effects(
@@ -162,7 +168,7 @@ def _effects(
     from pytest_modelhealth.probes.intervening.locating import ROUNDING, apart
     from pytest_modelhealth.probes.intervening.sequences import reads, seen, step_axis
 
-    real, half = seen(runs, sequence), sequence.length // 2
+    real, half = seen(runs, sequence), sequence.half
     is_read = any(gradient is not None for gradient in base.read)
     before, after = [], []
     for n, output in enumerate(base.outputs[: len(ran.outputs)]):

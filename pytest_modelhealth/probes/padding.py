@@ -11,7 +11,7 @@ from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.locating import Apart
-    from pytest_modelhealth.probes.intervening.running import Runs
+    from pytest_modelhealth.probes.intervening.running import Ran, Runs
     from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
 
 
@@ -71,10 +71,9 @@ class Padding(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Put real values into padded places."""
-        from pytest_modelhealth.probes.intervening.locating import ROUNDING, apart
         from pytest_modelhealth.probes.intervening.paddings import (
             is_changed,
-            judged_places,
+            largest_at_real_places,
             refilled,
             shown_by,
         )
@@ -89,22 +88,22 @@ class Padding(Probe):
         batch = refilled(runs, padding)
         if not is_changed(runs, padding, batch):
             return self.not_told("padding holds what real places hold; give a batch that differs")
-        ran = runs.forward(batch)
+        ran = runs.forward(batch, with_loss=True)
         if ran.error:
             return self.not_told(f"with {changed} the model raises {ran.error}", changed)
-        found = []
-        for before, after in zip(runs.base.outputs, ran.outputs, strict=False):
-            places = judged_places(before, padding)
-            one = None if places is None else apart(before, after, places)
-            if one is not None:
-                floor = ROUNDING.get(before.dtype, 1e-5)
-                found.append(one if one.effect > floor else one._replace(effect=0.0))
-        if not found:
+        found = largest_at_real_places(runs, ran, padding)
+        partings = tuple(_in_loss(runs.base, ran))
+        if found is None and not partings:
             return self.not_told("no output has a row for each sample", changed)
-        most = max(found)
-        if not most.effect > 0.0:
-            return self.judged(changed=changed)
-        return self.judged(self._parting(runs, most), changed=changed)
+        if found is None or not found.effect > 0.0:
+            return self.judged(*partings, changed=changed)
+        if not padding.is_sure:
+            return self.not_told(
+                f"{padding.why} may show padding or something else, and values there have an "
+                "effect; if it is padding, say padding=",
+                changed,
+            )
+        return self.judged(self._parting(runs, found), changed=changed)
 
     def _parting(self, runs: Runs, most: Apart) -> Parting:
         from pytest_modelhealth.probes.intervening.locating import where_they_part
@@ -127,6 +126,21 @@ class Padding(Probe):
         limit = settings["max_padding_effect"]
         if parting.effect <= limit.value:
             return
+        if parting.kind == "loss":
+            yield self.violation(
+                observation.layers[""],
+                f"what stands in padding changes the loss by {ratio(parting.effect)} of its value, "
+                "and no output at a real place",
+                value=parting.effect,
+                limit=limit,
+                role="loss",
+                cause="the loss counts padded places: mask them, or set their targets to "
+                "ignore_index; a model that is to predict its padding does so on purpose",
+                independent=True,
+                severity="warn",
+                details=figures(parting, record.changed),
+            )
+            return
         culprit = observation.layers.get(parting.layer, observation.layers[""])
         yield self.violation(
             culprit,
@@ -138,3 +152,16 @@ class Padding(Probe):
             independent=True,
             details=figures(parting, record.changed),
         )
+
+
+def _in_loss(base: Ran, ran: Ran) -> Iterator[Parting]:
+    """Yield that the loss depends on padding, where no output does."""
+    from pytest_modelhealth.report import Parting
+
+    if base.loss and ran.loss is not None:
+        effect = abs(ran.loss - base.loss) / abs(base.loss)
+        if effect > _LEAST:
+            yield Parting("loss", effect, role="loss", before=base.loss, after=ran.loss)
+
+
+_LEAST = 1e-5

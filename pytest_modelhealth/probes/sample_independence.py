@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.capture.step.batch import Inputs
     from pytest_modelhealth.probes.intervening.locating import Apart, Place
     from pytest_modelhealth.probes.intervening.running import Ran, Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord, Violation
 
 CHANGED = "every second sample overwritten by its neighbour"
 _CAUSES = (
@@ -35,6 +35,15 @@ _CAUSES = (
     ),
     (frozenset({"roll", "flip", "sort", "argsort"}), "it moves samples: check its dim"),
 )
+_DESIGNS = {
+    "choice": "it chooses among the values of all samples (topk, a capacity): experts that choose "
+    "among all tokens do so on purpose, and nothing that was seen tells",
+    "order": "samples are put in another order before a layer takes them: negatives and replayed "
+    "steps do so on purpose, and nothing that was seen tells; else check the dim",
+    "sequence": "it is given a tensor of two dimensions and takes the first for time: "
+    "unsqueeze(1) makes samples of its rows; a batch that is one sequence is meant so",
+}
+"""What is meant in some models, by its kind."""
 _OTHERWISE = (
     "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
     "evaluation, or a layer that takes the batch for a sequence (batch_first)"
@@ -88,9 +97,9 @@ class SampleIndependence(Probe):
             )
         from pytest_modelhealth.probes.intervening.batches import overwritten
 
-        ran = runs.forward(overwritten(runs, samples, dimension))
-        if ran.error:
-            return self.not_told(f"with {CHANGED} the model raises {ran.error}", CHANGED)
+        ran = [runs.forward(overwritten(runs, samples, dimension, parity)) for parity in (0, 1)]
+        if error := ran[0].error or ran[1].error:
+            return self.not_told(f"with {CHANGED} the model raises {error}", CHANGED)
         return _Verdict(self, runs, samples, dimension, outputs).of(ran)
 
     def judge(
@@ -119,8 +128,9 @@ class SampleIndependence(Probe):
                 f"{ratio(parting.effect)} of its root mean square{began(parting)}",
                 value=parting.effect,
                 limit=limit,
-                cause=cause(parting, culprit, _CAUSES, _OTHERWISE),
+                cause=_DESIGNS.get(parting.kind) or cause(parting, culprit, _CAUSES, _OTHERWISE),
                 independent=True,
+                severity="warn" if parting.kind in _DESIGNS else "fail",
                 details=figures(parting, record.changed),
             )
 
@@ -165,23 +175,23 @@ class _Verdict:
         self._samples, self._dimension = samples, dimension
         self._outputs = outputs
 
-    def of(self, ran: Ran) -> ProbeRecord:
+    def of(self, ran: list[Ran]) -> ProbeRecord:
         """Return the record of the probe."""
         from pytest_modelhealth.probes.intervening.locating import ROUNDING
 
         base = self._runs.base
-        effects = self._effects(ran)
-        if not any(_moved(base.outputs[n], ran.outputs[n]) for n in self._outputs):
+        if not any(_moved(base.outputs[n], one.outputs[n]) for n in self._outputs for one in ran):
             return self._probe.not_told(
                 "the output is the same for all samples, so that none can be seen to have an "
                 "effect; train for a step first",
                 CHANGED,
             )
-        seen = {
-            n: found
-            for n, found in effects.items()
+        seen = [
+            (found, n, parity)
+            for parity, one in enumerate(ran)
+            for n, found in self._effects(one, parity).items()
             if found.effect > ROUNDING.get(base.outputs[n].dtype, 1e-5)
-        }
+        ]
         partings: list[Parting] = []
         if seen:
             fewer = self._runs.forward(self._first(self._samples - 1))
@@ -191,9 +201,10 @@ class _Verdict:
                     "of this batch, whose rows are no samples",
                     CHANGED,
                 )
-            seen = {n: found for n, found in seen.items() if not self._pairs(n, fewer)}
+            seen = [one for one in seen if not self._pairs(one[1], fewer)]
         if seen:
-            parting, doubt = self._parting(max(seen.values()))
+            found, _, parity = max(seen)
+            parting, doubt = self._parting(found, parity)
             if doubt:
                 return self._probe.not_told(doubt, CHANGED)
             partings.append(parting)
@@ -203,14 +214,14 @@ class _Verdict:
             partings += self._lost(alone)
         return self._probe.judged(*partings, changed=CHANGED, notes=notes)
 
-    def _effects(self, ran: Ran) -> dict[int, Apart]:
-        from pytest_modelhealth.probes.intervening.batches import along, even
+    def _effects(self, ran: Ran, parity: int) -> dict[int, Apart]:
+        from pytest_modelhealth.probes.intervening.batches import along, kept
         from pytest_modelhealth.probes.intervening.locating import apart
 
         effects = {}
         for n in self._outputs:
             before = self._runs.base.outputs[n]
-            same = along(even(self._samples), before, self._dimension)
+            same = along(kept(self._samples, parity), before, self._dimension)
             found = apart(before, ran.outputs[n], same) if n < len(ran.outputs) else None
             if found is not None:
                 effects[n] = found
@@ -236,39 +247,40 @@ class _Verdict:
             expected = list(self._runs.base.outputs[n].shape)
             whole = tuple(expected)
             expected[self._dimension] = 1
-            if n >= len(alone.outputs) or list(alone.outputs[n].shape) == expected:
+            if n >= len(alone.outputs) or alone.outputs[n].ndim >= len(expected):
                 continue
             shape = tuple(alone.outputs[n].shape)
             detail = f"returns the shape {shape}, of {self._samples} samples {whole}"
             yield Parting("lost dimension", 0.0, "", detail=detail)
             return
 
-    def _parting(self, found: Apart) -> tuple[Parting, str]:
+    def _parting(self, found: Apart, parity: int) -> tuple[Parting, str]:
         """Return where samples see each other first, or why nothing can be told."""
         from pytest_modelhealth.probes.intervening.batches import overwritten, rows_of
         from pytest_modelhealth.probes.intervening.locating import where_they_part
 
         runs = self._runs
-        before, after = runs.batch(), overwritten(runs, self._samples, self._dimension)
-        place = where_they_part(runs, before, after, rows_of(self._samples))
-        parting = parting_at("values", found, place)
+        before, after = runs.batch(), overwritten(runs, self._samples, self._dimension, parity)
+        place = where_they_part(runs, before, after, rows_of(self._samples, parity))
+        parting = parting_at(
+            "choice" if place is not None and place.chosen else "values", found, place
+        )
         return parting, "" if place is None else self._doubt(place)
 
     def _doubt(self, place: Place) -> str:
         """Return why samples may see each other by design; ``""`` where none is known."""
         assert place.observation is not None
         record = place.observation.layers[place.layer]
-        options, given = record.options, record.inputs
+        options = record.options
         if options.get("track_running_stats") is False:
             return (
                 f"{record.label!r} has no running statistics (track_running_stats=False), so that "
                 "it normalises by the batch in evaluation mode too"
             )
-        is_sequential = "batch_first" in options or record.type_name == "MultiheadAttention"
-        if is_sequential and given is not None and len(given.shape) == 2:
+        if _has_weights_from_elsewhere(place, record, self._samples):
             return (
-                f"{record.label!r} is given a tensor of two dimensions, {given.shape}, which it "
-                "takes for one sequence: its first dimension is time, not samples"
+                f"{record.label!r} gives another output for equal inputs: its weights are made of "
+                "the batch, as where a model adapts to it"
             )
         if self._is_time_major():
             return (
@@ -279,7 +291,7 @@ class _Verdict:
 
     def _is_time_major(self) -> bool:
         """Whether the second dimension behaves as that of samples does."""
-        from pytest_modelhealth.probes.intervening.batches import along, even, overwritten
+        from pytest_modelhealth.probes.intervening.batches import along, kept, overwritten
         from pytest_modelhealth.probes.intervening.locating import apart
 
         runs, base = self._runs, self._runs.base
@@ -293,10 +305,45 @@ class _Verdict:
         if ran.error:
             return False
         found = [
-            apart(base.outputs[n], ran.outputs[n], along(even(size), base.outputs[n], 1))
+            apart(base.outputs[n], ran.outputs[n], along(kept(size, 0), base.outputs[n], 1))
             for n in self._outputs
         ]
         return all(one is not None and one.effect < 1e-6 for one in found)
+
+
+def _has_weights_from_elsewhere(place: Place, record: LayerRecord, samples: int) -> bool:
+    """Whether a layer that takes each row by itself gave another output for an equal one."""
+    width = record.options.get("in_features")
+    return not place.given and width is not None and width != samples
+
+
+def _moves_inputs(place: Place) -> bool:
+    """Whether a layer takes rows of the batch that were only put in another order."""
+    flow = None if place.observation is None else place.observation.flow
+    if flow is None or not place.given:
+        return False
+    sources = set(flow.producers(place.given))
+    return sources <= set(flow.inputs) and set(place.between) <= _MOVES and bool(place.between)
+
+
+_MOVES = frozenset({"roll", "flip", "index", "index_select", "gather"})
+
+
+def _is_one_sequence(record: LayerRecord) -> bool:
+    """Whether a layer of torch takes the first dimension of a table for time."""
+    is_sequential = "batch_first" in record.options or record.type_name == "MultiheadAttention"
+    return is_sequential and record.inputs is not None and len(record.inputs.shape) == 2
+
+
+def _kind(place: Place | None) -> str:
+    """Return by what samples see each other: what may be meant so is a kind of its own."""
+    if place is None or place.observation is None:
+        return "values"
+    if place.chosen:
+        return "choice"
+    if _moves_inputs(place):
+        return "order"
+    return "sequence" if _is_one_sequence(place.observation.layers[place.layer]) else "values"
 
 
 def _moved(before: Tensor, after: Tensor) -> bool:

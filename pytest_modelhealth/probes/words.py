@@ -58,9 +58,10 @@ def figures(parting: Parting, changed: str) -> tuple[str, ...]:
     if parting.before is None or parting.after is None:
         return ()
     where = f"what {parting.taker!r} is given" if parting.taker else "its output"
-    return (
-        f"{where} at {parting.place} is {parting.before:.4g}; with {changed}, {parting.after:.4g}",
-    )
+    if parting.role == "loss":
+        where = "the loss"
+    there = f" at {parting.place}" if parting.place else ""
+    return (f"{where}{there} is {parting.before:.4g}; with {changed}, {parting.after:.4g}",)
 
 
 _FEW = 3

@@ -228,7 +228,7 @@ class HealthReport(HasVerdict):
                 f"{probe} was not probed: ask for it in run_inspection(..., probes={probe!r}), or "
                 "probes=True for all"
             )
-        asked = {"checks": (probe,), "skip_checks": (), "probes": (probe,)}
+        asked = {"checks": (probe,), "skip_checks": (), "probes": (probe,), "severity": "fail"}
         report = self._with(asked)
         self.verdict_asked = True
         if not report.healthy:

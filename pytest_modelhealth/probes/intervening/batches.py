@@ -12,8 +12,19 @@ from pytest_modelhealth.probes.intervening.locating import Same
 from pytest_modelhealth.probes.intervening.running import Runs
 
 
-def overwritten(runs: Runs, samples: int, dimension: int) -> Inputs:
-    """Return the batch with each odd sample replaced by a copy of the even one before it.
+def neighbours(samples: int, parity: int) -> Tensor:
+    """Return which sample each is overwritten by.
+
+    Args:
+        samples: how many there are.
+        parity: 0 leaves the even ones alone, 1 the odd ones.
+    """
+    rows = torch.arange(samples)
+    return rows - rows % 2 if parity == 0 else (rows | 1).clamp(max=samples - 1)
+
+
+def overwritten(runs: Runs, samples: int, dimension: int, parity: int = 0) -> Inputs:
+    """Return the batch with every second sample replaced by a copy of its neighbour.
 
     Masks, ids and lengths stay together, and lengths in descending order stay so: it is always a
     valid batch.
@@ -22,8 +33,7 @@ def overwritten(runs: Runs, samples: int, dimension: int) -> Inputs:
     def change(_: int, tensor: Tensor) -> Tensor | None:
         if tensor.ndim <= dimension or tensor.shape[dimension] != samples:
             return None
-        rows = torch.arange(samples, device=tensor.device)
-        return tensor.index_select(dimension, rows - rows % 2)
+        return tensor.index_select(dimension, neighbours(samples, parity).to(tensor.device))
 
     return runs.changed(change)
 
@@ -45,9 +55,17 @@ def all_equal(tensors: Sequence[Tensor], samples: int, dimension: int) -> bool:
     return all(torch.equal(t, t.narrow(dimension, 0, 1).expand_as(t)) for t in rows)
 
 
-def even(size: int) -> Tensor:
-    """Return which of `size` samples are left alone by `overwritten`."""
-    return torch.arange(size) % 2 == 0
+def rolled(runs: Runs) -> Inputs:
+    """Return the batch with its samples in another order, where its tensors have them in common."""
+    sizes = {tensor.shape[0] for tensor in runs.tensors if tensor.ndim}
+    if len(sizes) != 1:
+        return runs.batch()
+    return runs.changed(lambda _, tensor: tensor.roll(1, 0) if tensor.ndim else None)
+
+
+def kept(samples: int, parity: int) -> Tensor:
+    """Return which samples are left alone by `overwritten`."""
+    return neighbours(samples, parity) == torch.arange(samples)
 
 
 def along(which: Tensor, tensor: Tensor, dimension: int) -> Tensor:
@@ -57,22 +75,24 @@ def along(which: Tensor, tensor: Tensor, dimension: int) -> Tensor:
     return which.reshape(shape).to(tensor.device)
 
 
-def rows_of(samples: int) -> Same:
+def rows_of(samples: int, parity: int) -> Same:
     """Return which places of any tensor of the model hold samples that were left alone.
 
     Layers fold the dimension of samples into others: what has no dimension of their number is
     read as so many groups, or as groups of so many.
     """
 
+    untouched = kept(samples, parity)
+
     def same(tensor: Tensor) -> Iterator[Tensor]:
         sizes = list(tensor.shape)
         exact = [axis for axis, size in enumerate(sizes) if size == samples]
         for axis in exact:
-            yield along(even(samples), tensor, axis)
+            yield along(untouched, tensor, axis)
         for axis, size in enumerate(sizes if not exact else ()):
             if size and size % samples == 0:
                 index = torch.arange(size)
-                yield along((index // (size // samples)) % 2 == 0, tensor, axis)
-                yield along((index % samples) % 2 == 0, tensor, axis)
+                yield along(untouched[index // (size // samples)], tensor, axis)
+                yield along(untouched[index % samples], tensor, axis)
 
     return same

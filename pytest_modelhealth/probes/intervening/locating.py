@@ -16,7 +16,7 @@ from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report import Call, Flow, Observation, Vertex
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors of a run that are kept in memory; the rest lies in a temporary file."""
@@ -95,7 +95,8 @@ class Place:
         apart: how far they are apart there.
         between: names of the operations of the layer's own code that come before it.
         line: ``path:line`` of the user's code; ``""`` if unknown.
-        given: whether it is what a layer was given that differs first.
+        given: the layer that is given what differs first, where that is the place; else ``""``.
+        chosen: whether it comes of a choice among values (``topk``), as of experts among tokens.
         observation: what the run showed, with who feeds whom.
     """
 
@@ -104,6 +105,7 @@ class Place:
     between: tuple[str, ...] = ()
     line: str = ""
     given: str = ""
+    chosen: bool = False
     observation: Observation | None = None
 
 
@@ -234,13 +236,39 @@ class _Finder(_Visitor):
 def _place(found: tuple[Event, Apart], observation: Observation) -> Place:
     (layer, role, _), difference = found
     flow = observation.flow
-    if role == "activations" or flow is None or layer not in flow or not flow.calls(layer):
-        line = flow.line(layer) if flow is not None and layer in flow else ""
-        return Place(layer, difference, line=line, observation=observation)
-    call = flow.calls(layer)[0]
-    calls = flow.graph.calls
+    if flow is None or layer not in flow or not flow.calls(layer):
+        return Place(layer, difference, observation=observation)
+    call, calls, vertices = flow.calls(layer)[0], flow.graph.calls, flow.graph.vertices
+    if role == "activations":
+        own = flow.inside(layer)
+        chosen = any(_chooses(vertices[n]) for n in own)
+        return Place(layer, difference, (), flow.line(layer), "", chosen, observation)
     caller = calls[call.parent].layer if 0 <= call.parent < len(calls) else ""
-    made = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
-    steps = tuple(dict.fromkeys(v.function for v in made if v.function))
-    line = next((v.line for v in made if v.line), "") or flow.line(layer)
-    return Place(caller, difference, steps, line, layer, observation)
+    made = [vertices[n] for n in sorted(_own_code(call, flow))]
+    near = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
+    steps = tuple(dict.fromkeys(v.function for v in near if v.function))
+    line = next((v.line for v in near if v.line), "") or flow.line(layer)
+    chosen = any(map(_chooses, made))
+    return Place(caller, difference, steps, line, layer, chosen, observation)
+
+
+_CHOICES = frozenset({"topk", "sort", "argsort", "nonzero", "kthvalue"})
+_COUNTS = frozenset({"cumsum", "bincount"})
+
+
+def _chooses(vertex: Vertex) -> bool:
+    """Whether an operation chooses among values, or counts what was chosen, as capacities do."""
+    function = vertex.function.rstrip("_")
+    return function in _CHOICES or (function in _COUNTS and not vertex.live)
+
+
+def _own_code(call: Call, flow: Flow) -> set[int]:
+    """Return the operations of the caller's own code that what a call is given is made by."""
+    vertices, found = flow.graph.vertices, set[int]()
+    pending = list(call.inputs)
+    while pending:
+        number = pending.pop()
+        if number not in found and vertices[number].call == call.parent:
+            found.add(number)
+            pending += vertices[number].operands
+    return found

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.locating import Same
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.locating import ROUNDING, Apart, Same, apart
+from pytest_modelhealth.probes.intervening.running import Ran, Runs
 
 _SEED = 20_240_229
 _KEPT = ("label", "target")
 _LENGTHS = "len"
+_MASKS = ("mask", "pad")
 
 
 class Padding(NamedTuple):
@@ -26,11 +27,14 @@ class Padding(NamedTuple):
         real: which of ``(samples, steps)`` are real, a boolean.
         values: the numbers of the tensors whose padded places are given other values.
         why: what shows it, for people.
+        is_sure: whether it is said to be padding, or what stands there is one and the same value:
+            a mask may also tell first sentences from second ones.
     """
 
     real: Tensor
     values: tuple[int, ...]
     why: str
+    is_sure: bool
 
 
 def shown_by(runs: Runs) -> tuple[Padding | None, str]:
@@ -71,7 +75,9 @@ def _of(
     )
     if not values:
         return None, f"nothing in the batch has the shape {tuple(real.shape)} of {why}"
-    return Padding(real, values, why), ""
+    is_said = why == "padding=" or any(word in why.lower() for word in _MASKS)
+    is_one = any(len(runs.tensors[n][~real].unique()) == 1 for n in values)
+    return Padding(real, values, why, is_said or is_one), ""
 
 
 def _names(runs: Runs) -> list[str]:
@@ -210,3 +216,20 @@ def judged_places(output: Tensor, padding: Padding) -> Tensor | None:
     if len(axes) == 1:
         return _shaped(real, output, (0, axes[0]))
     return None if axes else torch.ones((), dtype=torch.bool, device=output.device)
+
+
+def largest_at_real_places(runs: Runs, ran: Ran, padding: Padding) -> Apart | None:
+    """Return how far outputs are from those of the unchanged batch, where padding has no say.
+
+    Returns:
+        The largest difference, of an effect of 0 where rounding explains it; ``None`` where no
+        output has a row for each sample.
+    """
+    found = []
+    for before, after in zip(runs.base.outputs, ran.outputs, strict=False):
+        places = judged_places(before, padding)
+        one = None if places is None else apart(before, after, places)
+        if one is not None:
+            is_noise = one.effect <= ROUNDING.get(before.dtype, 1e-5)
+            found.append(one._replace(effect=0.0) if is_noise else one)
+    return max(found, default=None)

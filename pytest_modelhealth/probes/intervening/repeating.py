@@ -1,15 +1,16 @@
-"""Two calls of a model in a row, and what the first leaves behind."""
+"""Calls of a model in a row, and what one leaves behind for the next."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
 from pytest_modelhealth.layers import named_modules
+from pytest_modelhealth.probes.intervening.batches import rolled
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
 
 Change = tuple[str, str, str, float]
@@ -19,32 +20,46 @@ _CONTAINERS = (list, deque, dict, set)
 _LEAST = 1e-6
 
 
-def call_twice(runs: Runs, seed: int) -> tuple[Ran, Ran, list[Change]]:
-    """Call the model with another seed, then with the usual one, without putting it back between.
+class Calls(NamedTuple):
+    """What calls of a model in a row gave.
 
-    Returns:
-        What both calls gave, and what the second changed in the model that the first had made.
+    Args:
+        again: of the usual batch and random numbers, after a call with another batch.
+        other: of the usual batch and other random numbers.
+        changed: what a further call changes in the model.
     """
-    first, second = Ran(), Ran()
-    batches = runs.batch(), runs.batch()
-    given = [(batch.args, batch.kwargs) for batch in batches]
-    with runs.beside.put_back(given, evaluation=True):
+
+    again: Ran
+    other: Ran
+    changed: list[Change]
+
+
+def call_again(runs: Runs, seed: int) -> Calls:
+    """Call the model on another batch and then on the usual one, without putting it back between.
+
+    What it keeps of the other batch shows in what it gives for the usual one.
+    """
+    again, other = Ran(), Ran()
+    batches = rolled(runs), runs.batch(), runs.batch()
+    with runs.beside.put_back([(b.args, b.kwargs) for b in batches], evaluation=True):
         usual = random_state()
-        torch.manual_seed(seed)
-        runs.call(batches[0], first)
-        before = _held(runs)
+        runs.call(batches[0], Ran())
         restore_random_state(usual)
-        runs.call(batches[1], second)
-        after = _held(runs)
-    found = largest_change(before, after)
-    if first.error or second.error or not found or not _draws(runs, first):
-        return first, second, found
-    return first, second, _changed_by_calls(runs)
+        runs.call(batches[1], again)
+        before = _held(runs)
+        torch.manual_seed(seed)
+        runs.call(batches[2], other)
+        changed = changes(before, _held(runs))
+    if _differ(runs.base, again):
+        other = runs.forward(runs.batch(), seed=seed)
+    if changed and _differ(runs.base, other):  # which may be by the random numbers alone
+        changed = _changed_by_calls(runs)
+    return Calls(again, other, changed)
 
 
-def _draws(runs: Runs, other: Ran) -> bool:
-    pairs = zip(runs.base.outputs, other.outputs, strict=False)
-    return any(not torch.equal(a, b) for a, b in pairs)
+def _differ(one: Ran, other: Ran) -> bool:
+    pairs = zip(one.outputs, other.outputs, strict=False)
+    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
 
 
 def _changed_by_calls(runs: Runs) -> list[Change]:
@@ -56,7 +71,7 @@ def _changed_by_calls(runs: Runs) -> list[Change]:
         before = _held(runs)
         restore_random_state(usual)
         runs.call(batches[1], Ran())
-        return largest_change(before, _held(runs))
+        return changes(before, _held(runs))
 
 
 Held = dict[tuple[str, str, str], Any]
@@ -100,7 +115,7 @@ def _kept(value: Any) -> Any:
     return value if isinstance(value, float) else None
 
 
-def largest_change(before: Held, after: Held) -> list[Change]:
+def changes(before: Held, after: Held) -> list[Change]:
     """Return what is not as it was, in order. What was not there before was filled once."""
     changes: list[Change] = []
     for (layer, kind, own), value in after.items():

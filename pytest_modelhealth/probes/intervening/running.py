@@ -31,7 +31,7 @@ class Ran:
         wrote: whether it wrote to a tensor of its batch.
         read: for each output, the gradient of the loss there; ``None`` where the loss does not
             depend on it. Empty where that was not asked for.
-        loss: value of the loss, likewise.
+        loss: value of the loss that the user or the model gives, likewise.
     """
 
     outputs: list[Tensor] = field(default_factory=list)
@@ -176,11 +176,14 @@ class Runs:
             if isinstance(function, Mapping):
                 function = TaskLosses(function)
             loss = compute_loss(output, request.target, function)
+            if loss is not None and (function is not None or any(loss is t for t in outputs)):
+                ran.loss = float(loss.detach())  # no projection of ours
             wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
             if loss is None or not loss.requires_grad or not wanted:
                 return
-            ran.loss = float(loss.detach())
-            gradients = torch.autograd.grad(loss, [outputs[n] for n in wanted], allow_unused=True)
+            gradients: Any = torch.autograd.grad(
+                loss, [outputs[n] for n in wanted], allow_unused=True
+            )
         except Exception:  # noqa: BLE001 - the inspection has run this loss; in evaluation it cannot
             return
         for number, gradient in zip(wanted, gradients, strict=True):

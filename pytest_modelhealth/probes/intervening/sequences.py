@@ -36,6 +36,11 @@ class Sequence(NamedTuple):
     length: int
     why: str
 
+    @property
+    def half(self) -> int:
+        """The first step that is changed: an odd one, since models merge steps by two and four."""
+        return min(self.length // 2 | 1, self.length - 1)
+
 
 def predicted(runs: Runs) -> Sequence | None:
     """Return the sequence whose next step is asked for, read off target, labels and loss.
@@ -138,7 +143,7 @@ def later_changed(runs: Runs, sequence: Sequence) -> Inputs:
 
     What a step holds stays whole, and comes from the batch, so that every value is a valid one.
     """
-    half = sequence.length // 2
+    half = sequence.half
 
     def change(number: int, tensor: Tensor) -> Tensor | None:
         if number not in sequence.tensors:
@@ -166,7 +171,7 @@ def seen(runs: Runs, sequence: Sequence) -> Tensor | None:
     """Return which places ``(samples, steps)`` hold no padding; ``None`` where all do.
 
     Padded rows that see nothing attend everywhere. Padding is what a mask of zeros and ones says,
-    or an id that some row begins or ends with twice or more.
+    or an id that a row begins or ends with twice or more, there.
     """
     first = runs.tensors[sequence.tensors[0]]
     if first.ndim < 2 or sequence.axis != 1:
@@ -177,9 +182,14 @@ def seen(runs: Runs, sequence: Sequence) -> Tensor | None:
             return tensor.bool()
     if first.is_floating_point() or first.ndim != 2 or first.shape[1] < 2:
         return None
-    ends = [first[:, -1][first[:, -1] == first[:, -2]], first[:, 0][first[:, 0] == first[:, 1]]]
-    ids = torch.cat(ends).unique()
-    return ~torch.isin(first, ids) if len(ids) else None
+    padded = _first_run(first) | _first_run(first.flip(1)).flip(1)
+    return ~padded if bool(padded.any()) else None
+
+
+def _first_run(ids: Tensor) -> Tensor:
+    """Return where each row repeats its first id without a break, twice or more."""
+    run = (ids == ids[:, :1]).long().cumprod(dim=1).bool()
+    return run & (run.sum(dim=1, keepdim=True) > 1)
 
 
 def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
@@ -192,7 +202,7 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
         sequence: what was changed.
         real: which of ``(samples, steps)`` hold no padding, where that is known.
     """
-    length, half = sequence.length, sequence.length // 2
+    length, half = sequence.length, sequence.half
 
     def same(tensor: Tensor) -> Iterator[Tensor]:
         axes = [axis for axis, size in enumerate(tensor.shape) if size == length]
