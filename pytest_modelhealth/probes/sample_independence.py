@@ -40,8 +40,8 @@ _DESIGNS = {
     "among all tokens do so on purpose, and nothing that was seen tells",
     "order": "samples are put in another order before a layer takes them: negatives and replayed "
     "steps do so on purpose, and nothing that was seen tells; else check the dim",
-    "sequence": "it is given a tensor of two dimensions and takes the first for time: "
-    "unsqueeze(1) makes samples of its rows; a batch that is one sequence is meant so",
+    "sequence": "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples "
+    "of rows; attention between rows, and a batch that is one sequence, are meant so",
 }
 """What is meant in some models, by its kind."""
 _OTHERWISE = (
@@ -202,6 +202,12 @@ class _Verdict:
                     CHANGED,
                 )
             seen = [one for one in seen if not self._pairs(one[1], fewer)]
+            if not seen and all(self._is_bound(n, fewer) for n in self._outputs):
+                return self._probe.not_told(
+                    f"of one sample less its output still has {self._samples} rows, which are no "
+                    "samples; give a batch of another size",
+                    CHANGED,
+                )
         if seen:
             found, _, parity = max(seen)
             parting, doubt = self._parting(found, parity)
@@ -240,6 +246,12 @@ class _Verdict:
         shape[self._dimension] -= 1
         return list(fewer.outputs[output].shape) != shape
 
+    def _is_bound(self, output: int, fewer: Ran) -> bool:
+        """Whether an output has as many rows as before, of one sample less."""
+        return output < len(fewer.outputs) and (
+            fewer.outputs[output].shape == self._runs.base.outputs[output].shape
+        )
+
     def _lost(self, alone: Ran) -> Iterator[Parting]:
         from pytest_modelhealth.report import Parting
 
@@ -262,9 +274,7 @@ class _Verdict:
         runs = self._runs
         before, after = runs.batch(), overwritten(runs, self._samples, self._dimension, parity)
         place = where_they_part(runs, before, after, rows_of(self._samples, parity))
-        parting = parting_at(
-            "choice" if place is not None and place.chosen else "values", found, place
-        )
+        parting = parting_at(_kind(place), found, place)
         return parting, "" if place is None else self._doubt(place)
 
     def _doubt(self, place: Place) -> str:
@@ -330,9 +340,10 @@ _MOVES = frozenset({"roll", "flip", "index", "index_select", "gather"})
 
 
 def _is_one_sequence(record: LayerRecord) -> bool:
-    """Whether a layer of torch takes the first dimension of a table for time."""
+    """Whether a layer of torch is given one sequence, by its dimensions."""
     is_sequential = "batch_first" in record.options or record.type_name == "MultiheadAttention"
-    return is_sequential and record.inputs is not None and len(record.inputs.shape) == 2
+    shape = () if record.inputs is None else record.inputs.shape
+    return is_sequential and (len(shape) == 2 or (len(shape) == 3 and 1 in shape[:2]))
 
 
 def _kind(place: Place | None) -> str:

@@ -89,8 +89,8 @@ def rows_of(samples: int, parity: int) -> Same:
         exact = [axis for axis, size in enumerate(sizes) if size == samples]
         for axis in exact:
             yield along(untouched, tensor, axis)
-        for axis, size in enumerate(sizes if not exact else ()):
-            if size and size % samples == 0:
+        for axis, size in enumerate(sizes[:2] if exact else sizes):  # features may be as many
+            if size and size != samples and size % samples == 0 and 0 not in exact:
                 index = torch.arange(size)
                 yield along(untouched[index // (size // samples)], tensor, axis)
                 yield along(untouched[index % samples], tensor, axis)
