@@ -246,7 +246,8 @@ def _place(found: tuple[Event, Apart], observation: Observation) -> Place:
     caller = calls[call.parent].layer if 0 <= call.parent < len(calls) else ""
     made = [vertices[n] for n in sorted(_own_code(call, flow))]
     near = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
-    steps = tuple(dict.fromkeys(v.function for v in near if v.function))
+    named = (v.function.removeprefix("unsafe_") for v in near if v.function != "clone")
+    steps = tuple(dict.fromkeys(filter(None, named)))
     line = next((v.line for v in near if v.line), "") or flow.line(layer)
     chosen = any(map(_chooses, made))
     return Place(caller, difference, steps, line, layer, chosen, observation)

@@ -183,9 +183,11 @@ def real_places(padding: Padding) -> Same:
         real = padding.real.to(tensor.device)
         sizes = tensor.shape
         axes = [axis for axis in range(1, tensor.ndim) if sizes[axis] == steps]
-        if tensor.ndim and sizes[0] == samples and (axes or steps not in sizes):
+        if samples in sizes and steps not in sizes:
+            yield torch.ones((), dtype=torch.bool, device=tensor.device)
+        elif tensor.ndim and sizes[0] == samples:
             masks = [_shaped(real, tensor, (0, axis)) for axis in axes]
-            yield from masks or [torch.ones((), dtype=torch.bool, device=tensor.device)]
+            yield from masks
             if len(masks) > 1:
                 yield torch.stack([m.expand(sizes) for m in masks]).all(dim=0)
         if tensor.ndim > 1 and sizes[:2] == (steps, samples):

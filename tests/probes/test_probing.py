@@ -1,0 +1,211 @@
+"""What holds for every probe: the model is as it was, runs are counted, errors are our own."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import InspectionError, Inspector, SettingsError
+from pytest_modelhealth.probes import all_probes
+from pytest_modelhealth.report import Outcome
+from tests.capture.oracle import fingerprint
+from tests.probes.models import Reader, Rows, Writer, language, probed, rows, texts
+
+
+class Eventful(nn.Module):
+    """Keeps, draws, writes and has modes: everything that has to be put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.rnn = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True)
+        self.norm, self.drop, self.head = nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 20)
+        self.seen: list[Tensor] = []
+        self.register_buffer("total", torch.zeros(()))
+        self.calls = 0
+        self.raises: BaseException | None = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.calls += 1
+        if self.raises is not None and not self.training:
+            raise self.raises
+        x = self.norm(self.rnn(self.words(ids))[0].transpose(1, 2)).transpose(1, 2)
+        self.seen.append(x.detach())
+        with torch.no_grad():
+            self.total += x.sum()
+        return self.head(self.drop(x + 0.1 * torch.randn_like(x)))
+
+
+IDS = torch.randint(0, 20, (6, 9))
+
+
+@pytest.mark.parametrize("raises", [None, ValueError("no"), KeyboardInterrupt()])
+def test_the_model_is_as_it_was_bit_for_bit(raises: BaseException | None) -> None:
+    """After every probe, an exception of the model's and Ctrl-C."""
+    model = Eventful()
+    model.raises = raises
+    batch = IDS[:, :-1]
+    before = fingerprint(model, batch)
+    try:
+        report = probed(model, batch, IDS[:, 1:], loss=language)
+    except KeyboardInterrupt:
+        assert isinstance(raises, KeyboardInterrupt)
+    else:
+        outcomes = {record.outcome for record in report.observation.probes.records}
+        assert (outcomes <= {Outcome.NOT_TOLD, Outcome.NOT_APPLICABLE}) is (raises is not None)
+        reasons = " ".join(record.reason for record in report.observation.probes.records)
+        assert raises is None or "raises ValueError: no" in reasons
+    assert fingerprint(model, batch) == before
+
+
+def test_gradients_hooks_and_modes_stay_too() -> None:
+    """A model in training has gradients of its own, and hooks."""
+    model = Rows()
+    seen: list[str] = []
+    model.first.register_forward_hook(lambda *_: seen.append("forward"))
+    x, y = rows()
+    nn.functional.cross_entropy(model(x), y).backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    before = fingerprint(model, x)
+    probed(model, x, y)
+    assert fingerprint(model, x) == before
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+def test_nothing_runs_unless_it_is_asked_for() -> None:
+    """One forward, and no record of a probe."""
+    model = Eventful()
+    report = Inspector(model).run_inspection(IDS)
+    assert report.observation.probes.records == ()
+    counted: list[int] = []
+    model = Rows()
+    model.register_forward_hook(lambda *_: counted.append(1))
+    Inspector(model).run_inspection(rows()[0])
+    assert len(counted) == 1
+
+
+def test_runs_are_counted_in_the_report() -> None:
+    """Each forward that really ran is, and the report says how many and how long."""
+    counted: list[int] = []
+    model = Rows()
+    model.register_forward_hook(lambda *_: counted.append(1))
+    report = probed(model, *rows(), probes=("sample_independence", "repeatability", "causality"))
+    assert len(counted) == 1 + report.observation.probes.forwards
+    assert "further forwards" in str(report)
+    assert "causality" not in str(report).partition("judged")[0].rpartition("probes:")[2]
+    assert report.to_dict()["probes"]["records"][0]["forwards"] >= 0
+    assert pickle.loads(pickle.dumps(report.observation)).probes == report.observation.probes
+
+
+def test_probes_are_a_setting_as_any_other(pytester: pytest.Pytester) -> None:
+    """Marker, ini, option and call, the closest winning; waived and made to warn like checks."""
+    pytester.makeini("[pytest]\nmodelhealth_probes = sample_independence")
+    pytester.makepyfile(
+        """
+        import pytest, torch
+        from torch import nn
+
+        class Mixed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.Linear(8, 3)
+            def forward(self, x):
+                return self.fc(x - x.mean(0))
+
+        def run(inspector, **options):
+            torch.manual_seed(0)
+            x, y = torch.randn(16, 8), torch.randint(0, 3, (16,))
+            return inspector(Mixed()).run_inspection(
+                x, y, loss=nn.functional.cross_entropy, **options)
+
+        def test_ini(inspector):
+            assert [v.check for v in run(inspector).violations] == ["sample_independence"]
+
+        def test_call(inspector):
+            assert run(inspector, probes=False).healthy
+
+        @pytest.mark.modelhealth(probes="repeatability")
+        def test_marker(inspector):
+            assert [r.probe for r in run(inspector).observation.probes.records] == ["repeatability"]
+
+        @pytest.mark.modelhealth_waive("*", check="sample_independence", reason="meant so")
+        def test_waiver(inspector):
+            run(inspector).assert_healthy()
+
+        def test_unasked(inspector):
+            run(inspector)
+
+        @pytest.mark.modelhealth(max_sample_effect=100.0)
+        def test_limit(inspector):
+            run(inspector).assert_samples_independent()
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=5, failed=1)
+    result.stdout.fnmatch_lines(["*samples see each other*", "*seen: *overwritten*"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"probes": "causalty"}, SettingsError, "did you mean 'causality'"),
+        ({"probes": 3}, SettingsError, "probes must be"),
+        ({"batch_dim": "first"}, InspectionError, "batch_dim must be"),
+        ({"causal": "yes"}, InspectionError, "causal must be"),
+        ({"padding": torch.zeros(6, 9)}, InspectionError, "padding must be a boolean tensor"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """With what was expected, and the nearest name."""
+    counted: list[int] = []
+    model = Reader()
+    model.register_forward_hook(lambda *_: counted.append(1))
+    with pytest.raises(error, match=message):
+        probed(model, texts(), **options)
+    assert counted == []
+
+
+def test_a_property_that_was_not_probed_cannot_be_asserted() -> None:
+    """The error says how to ask for it."""
+    report = Inspector(Rows()).run_inspection(rows()[0])
+    for name in ("samples_independent", "causal", "padding_ignored", "repeatable"):
+        with pytest.raises(InspectionError, match="was not probed: ask for it"):
+            getattr(report, f"assert_{name}")()
+
+
+def test_a_lazy_model_is_told_to_run_first() -> None:
+    """A copy is inspected, and there are no parameters to put back."""
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+    report = probed(model, *rows())
+    reasons = {record.reason for record in report.observation.probes.records}
+    assert all("the model is lazy" in reason for reason in reasons)
+
+
+def test_batches_are_probed_once() -> None:
+    """The first of several, under the setting."""
+    batches = [rows(), rows()]
+    report = Inspector(Rows(), probes="sample_independence").run_batches(
+        batches, loss=nn.functional.cross_entropy
+    )
+    assert report.observation.batches == 2
+    assert report.observation.probes["sample_independence"].outcome is Outcome.JUDGED
+
+
+def test_a_shelf_is_a_folder() -> None:
+    """Each file that defines a probe is found; those that help are not."""
+    folder = Path(__file__).parents[2] / "pytest_modelhealth" / "probes"
+    files = {path.stem for path in folder.glob("[!_]*.py")}
+    assert {probe.name for probe in all_probes()} <= files
+
+
+def test_an_evaluation_without_gradients_stays_so() -> None:
+    """Probes run where the inspection runs: no_grad around it holds for them too."""
+    with torch.no_grad():
+        report = probed(Writer(True), IDS, probes="sample_independence")
+    assert report.observation.probes["sample_independence"].outcome is Outcome.JUDGED
