@@ -39,17 +39,17 @@ def test_padding_that_has_an_effect_is_located(
 def test_masks_of_any_convention_are_read(side: str, true_is: str) -> None:
     """The side on which all rows agree is real, whatever the mask calls it."""
 
-    class Any_(Reader):
+    class Either(Reader):
         def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
             return super().forward(ids, mask if true_is == "real" else ~mask)
 
     batch = {name: t.flip(1) if side == "left" else t for name, t in texts().items()}
     mask = batch["mask"].bool()
     batch["mask"] = mask if true_is == "real" else ~mask
-    report = probed(Any_(), batch, CLASSES, probes=PROBE)
+    report = probed(Either(), batch, CLASSES, probes=PROBE)
     assert report.observation.probes[PROBE].outcome is Outcome.JUDGED
     report.assert_padding_ignored()
-    assert found(probed(_wrong(Any_()), batch, CLASSES, probes=PROBE), PROBE)
+    assert found(probed(_wrong(Either()), batch, CLASSES, probes=PROBE), PROBE)
 
 
 def _wrong(model: Reader) -> Reader:
