@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, completed, enclosing, flow_of, trainable
+from pytest_modelhealth.checks.gradient_extremes import singular, unmoving
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
 from pytest_modelhealth.checks.weights import is_scale, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
@@ -48,7 +50,9 @@ class GradNorm(Check):
     definition = (
         "The L2 norm of the gradients of a layer's own parameters lies within the bounds set, if "
         "any. Relative to its weights, no gradient of the first layers falls under vanishing_ratio "
-        "of the largest that they feed, and not half of those on a way rise over exploding_ratio."
+        "of the largest that they feed, and not half of those on a way rise over exploding_ratio. "
+        "The largest number in any gradient is at least min_largest_gradient, unless the loss is "
+        "next to zero, and no norm is over singular_grad_norm."
     )
     source = (
         "AutoTrainer compares first and last layer (under 1e-3, over 70); the limits here are "
@@ -87,14 +91,36 @@ class GradNorm(Check):
             help="largest root mean square of a layer's gradients relative to that of its weights "
             "(at 1e4, one step at a learning rate of 1e-4 is as large as the weights)",
         ),
+        Setting(
+            "min_largest_gradient",
+            float,
+            default=1e-10,
+            minimum=0.0,
+            help="smallest that the largest number in all gradients of parameters may be while the "
+            "loss is not zero (Adam adds 1e-8 to its denominator, so that it hardly moves; the "
+            "least of 803 healthy runs is 7.7e-6)",
+            per_layer=False,
+        ),
+        Setting(
+            "singular_grad_norm",
+            float,
+            default=1e8,
+            minimum=0.0,
+            help="L2 norm of the gradients of one layer's parameters over which a derivative must "
+            "have been singular: of a root or a norm at zero (the most of 803 healthy runs is "
+            "9.8e5)",
+        ),
     )
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield layers whose gradient norm is out of bounds."""
         records = [record for record in called(observation) if _gradients(record)]
         yield from _absolute(records, observation, settings)
-        yield from _exploding(records, observation, settings)
-        yield from _vanishing(records, observation, settings)
+        exploding = list(_exploding(records, observation, settings))
+        near = partial(_arriving, records, observation)
+        yield from singular(GradNorm, records, observation, settings, near, exploding)
+        vanishing = list(_vanishing(records, observation, settings))
+        yield from vanishing or unmoving(GradNorm, records, observation, settings)
 
 
 def _gradients(record: LayerRecord) -> list[TensorStatistics]:

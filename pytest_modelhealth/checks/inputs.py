@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _FEWEST_VALUES = 16
 _FEWEST_ROWS = 10
+_FEWEST_SAMPLES = 8
 _WHITE = 255.0
 _IMAGE_CHANNELS = (1, 3, 4)
 _CENTRED = 0.2
@@ -44,7 +46,7 @@ class Inputs(Check):
         "Inputs are not all equal. Those that go into weights as they are have a root mean square "
         "of at most max_input_rms, 100 times as much in a table whose columns are not centred; "
         "images are not scaled to 1/255, not normalised twice and not nearly constant. Ids are "
-        "not all the same."
+        "not all the same, nor are 8 samples or more."
     )
     source = (
         "LeCun et al. (1998), Efficient BackProp: inputs with mean 0 and variance 1; raw 0-255 and "
@@ -82,7 +84,40 @@ class Inputs(Check):
                 what = "its inputs" if len(inputs) == 1 else f"the values of {name}"
                 limit = settings["max_input_rms"]
                 yield from _values(root, given, f"go into {taker.label!r} as they are", what, limit)
-        yield from _ids(observation)
+        ids = list(_ids(observation))
+        yield from ids
+        if not ids and whole.std > 0.0:
+            yield from _repeated(root, observation)
+
+
+def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation]:
+    """Yield that the batch is one sample, many times: all that it holds goes by the sample.
+
+    Where a tensor does not (edges of a graph, a step in time), that may tell its rows apart.
+    """
+    samples = observation.samples // max(observation.batches, 1)
+    shapes = [one.shape for one in observation.given if math.prod(one.shape) > 1]
+    if samples < _FEWEST_SAMPLES or not shapes or any(s[:1] != (samples,) for s in shapes):
+        return
+    if not root.equal_input_samples:
+        return
+    differ = _targets_differ(observation, samples)
+    yield Inputs.violation(
+        root,
+        f"all {samples} samples of the batch are one and the same"
+        f"{', and their targets differ' if differ else ''}",
+        value=float(samples),
+        limit=ALWAYS,
+        cause="a dataset or collation that gives the same index each time, or an expand in place "
+        "of a stack" + ("" if differ else "; one sample many times may be meant, too"),
+        severity="fail" if differ else "warn",
+    )
+
+
+def _targets_differ(observation: Observation, samples: int) -> bool:
+    """Whether a loss compares with one number for each sample, and these are not one."""
+    targets = [call.target for call in observation.loss_calls if call.target is not None]
+    return any(t.shape in ((samples,), (samples, 1)) and t.min < t.max for t in targets)
 
 
 def _values(

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, innermost
 from pytest_modelhealth.checks.freshness import is_fresh
+from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
 from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.checks.weights import linear_maps
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Setting, Settings, Severity
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import (
@@ -29,6 +30,10 @@ _SQUASHING = {
     "binary_cross_entropy_with_logits": frozenset({"sigmoid", "hardsigmoid", "softmax"}),
 }
 """What squashes the logits that a loss takes."""
+_ONE_SIDED = frozenset({"relu", "threshold"})
+"""What never goes below zero and is flat there: of logits, a whole side is lost."""
+_BENDS = frozenset({"celu", "elu", "gelu", "hardswish", "log_sigmoid", "mish", "silu", "softplus"})
+"""What flattens one side of the logits and leaves a gradient nearly everywhere."""
 _SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
 _ELEMENTWISE = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 _TAKES_LOG_PROBABILITIES = frozenset({"nll_loss", "ctc_loss", "kl_div"})
@@ -48,6 +53,11 @@ _RANGES = {
     (-1.0, 1.0): "labels of -1 and 1: bring them to 0 and 1",
 }
 
+_FAR_BOUND = 10.0
+"""Logits that are clamped this far out leave a probability of e^-10: a guard."""
+_REACHABLE = 0.1
+"""A loss that logits cannot get below; where they may lie 5 apart, 5 classes have 0.03."""
+_FEWEST_OF_ONE_CLASS = 16
 _UNNORMALISED = 0.1
 _FEWEST_ROWS = 2
 _FEWEST_TARGETS = 8
@@ -73,7 +83,8 @@ class Loss(Check):
     reads_scale = True
     definition = (
         "Calls of torch's loss functions are held against what they take: logits, "
-        "log-probabilities, targets of the same shape, some of them not ignored. The loss as a "
+        "log-probabilities, targets of the same shape, some of them not ignored. Warned of: "
+        "targets of one class, a sum over the batch, a term times zero. The loss as a "
         "whole is not provably below zero nor multiplied by zero, passes a gradient to the output "
         "and reads its target; "
         "that of a freshly initialised classifier is at most max_initial_loss times ln(classes)."
@@ -99,15 +110,22 @@ class Loss(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield what each loss call was wrongly given, then what is wrong with the loss."""
         found = [f for call in observation.loss_calls for f in _of_call(call, observation)]
-        if not found:
-            found = list(_batch_softmax(observation))
-        if not found and observation.loss_path is not None:
-            found = list(_of_path(observation.loss_path, observation))
-        if not found:
-            found = list(_negated(observation))
+        if not _fails(found):
+            found += _batch_softmax(observation)
+        if not _fails(found) and observation.loss_path is not None:
+            found += _of_path(observation.loss_path, observation)
+        if not _fails(found):
+            found += _negated(observation)
         yield from found
-        if not found:
+        if not _fails(found):
             yield from _initial(observation, settings)
+            yield from weightless_terms(Loss, observation)
+            yield from summed_over_batch(Loss, observation)
+
+
+def _fails(found: list[Finding]) -> bool:
+    """Whether anything but warnings was found, beside which nothing more is looked for."""
+    return any(getattr(one, "severity", "fail") == "fail" for one in found)
 
 
 class _Fault(NamedTuple):
@@ -116,11 +134,20 @@ class _Fault(NamedTuple):
     message: str
     value: float
     cause: str
+    severity: Severity = "fail"
 
 
 def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> Violation:
-    message, value, cause = fault
-    return Loss.violation(culprit, message, value=value, role=role, cause=cause, independent=True)
+    message, value, cause, severity = fault
+    return Loss.violation(
+        culprit,
+        message,
+        value=value,
+        role=role,
+        cause=cause,
+        independent=True,
+        severity=severity,
+    )
 
 
 def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
@@ -135,11 +162,14 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
         _over_batch,
         _probabilities,
         _squashed,
+        _cut_off,
+        _bent,
         _no_log_probabilities,
         _no_distribution,
         _no_log_rate,
         _out_of_range,
         _widened,
+        _one_class,
     ):
         found = judge(call, observation)
         if found is not None:
@@ -257,6 +287,83 @@ def _squashed(call: LossCall, observation: Observation) -> _Fault | None:
         f"the {made_by} before it is one too many: it is part of the loss"
         if call.function != "cross_entropy"
         else f"the {made_by} before it holds the logits between 0 and 1: leave it out",
+    )
+
+
+def _cut_off(call: LossCall, _: Observation) -> _Fault | None:
+    """Judge logits of which an activation took a side, or what lies beyond a near bound."""
+    function, given = call.function, call.input
+    if function not in _SQUASHING or given is None or not given.finite_count:
+        return None
+    low, high = (-1.0, 1.0) if call.made_by == "tanh" else call.clamped or (None, None)
+    if (
+        low is not None
+        and high is not None
+        and (least := _least_loss(call, high - low)) > _REACHABLE
+    ):
+        return _Fault(
+            f"{function} takes logits and is given some that are held between {low:g} and {high:g}",
+            least,
+            f"no class can get more than {math.exp(-least):.0%}: leave out the "
+            f"{'tanh' if call.made_by == 'tanh' else 'clamp'} before it",
+        )
+    met = {low: given.min, high: given.max}
+    near = [end for end, seen in met.items() if end == seen and abs(seen) < _FAR_BOUND]
+    if call.made_by in _ONE_SIDED:
+        what = f"the output of a {call.made_by}"
+    elif near and call.made_by != "tanh":
+        what = f"logits that are clamped at {' and at '.join(f'{end:g}' for end in near)}"
+    else:
+        return None
+    cause = (
+        "what lies on the flat side gets no gradient, and all logits there are one"
+        if function == "cross_entropy"
+        else "no probability can leave its side of a half, or of that bound"
+    )
+    return _Fault(f"{function} takes logits and is given {what}", 1.0, f"{cause}: leave it out")
+
+
+def _least_loss(call: LossCall, reach: float) -> float:
+    """Return the least loss of a target for logits that differ by `reach` at most."""
+    if call.function == "cross_entropy":
+        return math.log1p((call.classes - 1) * math.exp(-reach))
+    return math.log1p(math.exp(-reach / 2.0))
+
+
+def _bent(call: LossCall, _: Observation) -> _Fault | None:
+    """Judge logits that an activation made: soft caps and distances are made by arithmetic."""
+    if call.function not in _SQUASHING or call.made_by not in _BENDS:
+        return None
+    return _Fault(
+        f"{call.function} takes logits and is given what {call.made_by} returns",
+        1.0,
+        "it flattens one side of the logits: leave it out, unless they are meant to be bent so",
+        "warn",
+    )
+
+
+def _one_class(call: LossCall, observation: Observation) -> _Fault | None:
+    """Judge class indices that are all one, where there are several classes to learn.
+
+    A class has a row of weights, or a column. Where none has, an index is a place among candidates,
+    of which the right one may stand first (He et al. 2020, MoCo).
+    """
+    targets = call.targets
+    if targets is None or targets.only is None or call.classes < _FEWEST_ROWS:
+        return None
+    held = (s for record in called(observation) for s in record.parameters.values())
+    if not any(call.classes in s.shape[:2] for s in held):
+        return None
+    count = targets.count - targets.ignored
+    if count < _FEWEST_OF_ONE_CLASS:
+        return None
+    return _Fault(
+        f"all {count} targets of {call.function} are class {targets.only}, of {call.classes} "
+        "classes",
+        float(count),
+        "a placeholder, labels that did not load, or data sorted by class and not shuffled; a "
+        "batch of one class may be meant, too",
+        "warn",
     )
 
 

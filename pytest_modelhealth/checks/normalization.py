@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.dropouts import drops_everything, drops_in_evaluation
 from pytest_modelhealth.checks.facts import called
 from pytest_modelhealth.checks.freshness import (
     has_initial_statistics,
@@ -42,8 +43,9 @@ class Normalization(Check):
         "In evaluation mode the root mean square of a batch normalisation's output is at most "
         "max_norm_mismatch times that of its scale and shift, and at least that part of it. "
         "Running variances are not negative nor all zero, epsilon is at most max_norm_eps where "
-        "it tells, scales are not all zero where the output goes on to weights, and no "
-        "normalisation or dropout trains inside a model in evaluation mode."
+        "it tells, scales are not all zero where the output goes on to weights, no "
+        "normalisation or dropout trains inside a model in evaluation mode, and no dropout drops "
+        "everything."
     )
     source = (
         "Ioffe and Szegedy (2015): normalised values have mean 0 and variance 1; measured on "
@@ -78,6 +80,8 @@ class Normalization(Check):
         for record in called(observation):
             if evaluated:
                 yield from _left_in_training(record)
+            yield from drops_everything(Normalization, observation, record)
+            yield from drops_in_evaluation(Normalization, observation, record)
             if "running_var" in record.buffers:
                 wrong = list(_running_variance(record))
                 yield from wrong or _mismatch(record, settings, trained=trained)

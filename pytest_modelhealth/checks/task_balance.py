@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.facts import completed
 from pytest_modelhealth.settings import Setting, Settings
 
@@ -27,7 +27,8 @@ class TaskBalance(Check):
     role = "parameter_gradients"
     definition = (
         "With several named losses, the L2 norms of the gradients of each two of them are compared "
-        "at the last layer that both reach; the larger is at most max_task_ratio times the smaller."
+        "at the last layer that both reach; the larger is at most max_task_ratio times the "
+        "smaller. A loss that is not zero has a gradient that is not, somewhere."
     )
     source = (
         "Chen et al. 2018, GradNorm (norms at the last shared layer); the limit is measured on two "
@@ -46,7 +47,12 @@ class TaskBalance(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield each pair of tasks of which one drowns the other."""
+        silent = [task for task in observation.tasks if _asks_nothing(task)]
+        for task in silent:
+            yield from _silent(task, observation)
         for a, b in combinations(observation.tasks, 2):
+            if any(task.loss != 0.0 for task in (a, b) if task in silent):
+                continue
             layer = _last_shared(a, b, observation)
             if layer is None:
                 continue
@@ -73,6 +79,26 @@ class TaskBalance(Check):
                 "the targets",
                 independent=True,
             )
+
+
+def _asks_nothing(task: TaskGradients) -> bool:
+    return bool(task.gradient_norms) and not any(task.gradient_norms.values())
+
+
+def _silent(task: TaskGradients, observation: Observation) -> Iterator[Finding]:
+    """Yield a task whose loss is something, and whose gradient is nothing at every layer."""
+    reached = [observation.layers[n] for n in task.gradient_norms if n in observation.layers]
+    if task.loss == 0.0 or not math.isfinite(task.loss) or not reached:
+        return
+    yield TaskBalance.violation(
+        max(reached, key=completed),
+        f"task {task.name!r} has a loss of {task.loss:.3g} and asks nothing of any of the "
+        f"{len(reached)} layers that it reaches: its gradient is exactly zero",
+        value=0.0,
+        limit=ALWAYS,
+        cause="it is flat here: rounded, clamped, chosen by an index, or multiplied by zero beside "
+        "a constant",
+    )
 
 
 def _why_apart(strong: TaskGradients, weak: TaskGradients) -> str:

@@ -285,6 +285,7 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
     unread = [number for number in given if _is_ignored(flow, number)]
     names = [vertices[n].name for n in unread if not vertices[n].name.endswith("]")]
     if not names:
+        yield from _unread_inside(observation, flow)
         return
     is_, it = ("are", "them") if len(names) > 1 else ("is", "it")
     message = f"{_listed(names)} {is_} given and nothing reads {it}"
@@ -313,6 +314,34 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
             message,
             cause="an argument that is not passed on, or that this model has no use for: leave it "
             "out of the batch",
+            severity="warn",
+        )
+
+
+def _unread_inside(observation: Observation, flow: Flow) -> Iterator[Violation]:
+    """Yield numbers inside an object of the batch that nothing takes: labels and ids are not asked.
+
+    A dictionary may hold what only a loss reads; what a loss was given elsewhere is not told.
+    """
+    vertices = flow.graph.vertices
+    met = {v.name: n for n, v in enumerate(vertices) if v.kind == "input"}
+    targets = {(c.target.shape, c.target.dtype) for c in observation.loss_calls if c.target}
+    names = [
+        one.name
+        for one in observation.given
+        if one.name.endswith("]")
+        and one.dtype.startswith(("float", "bfloat"))
+        and (one.shape, one.dtype) not in targets
+        and (one.name not in met or _is_ignored(flow, met[one.name]))
+    ]
+    if names:
+        is_, it = ("are", "them") if len(names) > 1 else ("is", "it")
+        yield Wiring.violation(
+            observation.layers[""],
+            f"{_listed(names)} {is_} given inside an object and nothing reads {it}",
+            value=float(len(names)),
+            role="inputs",
+            cause="a key that is not asked for, or one that only others read: a loss, a metric",
             severity="warn",
         )
 

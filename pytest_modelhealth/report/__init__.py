@@ -28,6 +28,7 @@ from pytest_modelhealth.report.judgement import (
 from pytest_modelhealth.report.observation import (
     ROLES,
     ClassTargets,
+    GivenTensor,
     LayerRecord,
     LayerRecords,
     LossCall,
@@ -51,6 +52,7 @@ __all__ = [
     "Ending",
     "Flow",
     "Gate",
+    "GivenTensor",
     "Graph",
     "HealthReport",
     "Inconclusive",

@@ -237,6 +237,21 @@ def _merged_role(a: Any, b: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class GivenTensor:
+    """A tensor of the batch, as it was given.
+
+    Args:
+        name: what it is called in the flow: ``"input 0"``, ``"input 0[1]"`` inside an object.
+        shape: its shape.
+        dtype: its dtype, without ``torch.``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class ClassTargets:
     """Class indices that a loss was given as target.
 
@@ -245,12 +260,14 @@ class ClassTargets:
         ignored: how many are to be ignored.
         tail: the index that several samples end in, twice or more; ``None`` if there is none.
         tail_share: share of the targets that are such ends.
+        only: the one class that all others are; ``None`` where there are several.
     """
 
     count: int
     ignored: int
     tail: int | None = None
     tail_share: float = 0.0
+    only: int | None = None
 
 
 @dataclass(frozen=True)
@@ -272,6 +289,7 @@ class LossCall:
             log-probabilities.
         made_by: the operation that made the input (``"softmax"``), where its graph tells.
         made_along: the dimension that the operation ran along.
+        clamped: the bounds that a clamp of the input had, if one made it; ``None`` is no bound.
         cosines: whether it is made of inner products of vectors of length one, times a scale and
             with a margin or not, as far as its graph tells.
         targets: what the class indices are, where the target holds such.
@@ -289,6 +307,7 @@ class LossCall:
     log_normalizer: float | None = None
     made_by: str = ""
     made_along: int | None = None
+    clamped: tuple[float | None, float | None] | None = None
     cosines: bool = False
     targets: ClassTargets | None = None
 
@@ -390,6 +409,7 @@ class Observation:
         tasks: what each of several named losses asks of the model, those of the first batch.
         flow: who feeds whom in the first batch; ``None`` where nothing was recorded.
         probes: what probes did with the first batch, and what followed.
+        given: the tensors that the model was called with, those of the first batch.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -407,6 +427,7 @@ class Observation:
     tasks: tuple[TaskGradients, ...] = ()
     flow: Flow | None = None
     probes: Probed = field(default_factory=Probed)
+    given: tuple[GivenTensor, ...] = ()
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.
@@ -434,6 +455,7 @@ class Observation:
             tasks=self.tasks,
             flow=self.flow,
             probes=self.probes,
+            given=self.given,
         )
 
 

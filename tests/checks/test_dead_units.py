@@ -152,7 +152,8 @@ def test_dropout_of_everything(batch, inspect):
     """A dropout with p=1 is named as what it is."""
     model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(1.0), nn.Linear(32, 4))
     violation = inspect(model, batch).violations[0]
-    assert (violation.layer, violation.cause) == ("1", "its p is 1: it drops everything")
+    assert violation.layer == "1"
+    assert "its rate is 1" in violation.cause
 
 
 @pytest.mark.parametrize(("bias", "healthy"), [(-50.0, False), (-0.2, True)])

@@ -256,3 +256,78 @@ def test_ids_all_alike_in_a_table_that_meets_no_larger_one(inspect):
     assert found(inspect(Pair(meet=True), (text, alike))) == []
     assert found(inspect(Pair(meet=False), (text, alike))) == ["other"]
     assert found(inspect(Pair(meet=False), (text, torch.randint(30, (8, 12))))) == []
+
+
+class Both(nn.Module):
+    """A model of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, a, b):
+        return self.a(a) + self.b(b)
+
+
+def repeated(samples=32):
+    """One sample, many times."""
+    return torch.randn(1, 16).expand(samples, 16).clone()
+
+
+def told(report):
+    """With which severity the check says that samples are equal."""
+    said = (*report.violations, *report.warnings)
+    return [v.severity for v in said if "one and the same" in v.message]
+
+
+@pytest.mark.parametrize(
+    ("target", "loss", "severity"),
+    [
+        (None, None, ["warn"]),
+        (torch.zeros(32, dtype=torch.long), F.cross_entropy, ["warn"]),
+        (torch.arange(32) % 4, F.cross_entropy, ["fail"]),
+    ],
+    ids=["no target", "one target", "several targets"],
+)
+def test_one_sample_many_times(target, loss, severity, inspect):
+    """It is warned of, and a fault where different targets are asked of it."""
+    assert told(inspect(nn.Linear(16, 4), repeated(), target, loss=loss)) == severity
+
+
+def test_one_number_many_times(inspect):
+    """A regression that is asked for several numbers of one sample has nothing to learn."""
+    report = inspect(nn.Linear(16, 1), repeated(), torch.randn(32, 1), loss=F.mse_loss)
+    assert told(report) == ["fail"]
+
+
+def test_few_samples_may_be_equal(inspect):
+    """Seven equal samples prove nothing."""
+    assert told(inspect(nn.Linear(16, 4), repeated(7))) == []
+    assert told(inspect(nn.Linear(16, 4), repeated(8))) == ["warn"]
+
+
+def test_one_of_two_inputs_repeats(inspect):
+    """What repeats beside an input that varies is given for all samples."""
+    assert told(inspect(Both(), (repeated(), torch.randn(32, 16)))) == []
+    assert told(inspect(Both(), (repeated(), repeated()))) == ["warn"]
+
+
+def test_nodes_told_apart_by_their_edges(inspect):
+    """A tensor that does not go by the sample may tell samples apart."""
+
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(16, 4)
+
+        def forward(self, x, edges):
+            return self.fc(x).index_add(0, edges[0], self.fc(x)[edges[1]])
+
+    assert told(inspect(Graph(), (repeated(), torch.randint(0, 32, (2, 50))))) == []
+
+
+def test_one_sentence_many_times(inspect):
+    """Ids are compared, too."""
+    model = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(192, 4))
+    ids = torch.randint(0, 50, (1, 12)).expand(32, 12).clone()
+    assert told(inspect(model, ids)) == ["warn"]

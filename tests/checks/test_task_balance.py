@@ -185,3 +185,48 @@ def test_target_for_some_tasks_only_is_refused(model, target, batch):
     """A mapping that lacks a task's target would go whole to that task."""
     with pytest.raises(InspectionError, match="no value for task 'number'"):
         Inspector(model).run_inspection(batch, {"classes": target["classes"]}, loss=LOSSES)
+
+
+def rounded(output, target):
+    """A loss of what was rounded, which has no gradient."""
+    return F.mse_loss(output["b"].round(), target)
+
+
+def asks_nothing(report):
+    """What is said of tasks that ask for nothing."""
+    return [v for v in report.violations if "asks nothing of any" in v.message]
+
+
+def test_task_without_a_gradient(model, batch, target, inspect):
+    """A task whose loss is something, and whose gradient is nothing, is a fault, said once."""
+    losses = {"classes": classes, "number": rounded}
+    report = inspect(model, batch, target, loss=losses, settings={"checks": ["task_balance"]})
+    (violation,) = report.violations
+    assert violation.message.startswith("task 'number' has a loss of")
+    assert violation.layer == "b"
+
+
+def test_task_that_shares_no_layer(batch, target, inspect):
+    """So is one that reaches no layer of another."""
+
+    class Apart(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 1)
+
+        def forward(self, x):
+            return {"a": self.a(x), "b": self.b(x)}
+
+    losses = {"classes": classes, "number": rounded}
+    settings = {"checks": ["task_balance"]}
+    assert asks_nothing(inspect(Apart(), batch, target, loss=losses, settings=settings))
+    assert not asks_nothing(inspect(Apart(), batch, target, loss=LOSSES, settings=settings))
+
+
+def test_task_with_a_weight_of_zero(model, batch, target, inspect):
+    """A task that is multiplied by zero is warned of with its line; it is off, and no fault."""
+    losses = {"classes": classes, "number": lambda o, t: 0.0 * number(o, t)}
+    report = inspect(model, batch, target, loss=losses)
+    assert report.violations == ()
+    (warning,) = (v for v in report.warnings if v.check == "loss")
+    assert "multiplied by 0 at" in warning.message

@@ -159,6 +159,28 @@ def test_a_recurrence_that_is_cut_says_where() -> None:
     assert flow_of(Recurrent(lambda h: h), x).cut_recurrences() == ()
 
 
+class Forgetful(nn.Module):
+    """A cell that cuts off its own state, all of it or but for a residual."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.given, self.state, self.keeps = nn.Linear(4, 4), nn.Linear(4, 4), keeps
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        new = torch.tanh(self.given(x) + self.state(h.detach()))
+        return h + new if self.keeps else new
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_cell_may_cut_its_own_state(keeps: bool) -> None:
+    """It is cut all the same, unless a way past the cut lets the gradient through."""
+    model = Recurrent(lambda h: h)
+    model.cell = Forgetful(keeps=keeps)
+    found = flow_of(model, torch.randn(16, 5, 4)).cut_recurrences()
+    assert [one.layer for one in found] == ([] if keeps else ["cell"])
+    assert all(cut.operation == "detach" for one in found for cut in one.cuts)
+
+
 def test_a_block_without_its_residual_is_told_from_its_siblings() -> None:
     """Siblings are of one class and called by the same layer."""
     flow = flow_of(Net(residual=False), torch.randn(16, 4))

@@ -37,27 +37,43 @@ _DEEPEST = 100
 
 
 class Origin(NamedTuple):
-    """The operation that made a tensor, views and copies apart, and the dimension it ran along."""
+    """The operation that made a tensor, views and copies apart, and the dimension it ran along.
+
+    Clamps are passed, as they leave most values what they are; the last one's bounds are kept.
+    """
 
     function: str = ""
     dimension: int | None = None
+    clamped: tuple[float | None, float | None] | None = None
 
 
 def origin(tensor: Tensor) -> Origin:
     """Return what made `tensor`: ``softmax``, ``sigmoid``; nothing where it has no graph."""
     node: Any = tensor.grad_fn
-    moved = False
+    moved, clamped = False, None
     while node is not None and operation(node) in _STILL_PROBABILITIES:
+        clamped = clamped or _bounds(node)
         moved = moved or operation(node) not in ("Clone", "ToCopy", "Alias", "Contiguous")
         node = node.next_functions[0][0] if node.next_functions else None
     if node is None:
-        return Origin()
+        return Origin(clamped=clamped)
+    clamped = clamped or _bounds(node)
     dimension = getattr(node, "_saved_dim", None)
     if moved or not isinstance(dimension, int):
-        return Origin(snake_case(operation(node)))
+        return Origin(snake_case(operation(node)), clamped=clamped)
     if dimension >= 1 << 63:  # stored without a sign
         dimension -= 1 << 64
-    return Origin(snake_case(operation(node)), dimension % max(tensor.ndim, 1))
+    return Origin(snake_case(operation(node)), dimension % max(tensor.ndim, 1), clamped)
+
+
+def _bounds(node: Any) -> tuple[float | None, float | None] | None:
+    """Return the bounds of a clamp by numbers; ``None`` where a node is no such."""
+    if not operation(node).startswith(("Clamp", "Hardtanh")):
+        return None
+    low = getattr(node, "_saved_min", getattr(node, "_saved_min_val", None))
+    high = getattr(node, "_saved_max", getattr(node, "_saved_max_val", None))
+    low, high = (end if isinstance(end, int | float) else None for end in (low, high))
+    return None if low is None and high is None else (low, high)
 
 
 def are_cosines(tensor: Tensor) -> bool:

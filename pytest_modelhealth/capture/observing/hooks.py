@@ -22,7 +22,7 @@ from pytest_modelhealth.capture.observing.flow import OpenCall
 from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalLayers
 from pytest_modelhealth.capture.observing.layer import Given, Layer
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
-from pytest_modelhealth.capture.observing.options import call_options, dropout_options
+from pytest_modelhealth.capture.observing.options import call_options, dropout_options, most_dropped
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import (
     find_tensors,
@@ -241,7 +241,8 @@ class Hooks:
             return self.flow.run_function(call, args, kwargs)
         if name is None:
             if not isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
-                self.recorder.add_options(caller.layer, dropout_options(call, args, kwargs))
+                said = dropout_options(call, args, kwargs)
+                self.recorder.add_options(caller.layer, most_dropped(caller.layer.options, said))
             return self.flow.run_function(call, args, kwargs)
         functions = caller.functions = caller.functions or {}
         number, options = functions.get(name, 0), call_options(name, args, kwargs)

@@ -206,6 +206,7 @@ def see_loss(
             classes=0 if dimension is None else values.shape[dimension],
             made_by=made_by.function,
             made_along=made_by.dimension,
+            clamped=made_by.clamped,
             cosines=isinstance(values, Tensor) and are_cosines(values),
         ),
         entry,
@@ -302,11 +303,13 @@ class _Targets(NamedTuple):
     Args:
         total: how many there are.
         ignored: how many of them are to be ignored, a tensor.
+        ends: the least and the largest of the others, a tensor of both.
         sequences: those of some samples, shape ``(sequences, length)``, if there are any.
     """
 
     total: int
     ignored: Tensor
+    ends: Tensor
     sequences: Tensor | None
 
     def settled(self) -> ClassTargets:
@@ -314,7 +317,10 @@ class _Targets(NamedTuple):
         tail, share = None, 0.0
         if self.sequences is not None:
             tail, share = _constant_tail(self.sequences.cpu().numpy())
-        return ClassTargets(self.total, self.ignored.cpu().numpy().item(), tail, share)
+        ignored = int(self.ignored.cpu().numpy().item())
+        least, most = self.ends.cpu().numpy().tolist()
+        only = int(least) if least == most and ignored < self.total else None
+        return ClassTargets(self.total, ignored, tail, share, only)
 
 
 def _targets(
@@ -325,11 +331,19 @@ def _targets(
         return None
     if target.is_floating_point() or not target.numel():
         return None
-    ignored = (target == int(given.get("ignore_index", -100))).sum()
+    is_ignored = target == int(given.get("ignore_index", -100))
+    ends = _ends(target, is_ignored)
     count, sequences = target.numel(), None
     if samples > 1 and count % samples == 0 and count // samples >= _SHORTEST_SEQUENCE:
         sequences = _sample(target.reshape(samples, -1), 1)
-    return _Targets(count, ignored, sequences)
+    return _Targets(count, is_ignored.sum(), ends, sequences)
+
+
+def _ends(target: Tensor, is_ignored: Tensor) -> Tensor:
+    """Return the least and the largest class that is not ignored; it waits for no device."""
+    info = torch.iinfo(target.dtype)
+    least = target.masked_fill(is_ignored, info.max).amin()
+    return torch.stack([least, target.masked_fill(is_ignored, info.min).amax()])
 
 
 _SHORTEST_SEQUENCE = 4

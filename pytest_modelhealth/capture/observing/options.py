@@ -78,3 +78,19 @@ def dropout_options(
     given = call_options(FUNCTIONAL_DROPOUT[call], args, kwargs)
     default = _DROPOUT_DEFAULTS.get(call, {"p": 0.5, "training": True})
     return {f"dropout_{name}": given.get(name, default[name]) for name in ("p", "training")}
+
+
+def most_dropped(known: Mapping[str, Option], now: Mapping[str, Option]) -> Mapping[str, Option]:
+    """Return which of two calls of functional dropout drops more, the later one of equals.
+
+    Args:
+        known: the options of a layer, with those of an earlier call or none.
+        now: what the later call says.
+    """
+    return now if _dropped(now) >= _dropped(known) else {}
+
+
+def _dropped(options: Mapping[str, Option]) -> float:
+    rate = options.get("dropout_p")
+    is_on = options.get("dropout_training") is True
+    return float(rate) if is_on and isinstance(rate, int | float) else 0.0

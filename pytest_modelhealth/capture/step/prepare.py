@@ -25,7 +25,13 @@ from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.capture.step.unregistered import Registered
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules
-from pytest_modelhealth.report import Kind, LossPath, TaskGradients, UnregisteredParameter
+from pytest_modelhealth.report import (
+    GivenTensor,
+    Kind,
+    LossPath,
+    TaskGradients,
+    UnregisteredParameter,
+)
 
 
 @dataclass
@@ -47,7 +53,7 @@ class Step:
         tasks: the named losses, where there are several.
         notes: what a reader should know.
         is_differentiated: whether a backward pass is asked for and can be run.
-        no_gradients, loss_path, unregistered, task_gradients: as in `Observation`.
+        no_gradients, loss_path, unregistered, task_gradients, given: as in `Observation`.
         read: ids of the parameters that functions were given, where those are seen.
     """
 
@@ -69,6 +75,7 @@ class Step:
     unregistered: tuple[UnregisteredParameter, ...] = ()
     task_gradients: tuple[TaskGradients, ...] = field(default=())
     read: set[int] | None = None
+    given: tuple[GivenTensor, ...] = ()
 
     @property
     def batch(self) -> Any:
@@ -119,6 +126,7 @@ def prepare(request: Request, model: nn.Module, notes: list[str], state: State) 
         versions=[(name, tensor, version(tensor)) for name, tensor in named],
         tasks=TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None,
         notes=[*notes, *_unregistered(recorder, registered, state)],
+        given=tuple(_given(arguments)),
     )
     _refuse_fake(state, tensors)
     return step
@@ -128,8 +136,7 @@ def _sources(
     arguments: Inputs, target: Any, held: Iterable[tuple[Kind, list[Held]]], state: State
 ) -> Iterator[Source]:
     """Yield the batch and what the model holds with their names in the flow."""
-    for key, value in (*enumerate(arguments.args), *arguments.kwargs.items()):
-        yield from ((Kind.INPUT, *named) for named in _numbered(f"input {key}", value))
+    yield from ((Kind.INPUT, *named) for named in _inputs(arguments))
     yield from ((Kind.TARGET, *named) for named in _numbered("target", target))
     for kind, tensors in held:
         for layer, name, tensor in tensors:
@@ -138,7 +145,18 @@ def _sources(
         yield Kind.UNKNOWN, ("attribute",), tensor
 
 
-def _numbered(name: str, value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+def _inputs(arguments: Inputs) -> Iterator[tuple[tuple[str], Tensor]]:
+    for key, value in (*enumerate(arguments.args), *arguments.kwargs.items()):
+        yield from _numbered(f"input {key}", value)
+
+
+def _given(arguments: Inputs) -> Iterator[GivenTensor]:
+    for (name,), tensor in _inputs(arguments):
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        yield GivenTensor(name, shape, str(tensor.dtype).removeprefix("torch."))
+
+
+def _numbered(name: str, value: Any) -> Iterator[tuple[tuple[str], Tensor]]:
     tensors = find_tensors(value)
     for index, tensor in enumerate(tensors):
         yield (name if len(tensors) == 1 else f"{name}[{index}]",), tensor

@@ -46,6 +46,7 @@ def settle(step: Step) -> Observation:
         unregistered=step.unregistered,
         tasks=step.task_gradients,
         flow=recorder.flow.flow(),
+        given=step.given,
     )
 
 

@@ -72,16 +72,26 @@ class _Step:
         self._end = max(second.inputs, default=-1)
         self._outputs, self._inputs = set(first.outputs), set(second.inputs)
         self._second = index.inside_call(number)
+        self._returned = set(second.outputs)
+        self._last = max(second.outputs, default=-1)
         self._after = index.forward(self._outputs, "value", last=self._end)
         self.way = self._after & index.backward(self._inputs, first=self._begin)
 
     def cut(self) -> Cut | None:
-        """Return where gradients end on the way, ``None`` where they pass, or none begin."""
+        """Return where gradients end on the way, ``None`` where they pass, or none begin.
+
+        The second call may cut off itself what it is given.
+        """
         vertices = self._index.graph.vertices
         live = self._index.forward(self._outputs, "gradient", last=self._end)
+        way = self.way
         if not live.isdisjoint(self._inputs):
-            return None
-        for number in sorted(self.way - live):
+            live = self._index.forward(self._outputs, "gradient", last=self._last)
+            if not self._returned or not live.isdisjoint(self._returned):
+                return None
+            way = self._index.forward(self._outputs, "value", last=self._last)
+            way &= self._index.backward(self._returned, first=self._begin)
+        for number in sorted(way - live):
             for position, operand in enumerate(vertices[number].operands):
                 if operand in live and not vertices[number].passes_gradient(position):
                     return self._index.cut(number, operand, live)

@@ -1,0 +1,154 @@
+"""Gradients so large that a derivative must be singular, or so small that no optimizer moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.arithmetic import EDGED, QUOTIENTS, first_of, named
+from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost
+from pytest_modelhealth.checks.paths import way_to
+from pytest_modelhealth.settings import Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import LayerRecord, Observation, Vertex, Violation
+
+# ---- singular derivatives -----------------------------------------------------------------------
+
+_LEAST_JUMP = 1e3
+
+
+def singular(
+    check: type[Check],
+    records: list[LayerRecord],
+    observation: Observation,
+    settings: Settings,
+    near: Callable[[], Mapping[str, tuple[float, str]]],
+    exploding: list[Violation],
+) -> Iterator[Violation]:
+    """Yield, as a violation of a check, where a gradient begins that is singular.
+
+    Where no root, norm or quotient is seen to make it, what else explodes is said instead.
+
+    Args:
+        check: the check.
+        records: the layers with finite gradients of parameters.
+        observation: what was seen.
+        settings: the limits.
+        near: returns from which of the layers next after each most of its gradient comes.
+        exploding: what was found without asking for its reason.
+    """
+    over = [
+        record
+        for record in records
+        if _norm(record, observation) > settings.limit("singular_grad_norm", record.name).value
+    ]
+    if not over:
+        yield from exploding
+        return
+    last = max(over, key=completed)
+    way = [observation.layers[name] for name in way_to(last.name, near())[::-1]]
+    culprit, risky = _where_singular(way or [last], observation)
+    if not risky and exploding:
+        yield from exploding
+        return
+    norm = _norm(last, observation)
+    limit = settings.limit("singular_grad_norm", last.name)
+    yield check.violation(
+        last if culprit is None else culprit,
+        f"the gradient norm of {last.label!r} is {norm:.3g}, over {limit.value:g}: a derivative on "
+        "the way back is all but infinite",
+        value=norm,
+        limit=limit,
+        cause=f"the backward of {named(risky)}: its derivative has no end where it is near zero; "
+        "add an epsilon inside a root or norm, or to a denominator"
+        if risky
+        else "the derivative of a root, norm, logarithm or quotient near zero, or losses and "
+        "weights that are far too large",
+        affected=[r.name for r in over if r is not culprit],
+    )
+
+
+def _where_singular(
+    way: list[LayerRecord], observation: Observation
+) -> tuple[LayerRecord | None, list[Vertex]]:
+    """Return the layer whose gradient jumps on the way back, and the operations that make it jump.
+
+    The first from the loss; where gradients come in large, those of the loss make them so.
+    """
+    flow = flow_of(observation)
+    for before, after in reversed(list(pairwise(way))):
+        if _rms(before) > _LEAST_JUMP * _rms(after) > 0.0:
+            made = [v for v in flow.operations(before.name, after.name) if v.live]
+            return before, first_of(made, EDGED, QUOTIENTS)
+    made = [v for v in flow.operations(way[-1].name, "output", "loss") if v.live]
+    return None, first_of(made, EDGED, QUOTIENTS)
+
+
+def _norm(record: LayerRecord, observation: Observation) -> float:
+    gradients = record.parameter_gradients.values()
+    return math.sqrt(math.fsum(s.norm**2 for s in gradients) / observation.batches)
+
+
+def _rms(record: LayerRecord) -> float:
+    return 0.0 if record.gradients is None else record.gradients.rms
+
+
+# ---- gradients that move nothing ----------------------------------------------------------------
+
+_NEXT_TO_ZERO = 1e-4
+"""A loss below this may be learnt: its gradients are as small with nothing wrong."""
+_SINGLE = ("float32", "bfloat16", "float16")
+
+
+def unmoving(
+    check: type[Check], records: list[LayerRecord], observation: Observation, settings: Settings
+) -> Iterator[Violation]:
+    """Yield, as a violation of a check, that every gradient is too small to move a parameter.
+
+    In float64 a fit may end so: it is only warned of there.
+    """
+    gradients = [s for record in records for s in record.parameter_gradients.values()]
+    largest = max((s.abs_max for s in gradients), default=0.0)
+    limit, loss = settings["min_largest_gradient"], observation.loss
+    if not 0.0 < largest < limit.value or loss is None or not abs(loss) > _NEXT_TO_ZERO:
+        return
+    culprit, why = _where_it_sinks(observation, limit.value)
+    is_single = any(s.dtype in _SINGLE for s in gradients)
+    yield check.violation(
+        culprit,
+        f"the largest number in all gradients is {largest:.3g} while the loss is {loss:.3g}: no "
+        "optimizer moves a parameter by it",
+        value=largest,
+        limit=limit,
+        role="gradients",
+        cause=why,
+        affected=[r.name for r in records if r is not culprit],
+        severity="fail" if is_single else "warn",
+    )
+
+
+def _where_it_sinks(observation: Observation, limit: float) -> tuple[LayerRecord, str]:
+    """Return the last layer at whose output the gradient is usual, and why it is not before."""
+    root = observation.layers[""]
+    if root.gradients is None or root.gradients.abs_max < limit:
+        return root, (
+            "the loss itself sends nothing back: a factor near zero, or an output so far out that "
+            "it is flat there"
+        )
+    found = root
+    for record in sorted(innermost(called(observation)), key=completed, reverse=True):
+        if record.gradients is not None and record.gradients.count:
+            if record.gradients.abs_max < limit:
+                break
+            found = record
+    inputs = (
+        f" (inputs in [{found.inputs.min:.3g}, {found.inputs.max:.3g}])" if found.inputs else ""
+    )
+    return found, (
+        f"what comes back through {found.label!r} is lost: it is flat for its inputs{inputs}, or "
+        "multiplied by next to nothing"
+    )

@@ -1,0 +1,218 @@
+"""How a loss is put together: terms that are multiplied by zero, sums where a mean is usual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.check import ALWAYS, Check
+from pytest_modelhealth.checks.facts import at
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Flow, LossCall, Observation, Vertex, Violation
+
+_OUTSIDE = -1
+"""The call of what no layer makes: the loss."""
+
+# ---- terms that are multiplied by zero ----------------------------------------------------------
+
+
+def weightless_terms(check: type[Check], observation: Observation) -> Iterator[Violation]:
+    """Yield, as violations of a check, where a term of the loss is multiplied by zero.
+
+    Only where the loss has another term: one that is zero as a whole is a fault of its own.
+    """
+    flow = _known(observation)
+    if flow is None:
+        return
+    vertices = flow.graph.vertices
+    zeros = [
+        f"{record.name}.{name}".lstrip(".")
+        for record in observation.layers.values()
+        for name, buffer in record.buffers.items()
+        if buffer.count and buffer.abs_max == 0.0
+    ]
+    if observation.loss == 0.0 and observation.loss_path and observation.loss_path.switched_off:
+        return
+    lines: dict[str, str] = {}
+    for factor in flow.factors(zeros):
+        number, position = factor.edge
+        vertex, (kind, by) = vertices[number], factor.by[0]
+        is_weight = by == "0" or kind == "buffer"  # zeros that are made, as a mask, may be others
+        if not (factor.is_zero and is_weight and vertex.call == _OUTSIDE):
+            continue
+        if not vertex.passes_gradient(position):
+            continue
+        if _is_of_the_output(flow, vertex.operands[position]) and flow.graph.loss in flow.after(
+            number
+        ):
+            lines.setdefault(vertex.line, by)
+    for line, by in lines.items():
+        by = "0" if by == "0" else f"{by!r}, which is zero throughout"
+        yield check.violation(
+            observation.layers[""],
+            f"a term of the loss is multiplied by {by}{at(line)}, and asks for nothing",
+            value=0.0,
+            limit=ALWAYS,
+            role="loss",
+            cause="a weight of zero, or one that a schedule starts at zero: give the step at which "
+            "it is on, or leave the term out; one that only keeps layers in the graph is meant so",
+            independent=True,
+            severity="warn",
+        )
+
+
+# ---- sums ---------------------------------------------------------------------------------------
+
+_KEEPS = frozenset({"add", "alias", "clone", "neg", "reshape", "squeeze", "sub", "to_copy", "view"})
+"""What is done with a sum and leaves it one."""
+_BY_ELEMENT = _KEEPS | frozenset(
+    {"abs", "binary_cross_entropy", "binary_cross_entropy_with_logits", "clamp", "exp", "gather"}
+    | {"huber_loss", "index", "log", "log1p", "log_sigmoid", "log_softmax", "masked_fill"}
+    | {"masked_select", "mse_loss", "mul", "nll_loss", "nll_loss2d", "permute", "pow", "relu"}
+    | {"rsub", "select", "sigmoid", "slice", "smooth_l1_loss", "softmax", "softplus", "sum"}
+    | {"transpose", "unsqueeze", "where"}
+)
+"""What is computed for each sample; means and divisions may be by the batch."""
+_NODES = {
+    "binary_cross_entropy": {"binary_cross_entropy"},
+    "binary_cross_entropy_with_logits": {"binary_cross_entropy_with_logits"},
+    "huber_loss": {"huber_loss"},
+    "mse_loss": {"mse_loss"},
+    "nll_loss": {"cross_entropy", "nll_loss"},
+    "nll_loss2d": {"cross_entropy", "nll_loss"},
+    "smooth_l1_loss": {"smooth_l1_loss"},
+}
+"""Operations that hold the reduction of a loss function, and the functions that end in them."""
+
+
+def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[Violation]:
+    """Yield, as a violation of a check, that the loss is a sum over the samples of the batch.
+
+    Every term that is computed from the output must be one, with nothing after it that may divide.
+    """
+    flow, root = _known(observation), observation.layers[""]
+    samples = observation.samples // max(observation.batches, 1)
+    if flow is None or samples < _FEWEST_SAMPLES or root.activations is None:
+        return
+    if root.activations.shape[:1] != (samples,):
+        return
+    sums = _sums(observation, flow)
+    if sums:
+        yield check.violation(
+            root,
+            f"the loss is summed over the {samples} samples of the batch{at(sums[0].line)}: it, "
+            "and its gradient, grow with the size of the batch",
+            value=float(samples),
+            limit=ALWAYS,
+            role="loss",
+            cause="reduction='sum', or .sum() where .mean() is usual: a learning rate that suits "
+            "one size of the batch does not suit another; it may be meant so",
+            independent=True,
+            severity="warn",
+        )
+
+
+def _sums(observation: Observation, flow: Flow) -> list[Vertex]:
+    """Return the sums that all terms of the loss end in, ``[]`` where one does not."""
+    made, met = flow.graph.vertices, set[int]()
+    found: list[Vertex] = []
+    todo = [] if flow.graph.loss is None else [flow.graph.loss]
+    while todo:
+        number = todo.pop()
+        if number in met or not _is_of_the_output(flow, number):
+            continue
+        met.add(number)
+        vertex = made[number]
+        if vertex.call == _OUTSIDE and _is_summed(observation, flow, number):
+            found.append(vertex)
+        elif vertex.call == _OUTSIDE and vertex.function in _KEEPS:
+            todo.extend(vertex.operands)
+        else:
+            return []
+    return found
+
+
+def _is_summed(observation: Observation, flow: Flow, number: int) -> bool:
+    """Whether a vertex sums over samples, by hand or as a loss function is told to."""
+    vertex = flow.graph.vertices[number]
+    if calls := _reduced(observation, vertex):
+        return all(map(_is_sum, calls))
+    is_sum = vertex.function == "sum" and _compares(observation)
+    return is_sum and _is_of_single_samples(flow, number)
+
+
+_FEWEST_SAMPLES = 2
+
+
+def _compares(observation: Observation) -> bool:
+    """Whether a loss compares its output with something: what only sums it stands for no loss."""
+    path = observation.loss_path
+    uses_target = path is not None and path.uses_target is True
+    return uses_target or any(call.target is not None for call in observation.loss_calls)
+
+
+def _reduced(observation: Observation, vertex: Vertex) -> list[LossCall]:
+    """Return the calls of loss functions that gave one number, by an operation as this is."""
+    return [
+        call
+        for call in observation.loss_calls
+        if call.function in _NODES.get(vertex.function, ())
+        and call.options.get("reduction") != "none"
+    ]
+
+
+def _is_sum(call: LossCall) -> bool:
+    return call.layer is None and (
+        call.options.get("reduction") == "sum" or call.options.get("size_average") is False
+    )
+
+
+def _is_of_the_output(flow: Flow, number: int) -> bool:
+    """Whether a vertex is made of what the model computed, and passes a gradient to it."""
+    vertex = flow.graph.vertices[number]
+    if not vertex.live or vertex.kind == "parameter":
+        return False
+    return vertex.call != _OUTSIDE or any(
+        flow.graph.vertices[o].kind == "call" or flow.graph.vertices[o].call != _OUTSIDE
+        for o in flow.origins(number)
+    )
+
+
+def _is_of_single_samples(flow: Flow, number: int) -> bool:
+    """Whether nothing before a sum, back to the output, may have taken a mean over the batch."""
+    vertices = flow.graph.vertices
+    todo, met = list(vertices[number].operands), set[int]()
+    while todo:
+        here = todo.pop()
+        vertex = vertices[here]
+        if here in met or vertex.call != _OUTSIDE or vertex.kind in ("input", "target"):
+            continue
+        met.add(here)
+        if vertex.kind == "operation" and not _is_weight(vertex, vertices):
+            if vertex.live and vertex.function not in _BY_ELEMENT:
+                return False
+            todo.extend(vertex.operands)
+        else:
+            return False
+    return True
+
+
+def _is_weight(vertex: Vertex, vertices: tuple[Vertex, ...]) -> bool:
+    """Whether this multiplies by a number, or by what is neither output nor target.
+
+    Its size is not known: it may divide by that of the batch.
+    """
+    return vertex.function == "mul" and (
+        len(vertex.operands) < 2 or any(vertices[o].kind == "constant" for o in vertex.operands)
+    )
+
+
+def _known(observation: Observation) -> Flow | None:
+    """Return the flow where it shows how the user's loss was computed."""
+    from pytest_modelhealth.report.flow.inferred import NOTE
+
+    flow = observation.flow
+    if flow is None or NOTE in flow.notes or flow.graph.loss is None:
+        return None
+    return flow if observation.loss_path is not None and not flow.notes else None
