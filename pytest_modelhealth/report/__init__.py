@@ -28,6 +28,7 @@ from pytest_modelhealth.report.judgement import (
 from pytest_modelhealth.report.observation import (
     ROLES,
     ClassTargets,
+    Healing,
     LayerRecord,
     LayerRecords,
     LossCall,
@@ -39,6 +40,7 @@ from pytest_modelhealth.report.observation import (
     TaskGradients,
     TaskPair,
     UnregisteredParameter,
+    ZeroSlices,
 )
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "Flow",
     "Gate",
     "Graph",
+    "Healing",
     "HealthReport",
     "Inconclusive",
     "Judge",
@@ -73,4 +76,5 @@ __all__ = [
     "Verdict",
     "Vertex",
     "Violation",
+    "ZeroSlices",
 ]
