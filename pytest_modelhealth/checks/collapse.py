@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.alike_outputs import alike_outputs
 from pytest_modelhealth.checks.arithmetic import QUOTIENTS
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost, leaves, trainable
+from pytest_modelhealth.checks.freshness import seems_trained
 from pytest_modelhealth.checks.paths import nearest
+from pytest_modelhealth.checks.spread import FEWEST_UNITS, HEALTHY_SPREAD, spread_of, units_of
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 from pytest_modelhealth.settings.layer_names import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
-_FEWEST_UNITS = 6
 _SAME_RANGE = 1e-4
-_HEALTHY_SPREAD = 1e-2
 _RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 _COARSEST = 2.0**-7
 _FEWEST_PREDICTIONS = 3
@@ -50,7 +50,8 @@ class Collapse(Check):
         "0.01 to under min_sample_spread for good; none with weights drops inputs that differ. The "
         "units of a layer with weights do not all have the same range, and no attention weighs all "
         "tokens alike after another told them apart. Warned of: predictions of several targets "
-        "that all have the same range."
+        "that all have the same range. Samples that deviate by under min_sample_deviation of "
+        "what all numbers of the output do are alike if a few training steps do not heal it."
     )
     source = (
         "the constant-output and symmetry faults of the practitioners' lists (TheDeepChecker); "
@@ -67,6 +68,17 @@ class Collapse(Check):
             help="smallest range of a unit over the samples, as a part of the largest value of its "
             "layer, that one layer may leave of a healthy spread (healthy models lose it over many "
             "layers, none in one)",
+        ),
+        Setting(
+            "min_sample_deviation",
+            float,
+            default=5e-4,
+            minimum=0.0,
+            maximum=1.0,
+            help="smallest deviation between samples of an output of two values a sample or more, "
+            "as a part of the deviation of all its numbers (a fresh encoder in evaluation has "
+            "2.2e-3; less behind branches that start near zero, which a few steps heal)",
+            per_layer=False,
         ),
         Setting(
             "min_collapse_samples",
@@ -90,7 +102,10 @@ class Collapse(Check):
         if is_enough and not outputs:
             yield from _dropped_inputs(observation)
         if is_enough and root is not None and root.equal_input_samples is False:
-            yield from _lost_spread(observation, settings)
+            lost = list(_lost_spread(observation, settings))
+            yield from lost
+            if not (outputs or lost):
+                yield from _alike_outputs(observation, settings)
         symmetric = list(_equal_units(observation))
         yield from symmetric
         if not (outputs or symmetric):
@@ -113,7 +128,7 @@ def _equal_outputs(
             f"at least {needed.value} (min_collapse_samples, {needed.origin})"
         )
         yield Collapse.inconclusive(culprit, reason)
-    elif before is not None and (spread := _spread(before.activations)) < _rounding(before):
+    elif before is not None and (spread := spread_of(before.activations)) < _rounding(before):
         reason = (
             f"its output is equal for all samples, but before it they differ by no more than "
             f"{spread:.1g} of the largest value: deep layers made them alike little by little"
@@ -123,6 +138,38 @@ def _equal_outputs(
         message = f"its output is the same for all {observation.samples} samples"
         cause = _cause(culprit, observation)
         yield Collapse.violation(culprit, message, value=0.0, limit=ALWAYS, cause=cause)
+
+
+def _alike_outputs(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield where samples become next to equal, or the doubt whether training will part them."""
+    found = alike_outputs(observation, settings)
+    if found is None:
+        return
+    text = (
+        f"its samples deviate by {found.deviation:.2g} of what all numbers of the output deviate by"
+    )
+    healing = observation.healing
+    if seems_trained(observation):
+        reason = "trained models may have come to that on purpose, or by a collapse in training"
+        yield Collapse.inconclusive(found.culprit, f"{text}: {reason}")
+    elif healing is None:
+        reason = (
+            "a signal that vanished, or branches that start near zero (LayerScale) and grow; "
+            "whether a few training steps part them was not tried"
+        )
+        yield Collapse.inconclusive(found.culprit, f"{text}: {reason}")
+    elif healing.last < found.limit.value and healing.last < _HEALED * healing.first:
+        yield Collapse.violation(
+            found.culprit,
+            f"{text}, and by {healing.last:.2g} after {healing.steps} training steps",
+            value=found.deviation,
+            limit=found.limit,
+            cause=found.cause,
+        )
+
+
+_HEALED = 3.0
+"""Branches that start near zero part samples more than this many times further in three steps."""
 
 
 def _dropped_inputs(observation: Observation) -> Iterator[Violation]:
@@ -148,8 +195,8 @@ def _differ(record: LayerRecord, observation: Observation) -> bool:
     """Whether samples differ by more than rounding in what a layer is given."""
     before, given = _source(record, observation), record.inputs
     if before is not None:
-        return _spread(before.activations) >= _HEALTHY_SPREAD
-    return given is not None and given.std >= _HEALTHY_SPREAD * given.abs_max > 0.0
+        return spread_of(before.activations) >= HEALTHY_SPREAD
+    return given is not None and given.std >= HEALTHY_SPREAD * given.abs_max > 0.0
 
 
 def _source(record: LayerRecord, observation: Observation) -> LayerRecord | None:
@@ -237,8 +284,8 @@ def _cause(record: LayerRecord, observation: Observation) -> str:
 
 def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the layer that takes a healthy spread away at once, never to come back."""
-    seen = [r for r in leaves(observation) if _units(r.activations) is not None]
-    spreads = {record.name: _spread(record.activations) for record in seen}
+    seen = [r for r in leaves(observation) if units_of(r.activations) is not None]
+    spreads = {record.name: spread_of(record.activations) for record in seen}
 
     def limit(layer: str) -> Limit:
         return settings.limit("min_sample_spread", layer)
@@ -252,12 +299,12 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
         if before is None or not before.name:
             yield from _drowned_inputs(observation, spread, culprit, settings)
             continue
-        was_healthy = _spread(before.activations) >= _HEALTHY_SPREAD
+        was_healthy = spread_of(before.activations) >= HEALTHY_SPREAD
         is_meant = _is_noise(before, observation) or _is_asked_for(culprit, observation)
         if was_healthy and not is_meant:
             message = (
                 f"over the samples its units vary by only {spread:.2g} of its largest value, those "
-                f"of {before.label!r} before it by {_spread(before.activations):.2g}"
+                f"of {before.label!r} before it by {spread_of(before.activations):.2g}"
             )
             cause = _drowned(culprit)
             yield Collapse.violation(culprit, message, value=spread, limit=limit(name), cause=cause)
@@ -317,24 +364,6 @@ def _drowned(record: LayerRecord) -> str:
     return _CANCELS
 
 
-def _units(statistics: TensorStatistics | None) -> UnitStatistics | None:
-    """Return the units of a tensor, where enough samples were seen, all finite."""
-    units = None if statistics is None or statistics.nonfinite_count else statistics.units
-    if units is None or len(units.minimum) == 0 or units.observations < _FEWEST_UNITS:
-        return None
-    return units
-
-
-def _spread(statistics: TensorStatistics | None) -> float:
-    """Return the largest range of a unit relative to the largest magnitude, 0 to 2."""
-    if statistics is None or statistics.units is None or statistics.nonfinite_count:
-        return 0.0
-    if not statistics.abs_max > 0.0:
-        return 0.0
-    ranges = statistics.units.maximum - statistics.units.minimum
-    return float(ranges.max()) / statistics.abs_max if len(ranges) else 0.0
-
-
 def _rounding(record: LayerRecord) -> float:
     """Return the spread that one more layer can lose to rounding."""
     dtype = record.activations.dtype if record.activations is not None else ""
@@ -359,7 +388,7 @@ def _equal_predictions(observation: Observation) -> Iterator[Violation]:
     Predictions that all end at the same whole numbers are bounded, or rounded.
     """
     for call in observation.loss_calls:
-        made, asked, units = call.input, call.target, _units(call.input)
+        made, asked, units = call.input, call.target, units_of(call.input)
         if made is None or asked is None or units is None or call.classes:
             continue
         count, ends = len(units.alive), {*units.minimum.tolist(), *units.maximum.tolist()}
@@ -391,12 +420,12 @@ def _equal_tokens(observation: Observation) -> Iterator[Violation]:
         if record.activation != "softmax" or given is None or out is None or not out.shape:
             continue
         choices = out.shape[-1]
-        if out.nonfinite_count or len(out.shape) < 3 or choices < _FEWEST_UNITS:
+        if out.nonfinite_count or len(out.shape) < 3 or choices < FEWEST_UNITS:
             continue
         unevenness = (out.max - out.min) * choices
-        if unevenness > _HEALTHY_SPREAD:
+        if unevenness > HEALTHY_SPREAD:
             told_apart.add(choices)
-        elif choices in told_apart and unevenness < _SAME_RANGE and given.rms > _HEALTHY_SPREAD:
+        elif choices in told_apart and unevenness < _SAME_RANGE and given.rms > HEALTHY_SPREAD:
             message = (
                 f"it weighs all {choices} tokens alike, up to {unevenness:.1g}, though its scores "
                 f"are about {given.rms:.2g}: their keys have become equal"
@@ -414,13 +443,13 @@ def _symmetric_units(record: LayerRecord) -> int:
 
     Units with equal weights differ by their bias alone, so that their ranges are equal.
     """
-    out, units = record.activations, _units(record.activations)
+    out, units = record.activations, units_of(record.activations)
     if out is None or units is None:
         return 0
     ranges = units.maximum - units.minimum
     largest = float(ranges.max())
     rounding = 8.0 * _RESOLUTION.get(out.dtype, _COARSEST) * out.abs_max
-    if len(ranges) < _FEWEST_UNITS or largest <= _HEALTHY_SPREAD * out.abs_max:
+    if len(ranges) < FEWEST_UNITS or largest <= HEALTHY_SPREAD * out.abs_max:
         return 0
     is_one = largest - float(ranges.min()) <= max(_SAME_RANGE * largest, rounding)
     return len(ranges) if is_one and largest > 4.0 * rounding else 0

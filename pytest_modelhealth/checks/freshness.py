@@ -41,8 +41,8 @@ def is_fresh(observation: Observation) -> bool:
 
 def _looks_initialised(record: LayerRecord) -> bool | None:
     weight, bias = record.parameters.get("weight"), record.parameters.get("bias")
-    if weight is None or not weight.finite_count:
-        return None
+    if weight is None or not weight.finite_count or "weight" in record.zero_slices:
+        return None  # a part of zeros hides how the rest is distributed
     if len(weight.shape) < 2:
         return weight.std == 0.0 and (bias is None or bias.abs_max == 0.0)
     if bias is None:
@@ -90,6 +90,11 @@ def _is_moved(record: LayerRecord) -> bool:
     if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
         return False
     return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
+
+
+def seems_trained(observation: Observation) -> bool:
+    """Whether something tells of training, and not only a batch that this run has counted."""
+    return looks_trained(observation) or (was_trained(observation) and not is_fresh(observation))
 
 
 def was_trained(observation: Observation) -> bool:

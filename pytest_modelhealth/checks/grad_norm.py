@@ -10,8 +10,10 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.contracting_chains import STEEPEST, contracting_chains
 from pytest_modelhealth.checks.facts import called, completed, enclosing, flow_of, trainable
 from pytest_modelhealth.checks.gradient_extremes import singular, unmoving
+from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
 from pytest_modelhealth.checks.weights import is_scale, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
@@ -50,9 +52,10 @@ class GradNorm(Check):
     definition = (
         "The L2 norm of the gradients of a layer's own parameters lies within the bounds set, if "
         "any. Relative to its weights, no gradient of the first layers falls under vanishing_ratio "
-        "of the largest that they feed, and not half of those on a way rise over exploding_ratio. "
-        "The largest number in any gradient is at least min_largest_gradient, unless the loss is "
-        "next to zero, and no norm is over singular_grad_norm."
+        "of the largest that they feed, or under vanishing_chain_ratio at the head of a chain of "
+        "bounded activations, and not half of those on a way rise over exploding_ratio. The "
+        "largest number in any gradient is at least min_largest_gradient, unless the loss is next "
+        "to zero, and no norm is over singular_grad_norm."
     )
     source = (
         "AutoTrainer compares first and last layer (under 1e-3, over 70); the limits here are "
@@ -82,6 +85,16 @@ class GradNorm(Check):
             maximum=1.0,
             help="smallest gradient of the first layers relative to their weights, as a part of "
             "the largest such ratio in a later layer (float32 resolves 1e-7: nothing is learnt)",
+        ),
+        Setting(
+            "vanishing_chain_ratio",
+            float,
+            default=1e-4,
+            minimum=0.0,
+            maximum=1.0,
+            help="smallest such part where four or more layers in a row, with sigmoids or other "
+            "bounded activations between them, leave less than a thousandth of the gradient "
+            "(AutoTrainer: first layer by last under 1e-3 with a norm under 1e-4)",
         ),
         Setting(
             "exploding_ratio",
@@ -119,8 +132,11 @@ class GradNorm(Check):
         exploding = list(_exploding(records, observation, settings))
         near = partial(_arriving, records, observation)
         yield from singular(GradNorm, records, observation, settings, near, exploding)
-        vanishing = list(_vanishing(records, observation, settings))
-        yield from vanishing or unmoving(GradNorm, records, observation, settings)
+        vanished = list(_vanishing(records, observation, settings))
+        yield from vanished or unmoving(GradNorm, records, observation, settings)
+        known = {name for violation in vanished for name in violation.layers}
+        if not looks_trained(observation):
+            yield from _shrinking_chains(records, observation, settings, known)
 
 
 def _gradients(record: LayerRecord) -> list[TensorStatistics]:
@@ -319,6 +335,45 @@ def _vanishing(
             limit=limits[first.name],
             cause=cause,
             affected=[r.name for r in starved if r.name in {first.name, *others} - {culprit.name}],
+        )
+
+
+def _shrinking_chains(
+    records: list[LayerRecord],
+    observation: Observation,
+    settings: Settings,
+    known: set[str],
+) -> Iterator[Violation]:
+    """Yield chains of bounded activations whose first layer has next to no gradient.
+
+    Sigmoids shrink what comes back whatever the weights. Others do as far as they are saturated or
+    the weights are small, and a start like that may be meant.
+    """
+    ratios = {record.name: _relative_gradient(record) for record in records}
+    for chain in contracting_chains(observation):
+        first = chain.layers[0]
+        if not known.isdisjoint(record.name for record in chain.layers):
+            continue
+        limit = settings.limit("vanishing_chain_ratio", first.name)
+        reached = flow_of(observation).reach(first.name, by="gradient")
+        largest = max(ratio for name, ratio in ratios.items() if name in {first.name, *reached})
+        part = ratios.get(first.name, 0.0) / largest if largest else 0.0
+        if not 0.0 < part < limit.value:
+            continue
+        count, kinds = len(chain.layers) - 1, " and ".join(chain.activations)
+        slope = max((STEEPEST.get(kind, 1.0) for kind in chain.activations), default=1.0)
+        why = f", whose slope is {slope:.3g} at most" if slope < 1.0 else ""
+        yield GradNorm.violation(
+            first,
+            f"its gradient is {part:.2g} of that in the layers after it: it vanishes along "
+            f"{count} activations in a row",
+            value=part,
+            limit=limit,
+            cause=f"it shrinks {chain.factor:.3g} times a layer from {chain.layers[-1].label!r} "
+            f"back to {first.label!r}, through {kinds}{why}: use ReLU or GELU, normalise between "
+            "layers, or add the input of each block to its output",
+            affected=[record.name for record in chain.layers[1:]],
+            severity="fail" if slope < 1.0 else "warn",
         )
 
 

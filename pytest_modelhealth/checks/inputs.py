@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.computed_ids import destroyed
 from pytest_modelhealth.checks.facts import called, flow_of
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating
 from pytest_modelhealth.checks.weights import linear_maps
@@ -244,9 +245,10 @@ def _ids(observation: Observation) -> Iterator[Violation]:
         and not (flow.is_exact and set(flow.inputs).isdisjoint(flow.producers(record.name)))
     }
     takers = {name: set(flow.consumers(name)) for name in rows}
+    computed = {found.record.name for found in destroyed(observation, flow)}  # `wiring` tells
     for name, size in rows.items():
         record, given = observation.layers[name], observation.layers[name].inputs
-        if given is None or is_floating(given) or size < _FEWEST_ROWS:
+        if given is None or is_floating(given) or size < _FEWEST_ROWS or name in computed:
             continue
         is_one_row = given.count >= _FEWEST_VALUES and given.std == 0.0 and len(given.shape) > 1
         if not is_one_row or given.shape[-1] == 1:

@@ -10,9 +10,11 @@ from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.designs import design, dropped, is_meant
 from pytest_modelhealth.checks.detached_states import detached_states
 from pytest_modelhealth.checks.facts import at, completed, flow_of, trainable
+from pytest_modelhealth.checks.idle_rows import idle_rows
 from pytest_modelhealth.checks.loss import is_switched_off
+from pytest_modelhealth.checks.recurrent_gradients import recurrent_gradients
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Cut, Flow, LayerRecord, Observation, Violation
@@ -34,10 +36,24 @@ class MissingGradients(Check):
     definition = (
         "Every trainable layer whose output is used gets a gradient, and not one that is exactly "
         "zero without a closed gate or a silent activation after it. The culprit is the last layer "
-        "before the cut."
+        "before the cut. Nor is it zero for the state of a recurrent layer whose inputs get one, "
+        "for a layer of its stack, or for rows of zeros (max_idle_rows) of a fresh matrix that "
+        "learns otherwise."
     )
     source = "PyTorch's autograd: .grad is None where no path of the graph leads to the loss"
     minimum_evidence = "one batch with a backward pass"
+    settings = (
+        Setting(
+            "max_idle_rows",
+            float,
+            default=0.05,
+            minimum=0.0,
+            maximum=1.0,
+            help="largest part of the rows or columns of a matrix of a fresh model that may be "
+            "zero and get a gradient of exactly zero, from four on, while the rest learns (0 in "
+            "healthy models; pruning leaves 5 %, training 6 %)",
+        ),
+    )
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield where the graph is cut, or where the gradient becomes exactly zero."""
@@ -53,6 +69,9 @@ class MissingGradients(Check):
         is_finite = math.isfinite(observation.loss or 0.0)
         if not stories and is_finite and not is_switched_off(observation):
             yield from zero_gradients(self, observation)
+        if is_finite and observation.loss != 0.0 and not is_switched_off(observation):
+            yield from recurrent_gradients(type(self), observation)
+            yield from idle_rows(type(self), observation, settings)
 
 
 class _Lost(NamedTuple):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, gain, trainable
 from pytest_modelhealth.checks.paths import maker
+from pytest_modelhealth.checks.recurrent_gradients import parts
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
@@ -58,7 +59,8 @@ class Saturation(Check):
         "are one-hot by scores of 16 and more: the mean sum of squares of its rows, 1 where all "
         "are, is at most max_one_hot. Fused attention is saturated where typical scores reach 32 "
         "and outputs are as large as single values. Only activations with a trainable layer "
-        "behind them are judged."
+        "behind them are judged. Gates of a recurrent layer are saturated if their gradient is "
+        "exactly zero; at most max_saturated_gates are."
     )
     source = (
         "Rakitianskaia and Engelbrecht 2015 (saturated from 0.85 of the range on) and SageMaker "
@@ -84,6 +86,15 @@ class Saturation(Check):
             help="largest mean sum of squares of the rows of a softmax with large scores, 1 where "
             "each is one-hot (healthy attention, trained or not, stays under 0.6)",
         ),
+        Setting(
+            "max_saturated_gates",
+            float,
+            default=0.5,
+            minimum=0.0,
+            maximum=1.0,
+            help="largest part of the gates of a recurrent layer of torch whose gradient is "
+            "exactly zero (a third at most where nothing is wrong: one step, from a state of 0)",
+        ),
     )
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -96,6 +107,8 @@ class Saturation(Check):
                 finding = _softmax(record, observation, settings)
             elif record.type_name == _ATTENTION:
                 finding = _fused_attention(record, settings)
+            elif record.options.get("hidden_size") is not None:
+                yield from _gates(record, observation, settings)
             if finding is not None and _feeds_a_trainable_layer(record, observation):
                 yield finding
 
@@ -183,6 +196,35 @@ def _fused_attention(record: LayerRecord, settings: Settings) -> Finding | None:
     message = f"saturated: its scores are about {score:.3g}, so that each output is a single value"
     cause = "queries and keys are too large, or the scale 1/sqrt(d) is missing"
     return Saturation.violation(record, message, value=min(kept, 1.0), limit=limit, cause=cause)
+
+
+def _gates(record: LayerRecord, observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield the first part of a recurrent layer most of whose gates pass no gradient at all.
+
+    A gate of a unit whose bias gets a gradient of exactly zero is saturated at every step. What a
+    ReLU lets through is another matter, and half precision rounds slopes to zero early.
+    """
+    if record.options.get("nonlinearity") == "relu":
+        return
+    limit = settings.limit("max_saturated_gates", record.name)
+    for part in parts(record):
+        bias = record.parameter_gradients.get(f"bias_ih{part.suffix}")
+        if bias is None or not part.learns or bias.dtype not in ("float32", "float64"):
+            continue
+        if bias.zero_fraction <= limit.value:
+            continue
+        what = f"{bias.zero_fraction:.0%} of its gates get a gradient of exactly zero"
+        held = record.parameters.get(f"bias_ih{part.suffix}")
+        own = max((m.scale for m in linear_maps(record)), default=0.0)
+        given = 0.0 if record.inputs is None else record.inputs.rms
+        cause = (
+            f"its biases reach {0.0 if held is None else held.abs_max:.3g}, its inputs have a root "
+            f"mean square of {given:.3g} and its weights a scale of {own:.3g}: the largest of them "
+            "holds the gates open or shut"
+        )
+        seen = (observation.samples, "samples")
+        yield _finding(record, what, bias.zero_fraction, limit, seen, cause, settings)
+        return
 
 
 def _feeds_a_trainable_layer(record: LayerRecord, observation: Observation) -> bool:

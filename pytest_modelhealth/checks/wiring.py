@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
+from pytest_modelhealth.checks.computed_ids import destroyed
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.checks.siblings import PAST, Siblings, differing
@@ -57,11 +58,12 @@ class Wiring(Check):
     rank = 18
     definition = (
         "No layer is called in the place of a sibling of its class and shape; no table is asked "
-        "for one row only by a constant; no recurrent cell is called step by step without its "
-        "state; two towers are not fed the same while an input goes unread. Warned of: an input "
-        "that nothing reads, a value joined with itself, a layer whose result stands for that of a "
-        "sibling that never runs, and what one block lacks (a residual, a layer, a mask), does "
-        "otherwise or twice while all of its siblings, three or more, agree."
+        "for one row only by a constant, or by ids that the model made equal; no recurrent cell is "
+        "called step by step without its state; two towers are not fed the same while an input "
+        "goes unread. Warned of: an input that nothing reads, a value joined with itself, a layer "
+        "whose result stands for that of a sibling that never runs, and what one block lacks (a "
+        "residual, a layer, a mask), does otherwise or twice while all of its siblings, three or "
+        "more, agree."
     )
     source = (
         "copied lines and forgotten arguments that raise nothing, as practitioners report them "
@@ -199,6 +201,28 @@ def _constant_look_ups(observation: Observation, flow: Flow) -> Iterator[Violati
             severity="fail" if made[0].kind == "constant" and not counts else "warn",
         )
     yield from _constant_rows(observation, flow)
+    yield from _computed_look_ups(observation, flow)
+
+
+def _computed_look_ups(observation: Observation, flow: Flow) -> Iterator[Violation]:
+    """Yield the tables whose ids the model itself made equal."""
+    for found in destroyed(observation, flow):
+        record, given = found.record, found.record.inputs
+        assert given is not None
+        lines = [one for one in found.operations if one.line] or list(found.operations)
+        names = ", ".join(dict.fromkeys(f"`{one.function}`" for one in found.operations))
+        yield Wiring.violation(
+            record,
+            f"all {given.count} of its indices are {given.min:.0f}, and {found.source!r}, which "
+            f"they are computed from, differs{at(lines[-1].line)}",
+            value=given.min,
+            limit=ALWAYS,
+            cause=f"ids or positions are destroyed on the way from {found.source!r} ({names}), so "
+            "that every token gets the same row"
+            + ("; one kind for all may be meant, too" if found.may_be_meant else ""),
+            role="inputs",
+            severity="warn" if found.may_be_meant else "fail",
+        )
 
 
 def _made_of(flow: Flow, *numbers: int) -> list[Vertex]:

@@ -88,6 +88,11 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
         "nonfinite_calls": dict(record.nonfinite_calls),
         "equal_samples": record.equal_samples,
         "equal_input_samples": record.equal_input_samples,
+        "zero_slices": {
+            name: {"rows": sorted(slices.rows), "columns": sorted(slices.columns)}
+            for name, slices in record.zero_slices.items()
+        },
+        "sample_deviation": record.sample_deviation,
     }
     for role in ROLES:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}

@@ -29,6 +29,7 @@ from pytest_modelhealth.report.observation import (
     ROLES,
     ClassTargets,
     GivenTensor,
+    Healing,
     LayerRecord,
     LayerRecords,
     LossCall,
@@ -40,6 +41,7 @@ from pytest_modelhealth.report.observation import (
     TaskGradients,
     TaskPair,
     UnregisteredParameter,
+    ZeroSlices,
 )
 from pytest_modelhealth.report.probing import Outcome, Parting, Probed, ProbeRecord
 
@@ -54,6 +56,7 @@ __all__ = [
     "Gate",
     "GivenTensor",
     "Graph",
+    "Healing",
     "HealthReport",
     "Inconclusive",
     "Judge",
@@ -80,4 +83,5 @@ __all__ = [
     "Verdict",
     "Vertex",
     "Violation",
+    "ZeroSlices",
 ]

@@ -45,6 +45,23 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
+class ZeroSlices:
+    """Rows and columns of a parameter in which all weights are zero, and all gradients of them.
+
+    Args:
+        rows: indices along dimension 0, mostly the outputs.
+        columns: indices along dimension 1, mostly the inputs.
+    """
+
+    rows: frozenset[int]
+    columns: frozenset[int]
+
+    def merge(self, other: ZeroSlices) -> ZeroSlices:
+        """Return what is zero in both."""
+        return ZeroSlices(self.rows & other.rows, self.columns & other.columns)
+
+
+@dataclass(frozen=True)
 class LayerRecord:
     """Everything seen of one layer.
 
@@ -83,6 +100,12 @@ class LayerRecord:
             where that was not seen, or there is only one sample.
         equal_input_samples: whether its inputs were; looked at only where `equal_samples` is true,
             and for the model itself.
+        zero_slices: of each parameter that has such, and others besides, the rows and columns in
+            which weights and gradients are all zero; looked at on the CPU, and not in embeddings.
+        sample_deviation: of the model itself, by how much its samples deviate from each other,
+            relative to the deviation of all numbers of an output: the root of the mean variance
+            along dimension 0 over that of the whole, 0 to 1. Of several outputs, calls and batches
+            the largest; ``None`` where no floating output has two values a sample or more.
     """
 
     name: str
@@ -112,6 +135,8 @@ class LayerRecord:
     options: Mapping[str, Option] = field(default_factory=dict)
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
+    zero_slices: Mapping[str, ZeroSlices] = field(default_factory=dict)
+    sample_deviation: float | None = None
 
     @property
     def label(self) -> str:
@@ -172,6 +197,11 @@ class LayerRecord:
             nonfinite_calls=self.nonfinite_calls or other.nonfinite_calls,
             equal_samples=_all_equal(self.equal_samples, other.equal_samples),
             equal_input_samples=_all_equal(self.equal_input_samples, other.equal_input_samples),
+            zero_slices=_zero_in_both(self, other),
+            sample_deviation=max(
+                (d for d in (self.sample_deviation, other.sample_deviation) if d is not None),
+                default=None,
+            ),
             **roles,
         )
 
@@ -226,6 +256,18 @@ def _all_equal(a: bool | None, b: bool | None) -> bool | None:
     if a is None or b is None:
         return a if b is None else b
     return a and b
+
+
+def _zero_in_both(a: LayerRecord, b: LayerRecord) -> dict[str, ZeroSlices]:
+    """Return the slices that are zero in both, where both have gradients of the parameter."""
+    found = {}
+    for one, other in ((a, b), (b, a)):
+        for name, slices in one.zero_slices.items():
+            if name in other.zero_slices:
+                found[name] = slices.merge(other.zero_slices[name])
+            elif name not in other.parameter_gradients:
+                found[name] = slices
+    return found
 
 
 def _merged_role(a: Any, b: Any) -> Any:
@@ -387,6 +429,21 @@ class TaskGradients:
 
 
 @dataclass(frozen=True)
+class Healing:
+    """How far the samples of an output deviate before and after some steps of training.
+
+    Args:
+        first: `LayerRecord.sample_deviation` of the model before the first step.
+        last: the same after the last.
+        steps: how many there were.
+    """
+
+    first: float
+    last: float
+    steps: int
+
+
+@dataclass(frozen=True)
 class Observation:
     """What one run, or several merged ones, saw of a model; made by `capture`.
 
@@ -410,6 +467,8 @@ class Observation:
         flow: who feeds whom in the first batch; ``None`` where nothing was recorded.
         probes: what probes did with the first batch, and what followed.
         given: the tensors that the model was called with, those of the first batch.
+        healing: whether a few steps tell samples apart that the outputs hardly do; ``None`` where
+            nobody tried.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -428,6 +487,7 @@ class Observation:
     flow: Flow | None = None
     probes: Probed = field(default_factory=Probed)
     given: tuple[GivenTensor, ...] = ()
+    healing: Healing | None = None
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.
@@ -456,6 +516,7 @@ class Observation:
             flow=self.flow,
             probes=self.probes,
             given=self.given,
+            healing=other.healing if self.healing is None else self.healing,
         )
 
 

@@ -1,6 +1,6 @@
 """Mergeable summaries of tensors: the numbers that every check, table and snapshot reads."""
 
-from pytest_modelhealth.statistics.dense import UnsupportedTensorError
+from pytest_modelhealth.statistics.dense import UnsupportedTensorError, unseen
 from pytest_modelhealth.statistics.exponents import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
@@ -23,4 +23,5 @@ __all__ = [
     "UnitStatistics",
     "UnsupportedTensorError",
     "reduce",
+    "unseen",
 ]

@@ -87,6 +87,16 @@ class Entry:
             self._known = self._make(*self._arguments)
         return self._known
 
+    @property
+    def zero_count(self) -> int | None:
+        """How many values are zero, without the other statistics; ``None`` on another device."""
+        if self.waits:
+            return None
+        if self._known is None and self._make is Results.statistics:
+            results, _, place, _ = self._arguments
+            return int(results.zero_count(place))
+        return self.statistics.zero_count
+
     @staticmethod
     def of(statistics: TensorStatistics) -> Entry:
         """Return an entry that holds what is known already."""
@@ -95,11 +105,15 @@ class Entry:
     def of_dtype(self, dtype: torch.dtype) -> Entry:
         """Return the entry of a tensor of this dtype, which another one was made of to be read."""
         name = str(dtype).removeprefix("torch.")
-        return Entry(lambda: replace(self.statistics, dtype=name), (), self.has_units)
+        return Entry(
+            lambda: replace(self.statistics, dtype=name), (), self.has_units, waits=self.waits
+        )
 
     def reshaped(self, shape: tuple[int, ...]) -> Entry:
         """Return the entry, without units, of a tensor of the same values in the same order."""
-        return Entry(lambda: _reshaped(self.statistics, shape), (), has_units=False)
+        return Entry(
+            lambda: _reshaped(self.statistics, shape), (), has_units=False, waits=self.waits
+        )
 
 
 def _reshaped(seen: TensorStatistics, shape: tuple[int, ...]) -> TensorStatistics:

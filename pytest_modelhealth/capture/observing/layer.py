@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.report import Option
+from pytest_modelhealth.capture.observing.sample_deviation import Deviation
+from pytest_modelhealth.report import Option, ZeroSlices
 from pytest_modelhealth.statistics import Entry
 
 
@@ -38,6 +39,8 @@ class Layer:
         passed_with_graph: whether gradients came in a pass that builds a graph.
         traced: whether it was called while a trace was made.
         source, options, tied, equal_samples, equal_input_samples: as in `LayerRecord`.
+        zero_slices: as in `LayerRecord`.
+        deviations: what `sample_deviation` found in its outputs.
         unreached: parameters without a gradient on which no output depends, by name; whether a
             function was given their values all the same.
     """
@@ -71,6 +74,8 @@ class Layer:
     unreached: dict[str, bool] = field(default_factory=dict)
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
+    zero_slices: dict[str, ZeroSlices] = field(default_factory=dict)
+    deviations: list[Deviation] = field(default_factory=list)
 
     @property
     def label(self) -> str:

@@ -14,9 +14,11 @@ from pytest_modelhealth.capture.observing.layer import Given, Held, Layer
 from pytest_modelhealth.capture.observing.loss_calls import LossCalls
 from pytest_modelhealth.capture.observing.options import module_options
 from pytest_modelhealth.capture.observing.reader import Reader
+from pytest_modelhealth.capture.observing.sample_deviation import sample_deviations
 from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
 from pytest_modelhealth.capture.observing.tensors import holds_numbers, version
 from pytest_modelhealth.capture.observing.visitor import Visitor
+from pytest_modelhealth.capture.observing.zero_slices import zero_slices
 from pytest_modelhealth.layers import (
     ACTIVATION_MODULES,
     ATTENTION,
@@ -297,7 +299,13 @@ class Recorder:
             returned: the tensors it returned.
             entries: what `add_output` found in these.
         """
-        if layer.equal_samples is False or "activations" not in layer.roles:
+        if "activations" not in layer.roles:
+            return
+        if not layer.name:
+            layer.deviations += sample_deviations(
+                returned, entries, self._samples, self.reader.ledger
+            )
+        if layer.equal_samples is False:
             return
         equal = equal_samples(returned, self._samples, entries)
         if equal is not None:
@@ -350,6 +358,22 @@ class Recorder:
                     layer.unsupported = f"{name}: {error}"
                 except Exception as error:  # noqa: BLE001 - ours, as in a hook
                     self.fail(layer, error)
+
+    def note_zero_slices(self) -> None:
+        """Note the rows and columns of parameters that are zero and get a gradient of zero.
+
+        It looks only where the statistics of both have counted that many zeros.
+        """
+        for layer in self.by_module.values():
+            for name, gradients in layer.own.get("parameter_gradients", {}).items():
+                if not gradients.zero_count:
+                    continue  # nearly all
+                weights = layer.own.get("parameters", {}).get(name)
+                if weights is None or isinstance(layer.module, nn.Embedding | nn.EmbeddingBag):
+                    continue  # most batches leave out most rows of a table
+                slices = zero_slices(layer.parameters[name], weights, gradients)
+                if slices is not None:
+                    layer.zero_slices[name] = slices
 
     def note_unreached(
         self,

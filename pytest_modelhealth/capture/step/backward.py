@@ -65,6 +65,10 @@ def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
             gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
             recorder.add_state("parameter_gradients", gradients)
             try:
+                recorder.note_zero_slices()
+            except Exception as error:  # noqa: BLE001 - ours, as in a hook
+                recorder.errors.append(f"rows of zeros: {type(error).__name__}: {error}")
+            try:
                 step.unregistered = step.registered.leaves_out(leaves)
             except Exception as error:  # noqa: BLE001 - ours, as in a hook
                 recorder.errors.append(f"unregistered parameters: {type(error).__name__}: {error}")

@@ -35,6 +35,7 @@ _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 _JOB = struct.Struct("=11q")
 _RESULT = struct.Struct("=7q4d4q")
 _RESULT_WORDS = 16
+_ZERO_COUNT = 5  # the word of a result that has it
 _ROWS = 2 * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1)
 _PAGE_WORDS = 1 << 16
 _PLACE_BITS = 40  # of a place, for the word in its page; the rest is the number of the page
@@ -181,6 +182,11 @@ class Results:
         self._page = _Page(max(room, _PAGE_WORDS), len(self._pages) << _PLACE_BITS)
         self._pages.append(self._page)
         return self._page
+
+    def zero_count(self, place: int) -> int:
+        """Return how many zeros the tensor holds whose result is at `place`."""
+        page = self._pages[place >> _PLACE_BITS]
+        return int(page.integers[(place & (1 << _PLACE_BITS) - 1) + _ZERO_COUNT])
 
     def statistics(
         self, subject: Subject, place: int, first_nonfinite: tuple[int, ...] | None = None

@@ -1,0 +1,101 @@
+"""How far the samples of an output deviate, as it is recorded of the model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import Inspector
+
+
+class Returns(nn.Module):
+    """Gives out what a function makes of its input."""
+
+    def __init__(self, function: object) -> None:
+        super().__init__()
+        self.fc, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(self.fc(x))  # type: ignore[operator]
+
+
+def deviation(function: object, batch: Tensor) -> float | None:
+    """What is recorded of a model that returns such."""
+    observation = Inspector(Returns(function)).run_inspection(batch).observation
+    assert observation.errors == ()
+    return observation.layers[""].sample_deviation
+
+
+def expected(output: Tensor) -> float:
+    """The same by its definition."""
+    wide = output.detach().double()
+    return math.sqrt(wide.var(0, correction=0).mean()) / float(wide.std(correction=0))
+
+
+def test_figure_is_as_defined() -> None:
+    """The root of the mean variance along dimension 0, over the deviation of all numbers."""
+    outputs: list[Tensor] = []
+
+    def shifted(x: Tensor) -> Tensor:
+        outputs.append(x + torch.tensor([0.0, 10.0, 20.0, 30.0]))
+        return outputs[-1]
+
+    found = deviation(shifted, torch.randn(16, 4))
+    assert found == pytest.approx(expected(outputs[-1]), rel=1e-4)
+    assert found is not None
+    assert found < 0.1
+
+
+@pytest.mark.parametrize(
+    ("function", "samples"),
+    [
+        (lambda x: x[:, :1], 16),
+        (lambda x: x.sum(), 16),
+        (lambda x: x[:8], 16),
+        (lambda x: x, 1),
+        (lambda x: x * math.nan, 16),
+        (lambda x: x * 0.0 + 3.0, 16),
+    ],
+    ids=["one value a sample", "a number", "no batch", "one sample", "not finite", "constant"],
+)
+def test_nothing_is_recorded_where_nothing_can_be_said(function: object, samples: int) -> None:
+    """A single column around a large mean is no collapse."""
+    assert deviation(function, torch.randn(samples, 4)) is None
+
+
+def test_largest_of_several_outputs_counts() -> None:
+    """One output that tells samples apart is enough; batches are merged the same way."""
+    batch = torch.randn(16, 4)
+    offset = torch.tensor([0.0, 1e3, 2e3, 3e3])
+    torch.manual_seed(0)
+    one = deviation(lambda x: x, batch)
+    torch.manual_seed(0)
+    assert deviation(lambda x: (x + offset, x), batch) == one
+    model = Returns(lambda x: x + offset)
+    inspector = Inspector(model)
+    each = [inspector.run_inspection(b)[""].sample_deviation for b in (batch, 9 * batch)]
+    merged = inspector.run_batches([batch, 9 * batch])[""].sample_deviation
+    assert merged == max(x for x in each if x is not None) != min(x for x in each if x is not None)
+
+
+def test_layers_inside_have_none() -> None:
+    """It costs a pass over the output, and is of the model alone."""
+    observation = Inspector(Returns(torch.tanh)).run_inspection(torch.randn(16, 4)).observation
+    assert observation.layers["fc"].sample_deviation is None
+    assert observation.layers[""].sample_deviation is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    """Half precision rounds the figure, no more."""
+    outputs: list[Tensor] = []
+
+    def converted(x: Tensor) -> Tensor:
+        outputs.append(x.to(dtype))
+        return outputs[-1]
+
+    found = deviation(converted, torch.randn(16, 4))
+    assert found == pytest.approx(expected(outputs[-1]), rel=0.02)
