@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.contracting_chains import STEEPEST, contracting_chains
 from pytest_modelhealth.checks.facts import called, completed, enclosing, flow_of, trainable
-from pytest_modelhealth.checks.gradient_extremes import singular, unmoving
 from pytest_modelhealth.checks.freshness import looks_trained
+from pytest_modelhealth.checks.gradient_extremes import singular, unmoving
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
 from pytest_modelhealth.checks.weights import is_scale, linear_maps
 from pytest_modelhealth.settings import Setting, Settings

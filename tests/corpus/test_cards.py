@@ -24,8 +24,8 @@ def test_counts_by_group_and_role():
         ("held out", "control"): 77,
         ("held out", "change"): 25,
         ("held out", "refactor"): 22,
-        ("blind", "fault"): 225,
-        ("blind", "control"): 287,
+        ("blind", "fault"): 298,
+        ("blind", "control"): 377,
         ("blind", "change"): 42,
         ("blind", "refactor"): 40,
     }
