@@ -31,6 +31,7 @@ class Parting:
         between: what the layer's own code did between its submodules, where that is the place.
         line: ``path:line`` of the user's code there; ``""`` if unknown.
         detail: what else is to be said of it.
+        names: full names of the parameters that were moved, where it was those.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Parting:
     between: str = ""
     line: str = ""
     detail: str = ""
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
