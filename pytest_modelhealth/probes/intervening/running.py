@@ -113,9 +113,19 @@ class Runs:
         """Return what a probe finds, with what it took."""
         self._forwards = self._backwards = 0
         base, start = self.base_seconds, time.perf_counter()
-        record = probe.not_told(self.why_not) if self.why_not else probe.probe(self)
+        record = probe.not_told(self.why_not) if self.why_not else self._record_of(probe)
         seconds = time.perf_counter() - start - (self.base_seconds - base)
         return replace(record, forwards=self._forwards, backwards=self._backwards, seconds=seconds)
+
+    def _record_of(self, probe: Probe) -> ProbeRecord:
+        try:
+            return probe.probe(self)
+        except Exception as error:  # noqa: BLE001 - ours: the inspection stands
+            return probe.not_told(
+                f"an error in pytest-modelhealth: {type(error).__name__}: {error}".partition("\n")[
+                    0
+                ]
+            )
 
     @cached_property
     def why_not(self) -> str:
