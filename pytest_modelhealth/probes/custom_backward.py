@@ -54,7 +54,7 @@ class CustomBackward(Probe):
             "max_slope_error",
             float,
             default=0.01,
-            minimum=1e-3,
+            minimum=5e-3,
             help="largest difference between a custom gradient and the slope, by the larger of the "
             "two (right ones: 1e-6 in float64; a coefficient that is 10 % off: 0.1)",
             per_layer=False,

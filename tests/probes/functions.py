@@ -155,6 +155,14 @@ class Spike(Function):
         return g * 4 * s * (1 - s)
 
 
+class SpikeInSingle(Spike):
+    """The same, in float32 whatever it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return Spike.forward(ctx, x).float()
+
+
 class ClampThrough(Function):
     """On purpose or by mistake, which nothing tells: a clamp that gradients go through."""
 

@@ -125,6 +125,7 @@ MEANT = {
     "reversal": (made.Reversal, 1, "identity"),
     "rounding": (made.Round, 1, "flat"),
     "spikes": (made.Spike, 1, "flat"),
+    "spikes in float32": (made.SpikeInSingle, 1, "flat"),
     "rounding with a learnt step": (made.LearnedStep, 2, "flat"),
 }
 
@@ -346,3 +347,31 @@ def test_it_runs_by_itself_and_has_a_place_of_its_own() -> None:
     probe = next(probe for probe in all_probes() if probe.name == NAME)
     assert probe.automatic
     assert [p.name for p in all_probes() if p.rank == probe.rank] == [NAME]
+
+
+def test_the_flow_knows_the_users_own_functions() -> None:
+    """In the order in which they ran, each once; those of torch are not among them."""
+    model = nn.Sequential(Checkpointed(made.Swish, use_reentrant=False), Calls(made.Clamp))
+    report, _ = inspected(model)
+    graph = report.observation.flow.graph
+    assert [graph.vertices[n].name for n in graph.own_functions] == ["swish", "clamp"]
+    assert [graph.calls[graph.vertices[n].call].layer for n in graph.own_functions] == [
+        "0.inner",
+        "1",
+    ]
+
+
+def test_an_error_of_ours_costs_the_probe_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inspection stands, and who asked learns why nothing can be told."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    probe = next(probe for probe in all_probes() if probe.name == NAME)
+    monkeypatch.setattr(type(probe), "probe", broken)
+    report, _ = inspected(model_of(made.WrongSign))
+    assert report.verdict == "healthy"
+    report, record = inspected(model_of(made.WrongSign), probes=NAME)
+    assert report.verdict == "inconclusive"
+    assert record is not None
+    assert "ZeroDivisionError: ours" in record.reason
