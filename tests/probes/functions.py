@@ -183,6 +183,21 @@ class WrongSign(Swish):
         return -Swish.backward(ctx, g)
 
 
+class WrongIfTold(Function):
+    """Wrong where an option says so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, is_wrong: bool) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.is_wrong = is_wrong
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return (g if ctx.is_wrong else g * x.cos()), None
+
+
 class WrongFactor(Function):
     """A factor of two is left out."""
 

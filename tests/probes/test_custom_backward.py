@@ -194,6 +194,13 @@ def test_what_runs_in_float32_alone_cannot_be_told(probes: bool | None, verdict:
     assert report.verdict == verdict
 
 
+def test_each_kind_of_call_is_judged_where_it_is_made() -> None:
+    """An option that only a later layer sets is not taken for that of the first."""
+    calls = [Calls(lambda x, w=w: made.WrongIfTold.apply(x, w)) for w in (False, False, True)]
+    model = nn.Sequential(nn.Linear(6, 6), *calls, nn.Linear(6, 3))
+    assert [v.layer for v in found(inspected(model)[0])] == ["3"]
+
+
 class Checkpointed(nn.Module):
     def __init__(self, function: Any, use_reentrant: bool) -> None:
         super().__init__()
@@ -207,8 +214,12 @@ class Checkpointed(nn.Module):
 
 def test_functions_of_torch_are_left_out() -> None:
     """A reentrant checkpoint is one; so the probe has no call to run."""
-    _, record = inspected(Checkpointed(torch.tanh, use_reentrant=True))
-    assert record is None
+    assert inspected(Checkpointed(torch.tanh, use_reentrant=True))[1] is None
+    normalise = torch.nn.modules._functions.CrossMapLRN2d.apply
+    model = nn.Sequential(
+        nn.Linear(6, 6), Calls(lambda x: normalise(x[:, :, None, None], 3, 1e-4, 0.75, 1))
+    )
+    assert inspected(model)[1] is None
 
 
 def test_inside_a_checkpoint_it_is_found() -> None:
@@ -269,20 +280,20 @@ class Interrupts(nn.Module):
 
 
 INSPECTED: dict[int, int] = {}
+SWISH = vars(made.Swish)["forward"]
 
 
 def left_as_it_was(model: nn.Module, run: Any) -> None:
     """Run, and hold state, modes, gradients, random numbers and forwards against those before."""
     before = copy.deepcopy(model.state_dict())
-    forwards = {name: vars(getattr(made, name)).get("forward") for name in ("Swish", "WrongSign")}
     random = torch.get_rng_state()
     run()
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert model.training
     assert torch.equal(torch.get_rng_state(), random)
-    now = {name: vars(getattr(made, name)).get("forward") for name in forwards}
-    assert all(now[name] is forwards[name] for name in forwards)
+    assert vars(made.Swish)["forward"] is SWISH
+    assert "forward" not in vars(made.WrongSign)
     assert torch.get_default_dtype() is torch.float32
 
 
