@@ -9,11 +9,9 @@ say next to nothing, the epsilon and the depth of the layer are the floor.
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -24,8 +22,13 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import copied_batch
+from pytest_modelhealth.capture.step.conversion import (
+    converted_batch,
+    converted_copy,
+    copied,
+    default_dtype,
+)
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import ROLES, Noises, Observation
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -229,20 +232,6 @@ def floor(epsilon: float, roundings: int) -> float:
     return epsilon * math.sqrt(max(roundings, 1)) / 8
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy of a model.
-
-    Raises:
-        InspectionError: it cannot be copied.
-    """
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise InspectionError(
-            f"{type(model).__name__} cannot be copied, so its noise cannot be measured: {error}"
-        ) from error
-
-
 def perturbed_copy(model: nn.Module, epsilon: float, seed: int) -> nn.Module:
     """Return a copy whose every parameter element is multiplied by ``1 + u``, ``|u| <= epsilon``.
 
@@ -273,50 +262,3 @@ def _perturb(tensor: Tensor, epsilon: float, generator: torch.Generator) -> None
     factor = u.mul_(epsilon).add_(1).to(tensor.device)
     wide = tensor.data.to(torch.promote_types(tensor.dtype, torch.float64))
     tensor.data = (wide * factor).to(tensor.dtype)
-
-
-def converted_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy that keeps and computes in `dtype`: parameters, buffers, plain attributes.
-
-    Raises:
-        InspectionError: the model cannot be copied.
-    """
-    result = copied(model)
-    state = State(result)
-    for tensor in (*state.leaves, *state.tensors):
-        if tensor.is_leaf and tensor.layout == torch.strided:
-            convert(tensor, dtype)
-    return result
-
-
-def converted_batch(
-    batch: Any, dtype: torch.dtype | None, device: torch.device | None = None
-) -> Any:
-    """Return a copy of a batch with its floating tensors in `dtype`, and all on `device`."""
-    result = copied_batch(batch)
-    for tensor in find_tensors(result):
-        if tensor.is_leaf:
-            if device is not None:
-                tensor.data = tensor.data.to(device)
-            if dtype is not None:
-                convert(tensor, dtype)
-    return result
-
-
-def convert(tensor: Tensor, dtype: torch.dtype) -> None:
-    """Bring a floating or complex tensor to `dtype` or the complex dtype of its width, in place."""
-    if tensor.is_complex():
-        tensor.data = tensor.data.to(dtype.to_complex())
-    elif tensor.is_floating_point():
-        tensor.data = tensor.data.to(dtype)
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let tensors that a model makes while it runs be of `dtype`; for the whole process."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

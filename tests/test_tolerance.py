@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.tolerance import (
-    coarsest_epsilon,
+from pytest_modelhealth.capture.step.conversion import (
     converted_batch,
     converted_copy,
     default_dtype,
+)
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.tolerance import (
+    coarsest_epsilon,
     deviations,
     epsilon_of,
     floor,

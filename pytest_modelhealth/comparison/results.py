@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.store import TensorStore
+from pytest_modelhealth.capture.step.conversion import default_dtype
 from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
@@ -29,7 +30,6 @@ from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (
     TRUSTED,
     converted,
-    default_dtype,
     floor,
     observed,
     perturbed,

@@ -20,13 +20,13 @@ from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import copied_batch
+from pytest_modelhealth.capture.step.conversion import converted_batch
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.comparison import onnx
 from pytest_modelhealth.comparison.trace import Keeper, Trace, structure
 from pytest_modelhealth.errors import InspectionError, suggest
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.tolerance import converted_batch
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ class Conventions(NamedTuple):
         causal: whether no output may depend on later inputs; ``None`` reads that off the target.
         padding: a boolean tensor ``(N, T)``, true where there is padding, as for the
             ``key_padding_mask`` of torch; ``None`` reads it off masks and lengths in the batch.
+        trained: full names of the parameters that an optimizer holds; ``None`` where none is known.
     """
 
     batch_dim: int | None = None
     causal: bool | None = None
     padding: Tensor | None = None
+    trained: frozenset[str] | None = None
 
     @classmethod
     def of(cls, batch_dim: Any, causal: Any, padding: Any) -> Conventions:

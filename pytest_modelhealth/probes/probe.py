@@ -10,7 +10,7 @@ from pytest_modelhealth.checks import Check, Finding
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.report import Observation, Parting, ProbeRecord
     from pytest_modelhealth.settings import Settings
 
 
@@ -38,7 +38,10 @@ class Probe(Check):
         """
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield what the record of this probe shows, if it ran."""
+        """Yield what the record of this probe shows, if it ran.
+
+        One that ran by itself and could not tell says nothing of that: nobody asked.
+        """
         from pytest_modelhealth.report import Outcome
 
         record = observation.probes.get(self.name)
@@ -49,7 +52,7 @@ class Probe(Check):
         if record.outcome is Outcome.JUDGED:
             for parting in record.partings:
                 yield from self.judge(parting, record, observation, settings)
-        elif record.outcome is Outcome.NOT_TOLD or is_named:
+        elif is_named or (record.outcome is Outcome.NOT_TOLD and settings.probes(self.name)):
             yield self.inconclusive(root, record.reason)
 
     @abstractmethod
@@ -59,7 +62,7 @@ class Probe(Check):
         record: ProbeRecord,
         observation: Observation,
         settings: Settings,
-    ) -> Iterator[Violation]:
+    ) -> Iterator[Finding]:
         """Yield a violation if what was found breaks a limit."""
 
     # What `probe` returns.
@@ -72,17 +75,20 @@ class Probe(Check):
 
         return ProbeRecord(self.name, changed=changed, partings=partings, notes=notes)
 
-    def not_applicable(self, reason: str) -> ProbeRecord:
+    def not_applicable(self, reason: str, notes: tuple[str, ...] = ()) -> ProbeRecord:
         """Return that there is nothing to judge in this model or batch, and why.
 
         The verdict is not touched, unless this probe was asked for by its name.
         """
         from pytest_modelhealth.report import Outcome, ProbeRecord
 
-        return ProbeRecord(self.name, Outcome.NOT_APPLICABLE, reason)
+        return ProbeRecord(self.name, Outcome.NOT_APPLICABLE, reason, notes=notes)
 
     def not_told(self, reason: str, changed: str = "") -> ProbeRecord:
-        """Return that nothing can be told, and what is needed: the verdict is inconclusive."""
+        """Return that nothing can be told, and what is needed.
+
+        The verdict is inconclusive, unless nobody asked for this probe: it ran by itself.
+        """
         from pytest_modelhealth.report import Outcome, ProbeRecord
 
         return ProbeRecord(self.name, Outcome.NOT_TOLD, reason, changed)

@@ -64,7 +64,15 @@ def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
     """Return what a probe finds, with what it took beside the runs that all share."""
     runs.take_counts()
     base, start = runs.base_seconds, time.perf_counter()
-    record = probe.not_told(runs.why_not) if runs.why_not else probe.probe(runs)
+    record = probe.not_told(runs.why_not) if runs.why_not else _record(probe, runs)
     seconds = time.perf_counter() - start - (runs.base_seconds - base)
     forwards, backwards = runs.take_counts()
     return replace(record, forwards=forwards, backwards=backwards, seconds=seconds)
+
+
+def _record(probe: Probe, runs: Runs) -> ProbeRecord:
+    try:
+        return probe.probe(runs)
+    except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return probe.not_told(f"an error in pytest-modelhealth: {text}")

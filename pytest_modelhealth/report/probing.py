@@ -32,6 +32,7 @@ class Parting:
         taker: the submodule that is given what differs, where that is the place.
         line: ``path:line`` of the user's code there; ``""`` if unknown.
         detail: what else is to be said of it.
+        names: full names of the parameters that were moved, where it was those.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Parting:
     taker: str = ""
     line: str = ""
     detail: str = ""
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -133,16 +133,24 @@ class Runs:
         self.base_seconds += time.perf_counter() - start
         return ran
 
-    def forward(self, batch: Inputs, *, seed: int | None = None, with_loss: bool = False) -> Ran:
-        """Run the model once, in evaluation mode.
+    def forward(
+        self,
+        batch: Inputs,
+        *,
+        seed: int | None = None,
+        with_loss: bool = False,
+        evaluation: bool = True,
+    ) -> Ran:
+        """Run the model once.
 
         Args:
             batch: what it is run on, which it may write to.
             seed: of the random numbers; ``None`` takes those of every other run.
             with_loss: whether to take down where in the outputs the loss looks.
+            evaluation: in evaluation mode; if not, as it was inspected.
         """
         ran = Ran()
-        with self.beside.put_back((batch.args, batch.kwargs), evaluation=True):
+        with self.beside.put_back((batch.args, batch.kwargs), evaluation=evaluation):
             if seed is not None:
                 torch.manual_seed(seed)
             self.call(batch, ran, with_loss=with_loss)
@@ -163,6 +171,10 @@ class Runs:
         ran.wrote = versions != [version(tensor) for tensor in given]
         with torch.no_grad():
             ran.outputs = [tensor.detach().clone() for tensor in find_tensors(output)]
+
+    def count(self, forwards: int) -> None:
+        """Take down runs that a probe makes by itself, of a copy."""
+        self._forwards += forwards
 
     def _take_loss(self, output: Any, ran: Ran) -> None:
         """Take down the gradient of the loss at each output, where there is one."""

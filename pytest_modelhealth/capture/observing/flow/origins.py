@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.autograd_graph import operation, snake_case
 from pytest_modelhealth.capture.observing.flow.exports import Exports
+from pytest_modelhealth.capture.observing.flow.own_functions import is_own
 from pytest_modelhealth.capture.observing.flow.places import Place
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,
@@ -210,7 +211,7 @@ class Origins:
         if function is not None and (len(operands) < len(following) or number == function.end - 1):
             known += function.unknown
         name = snake_case(operation(node))
-        self._by_number[(number, output) if output else number] = self._rows.add(
+        vertex = self._rows.add(
             Kind.OPERATION,
             f"{name}[{output}]" if output else name,
             tuple(known),
@@ -219,6 +220,9 @@ class Origins:
             call=self._rows.call_of(number) if function is None else function.call,
             place=None if function is None else function.place,
         )
+        self._by_number[(number, output) if output else number] = vertex
+        if is_own(getattr(type(node), "_forward_cls", None)):
+            self._rows.own_functions.setdefault(number, vertex)
 
     def _function_of(self, number: int) -> Function | None:
         at = bisect_right(self._functions, number, key=lambda function: function.end)

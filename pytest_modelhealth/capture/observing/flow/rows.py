@@ -94,6 +94,7 @@ class Rows:
         calls: every call of a layer, by number.
         running: those that have not returned, the innermost last; the first is none.
         notes: what a reader should know of the flow.
+        own_functions: the vertex of each function of the user's own, by the number of its node.
     """
 
     def __init__(self) -> None:
@@ -101,6 +102,7 @@ class Rows:
         self.calls: list[OpenCall] = []
         self.running = [OpenCall("", "", -1, -1)]
         self.notes: dict[str, None] = {}
+        self.own_functions: dict[int, int] = {}
 
     def add(
         self,
@@ -152,6 +154,7 @@ class Rows:
         """Record no flow: one with a gap would deny ways that there are."""
         self.calls.clear()
         self._rows.clear()
+        self.own_functions.clear()
 
     def graph(self, outputs: tuple[int, ...], loss: int | None) -> Graph:
         """Return all of it."""
@@ -172,4 +175,5 @@ class Rows:
             )
             for call in self.calls
         ]
-        return Graph(vertices, tuple(calls), outputs, loss, tuple(self.notes))
+        own = tuple(vertex for _, vertex in sorted(self.own_functions.items()))
+        return Graph(vertices, tuple(calls), outputs, loss, tuple(self.notes), own)

@@ -1,0 +1,180 @@
+"""Custom functions of autograd: their backward gives the slope of their forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.facts import at
+from pytest_modelhealth.probes.lacking import without_gradient
+from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.probes.intervening.own_backwards import Call, Held, Verdict
+    from pytest_modelhealth.probes.intervening.running import Runs
+    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Vertex, Violation
+
+CHANGED = "each custom autograd.Function by itself, along random directions in float64"
+
+
+class CustomBackward(Probe):
+    """What a custom ``backward`` returns is the slope of its ``forward``.
+
+    Some functions give another gradient on purpose, and say so by their forward: it is the
+    identity (reversal, clipping, scaling of gradients), or it is flat (rounding, spikes,
+    straight-through). There is no fault to be found in those, and no evidence to wait for: each is
+    a note, and the verdict stays what it is. Where a model has no others the probe does not apply,
+    which asked for by name it says.
+
+    Two look like faults and designs alike, and only warn: a gradient that goes straight through
+    where a forward is flat in part (a clamp), and no gradient at all, as `detach` gives none. What
+    the latter cuts off from the loss `missing_gradients` names, and this probe then does not.
+    """
+
+    name = "custom_backward"
+    summary = "The backward of a custom autograd.Function gives the slope of its forward."
+    rank = 42
+    role = "gradients"
+    automatic = True
+    definition = (
+        "The arguments of each custom torch.autograd.Function are recorded in one forward; then, "
+        "in float64, the gradient of each along two random directions must be the slope there, at "
+        "steps of 1e-5 and 1e-6, within max_slope_error. Functions that are the identity or flat "
+        "change the gradient on purpose and are notes."
+    )
+    source = (
+        "torch.autograd.gradcheck holds every entry against a slope; along random directions "
+        "7 of 7 wrong backwards are caught, and 14 healthy models with such functions pass or are "
+        "notes"
+    )
+    minimum_evidence = "a custom function that runs in float64"
+    settings = (
+        Setting(
+            "max_slope_error",
+            float,
+            default=0.01,
+            minimum=5e-3,
+            help="largest difference between a custom gradient and the slope, by the larger of the "
+            "two (right ones: 1e-6 in float64; a coefficient that is 10 % off: 0.1)",
+            per_layer=False,
+        ),
+    )
+
+    def is_called_for(self, observation: Observation) -> bool:
+        """Whether a custom function ran."""
+        return observation.flow is not None and bool(observation.flow.graph.own_functions)
+
+    def probe(self, runs: Runs) -> ProbeRecord:
+        """Record what each function is called with, and hold it against slopes."""
+        from pytest_modelhealth.probes.intervening.own_backwards import (
+            held_to_slopes,
+            recorded_calls,
+        )
+
+        calls, ran = recorded_calls(runs)
+        if ran.error and not calls:
+            return self.not_told(f"run again, the model raises {ran.error}")
+        if not calls:
+            return self._nothing(runs.observation)
+        verdicts = held_to_slopes(runs, calls)
+        notes = tuple(dict.fromkeys(_notes(verdicts)))
+        told = [verdict for verdict in verdicts if not (verdict.meant or verdict.doubt)]
+        if told:
+            partings = [
+                _parting(verdict.call, held, runs.observation)
+                for verdict in _one_each(told)
+                for held in verdict.wrong
+            ]
+            return self.judged(*partings, changed=CHANGED, notes=notes)
+        doubts = [verdict for verdict in verdicts if verdict.doubt]
+        if doubts:
+            return self.not_told("; ".join(_notes(doubts)), CHANGED)
+        return self.not_applicable("; ".join(notes), notes)
+
+    def _nothing(self, observation: Observation) -> ProbeRecord:
+        if self.is_called_for(observation):
+            return self.not_told(
+                "its custom functions are classes made anew in each forward, or are called by no "
+                "Function.apply; define them at the top of a module"
+            )
+        return self.not_applicable("no custom torch.autograd.Function takes part in the run")
+
+    def judge(
+        self,
+        parting: Parting,
+        record: ProbeRecord,
+        observation: Observation,
+        settings: Settings,
+    ) -> Iterator[Violation]:
+        """Yield that a gradient is not the slope."""
+        limit = settings["max_slope_error"]
+        is_named_by_another = parting.kind == "none" and any(without_gradient(observation))
+        if parting.effect <= limit.value or is_named_by_another:
+            return
+        function, _, argument = parting.place.rpartition(".")
+        given, slope = parting.after or 0.0, parting.before or 0.0
+        by = f"{given / slope:.2f} times the slope" if slope else "where there is none"
+        yield self.violation(
+            observation.layers.get(parting.layer, observation.layers[""]),
+            f"the backward of the custom autograd.Function {function!r}{at(parting.line)} gives "
+            f"{argument!r} a gradient of {given:.4g} along a random direction, where the slope of "
+            f"its forward is {slope:.4g}: {by}",
+            value=parting.effect,
+            limit=limit,
+            cause=f"{parting.detail}; torch.autograd.gradcheck shows it number by number",
+            independent=True,
+            severity="fail" if parting.kind == "slope" else "warn",
+        )
+
+
+def _notes(verdicts: Iterable[Verdict]) -> Iterator[str]:
+    for verdict in verdicts:
+        name = verdict.call.name
+        if verdict.meant:
+            yield f"{name!r} changes the gradient on purpose: {verdict.meant}"
+        elif verdict.doubt:
+            yield f"the backward of {name!r} is not held against slopes: {verdict.doubt}"
+
+
+def _one_each(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    """Yield the first verdict of each function that finds something: one backward, one story."""
+    seen = set()
+    for verdict in verdicts:
+        if verdict.wrong and verdict.call.function not in seen:
+            seen.add(verdict.call.function)
+            yield verdict
+
+
+def _parting(call: Call, held: Held, observation: Observation) -> Parting:
+    from pytest_modelhealth.report import Parting
+    from pytest_modelhealth.report.flow import near
+
+    return Parting(
+        "none" if held.is_none else "surrogate" if held.is_surrogate else "slope",
+        held.error,
+        _caller(call, observation),
+        role="gradients",
+        place=f"{call.name}.{held.argument}",
+        before=held.slope,
+        after=held.given,
+        line=near(call.line),
+        detail=held.why,
+    )
+
+
+def _caller(call: Call, observation: Observation) -> str:
+    """Return the layer whose own code calls a function; the model where that is not known."""
+    from pytest_modelhealth.capture.observing.autograd_graph import snake_case
+
+    if observation.flow is None:
+        return ""
+    graph = observation.flow.graph
+    named = snake_case(call.name)
+    made: list[Vertex] = [
+        graph.vertices[n] for n in graph.own_functions if graph.vertices[n].function == named
+    ]
+    if not made:
+        return ""
+    vertex = made[call.number] if len(made) == call.of else made[0]
+    return graph.calls[vertex.call].layer if vertex.call >= 0 else ""

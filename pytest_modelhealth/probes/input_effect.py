@@ -1,0 +1,87 @@
+"""Inputs have an effect on the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.settings import Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.probes.intervening.running import Runs
+    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+
+CHANGED = "each input by itself, by that of other samples"
+
+
+class InputEffect(Probe):
+    """An input that the output does not depend on is a note, never a violation.
+
+    A head of zeros, a gate that has not opened, an id for a log and a mask that nothing needs
+    look the same.
+    """
+
+    name = "input_effect"
+    summary = "Every input has an effect on the output; one without is a note."
+    rank = 44
+    severity = "warn"
+    role = "inputs"
+    definition = (
+        "In evaluation mode, one input tensor at a time is replaced by that of other samples, some "
+        "of them twice. Where no output changes by a bit, a note says so: the input has no effect. "
+        "It is never a violation."
+    )
+    source = (
+        "of 803 healthy runs 12 have such an input, 10 of which heal within three steps of "
+        "training: a fact that is worth knowing, and no fault"
+    )
+    minimum_evidence = "two samples that differ"
+
+    def probe(self, runs: Runs) -> ProbeRecord:
+        """Replace one input after the other."""
+        from pytest_modelhealth.probes.intervening.replaced_inputs import (
+            are_equal,
+            named_inputs,
+            replaced,
+            samples_of,
+        )
+
+        base = runs.base
+        if base.error:
+            return self.not_applicable(f"in evaluation mode the model raises {base.error}")
+        if not base.outputs:
+            return self.not_applicable("the model returns no tensor on which an input could show")
+        dimension = runs.conventions.batch_dim or 0
+        samples = samples_of(runs.tensors, dimension, runs.conventions.batch_dim is not None)
+        if samples < 2:
+            return self.not_applicable(
+                "the batch has one sample, or its tensors have no dimension of samples in common, "
+                "so that no input can be replaced by that of another sample"
+            )
+        notes, judged = [], 0
+        for number, name in enumerate(named_inputs(runs)):
+            batch = replaced(runs, number, samples, dimension)
+            if batch is None:
+                continue
+            ran = runs.forward(batch)
+            if ran.error:
+                notes.append(f"with input {name!r} of other samples the model raises {ran.error}")
+                continue
+            judged += 1
+            if are_equal(base.outputs, ran.outputs):
+                notes.append(f"input {name!r} has no effect on the output")
+        if not judged:
+            why = "; ".join(notes) or "all samples of the batch are equal"
+            return self.not_applicable(f"no input could be replaced: {why}", tuple(notes))
+        return self.judged(changed=CHANGED, notes=tuple(notes))
+
+    def judge(
+        self,
+        parting: Parting,
+        record: ProbeRecord,
+        observation: Observation,
+        settings: Settings,
+    ) -> Iterator[Violation]:
+        """Yield nothing: it is for the reader to know."""
+        yield from ()

@@ -1,0 +1,143 @@
+"""Parameters moved in a float64 copy, and the slope of the loss that follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.bare import Beside
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.conversion import (
+    converted_batch,
+    converted_copy,
+    default_dtype,
+)
+from pytest_modelhealth.capture.step.loss_value import compute_loss
+from pytest_modelhealth.capture.step.tasks import TaskLosses
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.probes.intervening.running import Runs
+
+STEPS = (1e-5, 1e-6)
+"""How far parameters are moved along a direction of independent standard normal numbers."""
+
+_SEED = 20_240_229
+
+
+class UntellableError(Exception):
+    """Why no slope can be told."""
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The slope of the loss along one direction, at each of the steps."""
+
+    wide: float
+    narrow: float
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether both steps find the same slope, as no jump does."""
+        return abs(self.wide - self.narrow) <= 0.1 * max(abs(self.wide), abs(self.narrow))
+
+
+class Moved:
+    """A float64 copy of the model, in the mode in which it was inspected.
+
+    Args:
+        runs: the model, and what is asked of it.
+
+    Raises:
+        UntellableError: the model cannot be copied.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        try:
+            copy = converted_copy(runs.model, torch.float64)
+        except InspectionError as error:
+            raise UntellableError(str(error)) from error
+        self._beside = Beside(copy)
+        self._parameters = dict(copy.named_parameters(remove_duplicate=False))
+
+    def has(self, name: str) -> bool:
+        """Whether the copy has a parameter of this name, which can be moved."""
+        parameter = self._parameters.get(name)
+        return parameter is not None and parameter.dtype is torch.float64
+
+    def slope(self, names: Sequence[str]) -> Slope:
+        """Return the slope of the loss where parameters are moved together, in four forwards.
+
+        Raises:
+            UntellableError: the copy raises, or its loss is no number in float64.
+        """
+        generator = torch.Generator().manual_seed(_SEED)
+        directions = {
+            name: torch.randn(
+                self._parameters[name].shape, generator=generator, dtype=torch.float64
+            ).to(self._parameters[name].device)
+            for name in names
+        }
+        wide, narrow = (
+            (self._loss(directions, step) - self._loss(directions, -step)) / (2 * step)
+            for step in STEPS
+        )
+        return Slope(wide, narrow)
+
+    def _loss(self, directions: dict[str, Tensor], step: float) -> float:
+        self._runs.count(1)
+        batch = self._runs.batch()
+        batch = Inputs(
+            *converted_batch(batch.args, torch.float64),
+            **converted_batch(batch.kwargs, torch.float64),
+        )
+        given = (batch.args, batch.kwargs)
+        with default_dtype(torch.float64), self._beside.put_back(given, evaluation=False):
+            with torch.no_grad():
+                for name, direction in directions.items():
+                    self._parameters[name].add_(direction, alpha=step)
+            try:
+                loss = self._computed(batch)
+            except UntellableError:
+                raise
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}".partition("\n")[0]
+                raise UntellableError(f"in float64 the model raises {said}") from error
+        if loss.dtype is not torch.float64:
+            raise UntellableError(f"its loss is computed in {loss.dtype} whatever it is given")
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise UntellableError("its loss is not finite in float64")
+        return value
+
+    def _computed(self, batch: Inputs) -> Tensor:
+        request = self._runs.request
+        function: Any = request.loss
+        output = self._beside.model(*batch.args, **batch.kwargs)
+        if isinstance(function, dict):
+            function = TaskLosses(function)
+        loss = compute_loss(output, converted_batch(request.target, torch.float64), function)
+        if loss is None:
+            raise UntellableError("there is no number to differentiate")
+        is_projection = function is None and loss.dtype is not torch.float64
+        return _projected(output) if is_projection else loss
+
+
+def _projected(output: Any) -> Tensor:
+    """Return the outputs times fixed random numbers: the usual one is rounded to float32."""
+    generator = torch.Generator().manual_seed(_SEED)
+    terms = []
+    for tensor in find_tensors(output):
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        if tensor.dtype is torch.float64 and tensor.numel():
+            weights = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            terms.append((tensor * weights.to(tensor.device)).sum() / math.sqrt(tensor.numel()))
+    if not terms:
+        raise UntellableError("its outputs are computed in float32 whatever it is given")
+    return torch.stack([term.cpu() for term in terms]).sum()

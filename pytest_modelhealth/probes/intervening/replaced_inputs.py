@@ -1,0 +1,100 @@
+"""Batches in which one input is that of other samples."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.intervening.running import Runs
+
+
+def samples_of(tensors: Sequence[Tensor], dimension: int, is_given: bool) -> int:
+    """Return the number of samples; 0 where the tensors of a batch do not tell.
+
+    Args:
+        tensors: those of the batch.
+        dimension: that of samples.
+        is_given: whether the user said so; else all tensors must share it, edges and states do not.
+    """
+    sizes = [t.shape[dimension] if t.ndim > dimension else 0 for t in tensors if t.ndim]
+    if is_given:
+        sizes = [size for size in sizes if size][:1]
+    return sizes[0] if sizes and set(sizes) == {sizes[0]} else 0
+
+
+def named_inputs(runs: Runs) -> list[str]:
+    """Return what people call the tensors of the batch, in the order of `Runs.tensors`."""
+    batch = runs.batch()
+    try:
+        parameters = list(inspect.signature(runs.model.forward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+    named = [
+        (positional[n] if n < len(positional) else str(n), value)
+        for n, value in enumerate(batch.args)
+    ]
+    known: dict[int, str] = {}
+    for name, value in [*named, *batch.kwargs.items()]:
+        for tensor, path in _paths(value, name):
+            known.setdefault(id(tensor), path)
+    tensors = find_tensors((batch.args, batch.kwargs))
+    return [known.get(id(tensor), str(n)) for n, tensor in enumerate(tensors)]
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _paths(value: Any, name: str) -> Iterator[tuple[Tensor, str]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _paths(part, f"{name}[{key!r}]")
+        return
+    tensors = find_tensors(value)
+    for n, tensor in enumerate(tensors):
+        yield tensor, name if len(tensors) == 1 else f"{name}[{n}]"
+
+
+def replaced(runs: Runs, number: int, samples: int, dimension: int) -> Inputs | None:
+    """Return the batch with one tensor that has the values of other samples.
+
+    Some come twice: a mean over the batch would not see them change places.
+
+    Args:
+        runs: has the batch.
+        number: that of the tensor.
+        samples: how many there are.
+        dimension: theirs.
+
+    Returns:
+        ``None`` where the tensor has no row for each sample, or all of its rows are equal.
+    """
+    tensor = runs.tensors[number]
+    if tensor.ndim <= dimension or tensor.shape[dimension] != samples:
+        return None
+    rows = torch.arange(samples, device=tensor.device)
+    for index in (rows - rows % 2, torch.zeros_like(rows), torch.full_like(rows, samples - 1)):
+        made = tensor.detach().index_select(dimension, index)
+        if not are_equal([tensor], [made]):
+            return runs.changed(lambda n, _: made if n == number else None)  # noqa: B023
+    return None
+
+
+def are_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Whether tensors are the same bit for bit, NaN among them."""
+    return len(before) == len(after) and all(map(_is_equal, before, after))
+
+
+def _is_equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.layout is not torch.strided or a.is_quantized or a.is_nested:
+        return False  # not looked into
+    bits = (t.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(*bits)

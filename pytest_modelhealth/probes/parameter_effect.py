@@ -1,0 +1,156 @@
+"""Parameters without gradient have no effect on the loss, or none that could be learnt by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.check import Finding
+from pytest_modelhealth.checks.facts import at, flow_of
+from pytest_modelhealth.probes.lacking import Lacking, without_gradient
+from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.probes.intervening.moving_parameters import Moved
+    from pytest_modelhealth.probes.intervening.running import Runs
+    from pytest_modelhealth.report import Observation, Parting, ProbeRecord
+
+CHANGED = "parameters without gradient, a part of the model at a time, along a random direction"
+_LISTED = 4
+
+
+class ParameterEffect(Probe):
+    """A smooth effect on the loss that autograd does not know is a cut in the graph.
+
+    Whether it is a fault only the optimizer tells: an unfrozen teacher, a target network or the
+    critic's features have such an effect and should not learn. Where the optimizer is known
+    (`Conventions.trained`), parameters that it holds are a violation and others are nothing. Where
+    it is not, the verdict is inconclusive, and says what settles it: so it does not run by itself,
+    where `missing_gradients` lets such designs be.
+    """
+
+    name = "parameter_effect"
+    summary = "Trainable parameters that the loss depends on smoothly get a gradient."
+    rank = 43
+    role = "parameter_gradients"
+    definition = (
+        "Parameters that require gradients and have none, or exactly zero, in layers that ran are "
+        "moved together, by the top-level part of the model that they lie in, along one random "
+        "direction of a float64 copy. Slopes of the loss at steps of 1e-5 and 1e-6 that agree "
+        "within 10 % and exceed min_loss_slope are a cut: a violation where an optimizer holds the "
+        "parameters, else inconclusive."
+    )
+    source = (
+        "discrete selections have a slope of 0 and drop out; of 660 healthy runs none has such a "
+        "slope, of 55 that do on purpose what looks like a fault five do"
+    )
+    minimum_evidence = "one batch with a backward pass, and a model that runs in float64"
+    settings = (
+        Setting(
+            "min_loss_slope",
+            float,
+            default=1e-6,
+            minimum=0.0,
+            help="least slope of the loss, along independent standard normal numbers, at which "
+            "parameters without gradient have an effect (float64 rounds at 1e-9)",
+            per_layer=False,
+        ),
+    )
+
+    def probe(self, runs: Runs) -> ProbeRecord:
+        """Move the parameters of one part after the other."""
+        from pytest_modelhealth.probes.intervening.moving_parameters import Moved, UntellableError
+
+        observation = runs.observation
+        if not observation.backward:
+            return self.not_applicable("no backward pass ran, so that no gradient is missed")
+        parts: dict[str, list[Lacking]] = {}
+        for lacking in without_gradient(observation):
+            parts.setdefault(lacking.part, []).append(lacking)
+        if not parts:
+            return self.judged(changed="nothing: every trainable parameter that ran has a gradient")
+        try:
+            moved = Moved(runs)
+            partings = [
+                parting for part in parts.values() for parting in self._parting(part, moved, runs)
+            ]
+        except UntellableError as error:
+            return self.not_told(str(error), CHANGED)
+        return self.judged(*partings, changed=CHANGED)
+
+    def _parting(self, part: list[Lacking], moved: Moved, runs: Runs) -> Iterator[Parting]:
+        from pytest_modelhealth.report import Parting
+
+        trained = runs.conventions.trained
+        part = [
+            one for one in part
+            if moved.has(one.name) and (trained is None or one.name in trained)
+        ]  # fmt: skip
+        if not part:
+            return
+        names = tuple(one.name for one in part)
+        slope = moved.slope(names)
+        if not slope.is_smooth or not slope.narrow:
+            return
+        last, line = _where(names, part, runs.observation)
+        yield Parting(
+            "unsettled" if trained is None else "trained",
+            abs(slope.narrow),
+            last.layer,
+            role="parameter_gradients",
+            tensor=last.own,
+            line=line,
+            names=names,
+        )
+
+    def judge(
+        self,
+        parting: Parting,
+        record: ProbeRecord,
+        observation: Observation,
+        settings: Settings,
+    ) -> Iterator[Finding]:
+        """Yield that the loss depends on parameters that get no gradient."""
+        limit = settings["min_loss_slope"]
+        if parting.effect <= limit.value:
+            return
+        culprit = observation.layers.get(parting.layer, observation.layers[""])
+        listed = ", ".join(parting.names[:_LISTED])
+        more = len(parting.names) - _LISTED
+        which = f"{listed} and {more} more" if more > 0 else listed
+        what = (
+            f"the loss depends smoothly on parameters without gradient ({which}): moved along a "
+            f"random direction, it changes at a slope of {parting.effect:.2g}{at(parting.line)}"
+        )
+        if parting.kind == "unsettled":
+            yield self.inconclusive(
+                culprit,
+                f"{what}; only the optimizer tells whether they should learn: if they should, the "
+                "graph is cut; if not, freeze them by requires_grad_(False)",
+            )
+            return
+        yield self.violation(
+            culprit,
+            f"{what}, and the optimizer holds them",
+            value=parting.effect,
+            limit=limit,
+            tensor=parting.tensor,
+            cause=".detach(), .data, .item(), .numpy(), torch.tensor(...) or no_grad on the way "
+            "from them to the loss, or a backward of one's own that gives them nothing",
+            independent=True,
+        )
+
+
+def _where(
+    names: tuple[str, ...], part: list[Lacking], observation: Observation
+) -> tuple[Lacking, str]:
+    """Return the last of the parameters before a cut, and the line that cuts, if that is known."""
+    from pytest_modelhealth.report.flow import near
+
+    flow = flow_of(observation)
+    asked = {one.layer: one for one in part if one.layer in flow.layers}
+    asked |= {one.name: one for one in part if one.layer not in asked and one.name in flow}
+    found = flow.endings(asked)
+    cuts = [(asked[e.last], near(e.cut.line)) for e in found.values() if e.cut is not None]
+    return cuts[0] if cuts else (part[-1], "")

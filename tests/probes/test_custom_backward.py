@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import copy
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.probes import all_probes
+from pytest_modelhealth.report import Outcome, ProbeRecord
+from tests.probes import functions as made
+from tests.probes.functions import Calls, model_of
+
+NAME = "custom_backward"
+
+
+def batch(*shape: int) -> Tensor:
+    """Return seeded normal numbers."""
+    return torch.randn(shape or (6, 6), generator=torch.Generator().manual_seed(1))
+
+
+def inspected(model: nn.Module, **given: Any) -> tuple[HealthReport, ProbeRecord | None]:
+    """Return the report of a model, and what the probe took down."""
+    report = Inspector(model).run_inspection(batch(), **given)
+    return report, report.observation.probes.get(NAME)
+
+
+def found(report: HealthReport) -> list[Any]:
+    """Return the violations of the probe."""
+    return [v for v in report.violations if v.check == NAME]
+
+
+WRONG = {
+    "sign": (made.WrongSign, 1, "-1.00 times the slope", "a sign"),
+    "factor": (made.WrongFactor, 1, "0.50 times the slope", "a constant factor"),
+    "missing term": (made.MissingTerm, 1, "times the slope", "a term is missing"),
+    "wrong side of a mask": (made.WrongSide, 1, "times the slope", "a mask"),
+    "10 % off": (made.TenPercent, 1, "0.90 times the slope", "a constant factor"),
+    "transposition": (made.Transposed, 2, "times the slope", "the transpose"),
+    "wrong input": (made.WrongInput, 2, "times the slope", "in another order"),
+    "with a context set up apart": (made.WithSetupWrong, 1, "0.50 times", "a constant factor"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_backward_is_found_where_it_is_called(kind: str) -> None:
+    """The layer whose own code calls it, the ratio to the slope and the cause, without asking."""
+    function, arguments, ratio, cause = WRONG[kind]
+    report, _ = inspected(model_of(function, arguments))
+    violation = found(report)[0]
+    assert violation.layer == "1"
+    assert ratio in violation.message
+    assert f"{function.__name__!r} at" in violation.message
+    assert "functions.py:" in violation.message
+    assert cause in violation.cause
+
+
+def test_a_gradient_for_the_wrong_input_names_both_arguments() -> None:
+    """Names are those of the forward."""
+    report, _ = inspected(model_of(made.WrongInput, 2))
+    assert ["'a'" in v.message for v in found(report)] == [True, False]
+    assert ["'b'" in v.message for v in found(report)] == [False, True]
+
+
+RIGHT = {
+    "swish": (made.Swish, 1),
+    "context set up apart": (made.WithSetup, 1),
+    "clamp": (made.Clamp, 1),
+    "in place": (made.InPlace, 1),
+    "bound early": (lambda x, f=made.Swish.apply: f(x), 1),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_right_backward_is_healthy(kind: str) -> None:
+    """It is held against slopes, and passes."""
+    report, record = inspected(model_of(*RIGHT[kind]))
+    assert record is not None
+    assert (record.outcome, record.notes, record.partings) == (Outcome.JUDGED, (), ())
+    assert record.forwards == 1
+    assert report.verdict == "healthy"
+
+
+def test_kinks_are_no_fault() -> None:
+    """At the zeros of another ReLU half a slope is found, and none or all is given."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), Calls(made.Relu), nn.Linear(6, 3))
+    report, record = inspected(model)
+    assert record is not None
+    assert record.outcome is Outcome.JUDGED
+    assert found(report) == []
+
+
+def test_zeros_hide_no_wrong_backward() -> None:
+    """Weights that start at zero have no slope; a point close by has."""
+    model = model_of(made.WrongInput, 2)
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.zero_()
+        model[1].weights[0].zero_()
+    assert found(inspected(model)[0])
+
+
+class Determinant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        matrices = self.first(x).reshape(-1, 2, 2) + 3 * torch.eye(2)
+        return made.LogDet.apply(matrices.mT)
+
+
+def test_a_determinant_of_batches_is_healthy() -> None:
+    """Of matrices whose numbers do not lie in order."""
+    _, record = inspected(Determinant())
+    assert record is not None
+    assert (record.outcome, record.partings) == (Outcome.JUDGED, ())
+
+
+MEANT = {
+    "reversal": (made.Reversal, 1, "identity"),
+    "rounding": (made.Round, 1, "flat"),
+    "spikes": (made.Spike, 1, "flat"),
+    "spikes in float32": (made.SpikeInSingle, 1, "flat"),
+    "rounding with a learnt step": (made.LearnedStep, 2, "flat"),
+}
+
+
+@pytest.mark.parametrize("probes", [None, True])
+@pytest.mark.parametrize("kind", MEANT)
+def test_a_gradient_on_purpose_is_a_note(kind: str, probes: bool | None) -> None:
+    """The model stays healthy, whether all probes are asked for or none is."""
+    function, arguments, why = MEANT[kind]
+    model = model_of(function, arguments)
+    if arguments > 1:
+        with torch.no_grad():
+            model[1].weights[0].fill_(0.1)
+    report, record = inspected(model, probes=probes)
+    assert record is not None
+    assert "on purpose" in record.notes[0]
+    assert why in record.notes[0]
+    assert found(report) == []
+    assert not [i for i in report.inconclusive if i.check == NAME]
+
+
+def test_asked_for_by_name_it_says_that_it_does_not_apply() -> None:
+    """Nothing was judged, so that the verdict is not healthy either."""
+    report, record = inspected(model_of(made.Reversal), probes=NAME)
+    assert record is not None
+    assert record.outcome is Outcome.NOT_APPLICABLE
+    assert report.verdict == "inconclusive"
+
+
+def test_beside_one_on_purpose_a_wrong_one_is_found() -> None:
+    """And the layer is that which calls it."""
+    model = nn.Sequential(
+        nn.Linear(6, 6), Calls(made.Reversal), Calls(made.WrongSign), Calls(made.Round)
+    )
+    report, record = inspected(model)
+    assert [v.layer for v in found(report)] == ["2"]
+    assert record is not None
+    assert len(record.notes) == 2
+
+
+def test_straight_through_a_clamp_only_warns() -> None:
+    """A mask that was forgotten looks the same."""
+    report, _ = inspected(model_of(made.ClampThrough))
+    assert report.verdict == "healthy"
+    assert [w.check for w in report.warnings] == [NAME]
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_no_gradient_at_all_only_warns(is_behind: bool) -> None:
+    """A stop by design looks the same; what it cuts off is missing_gradients' to name."""
+    model = model_of(made.Forgotten, 2)
+    if not is_behind:
+        model[1].register_forward_hook(lambda layer, _, y: y + layer.weights[0])
+    report, _ = inspected(model)
+    assert [v.check for v in report.violations] == (["missing_gradients"] if is_behind else [])
+    assert [w.check for w in report.warnings] == ([] if is_behind else [NAME])
+
+
+@pytest.mark.parametrize(("probes", "verdict"), [(None, "healthy"), (True, "inconclusive")])
+def test_what_runs_in_float32_alone_cannot_be_told(probes: bool | None, verdict: str) -> None:
+    """Who did not ask is not told."""
+    report, record = inspected(model_of(made.SinglePrecision), probes=probes)
+    assert record is not None
+    assert record.outcome is Outcome.NOT_TOLD
+    assert "torch.float32" in record.reason
+    assert report.verdict == verdict
+
+
+def test_each_kind_of_call_is_judged_where_it_is_made() -> None:
+    """An option that only a later layer sets is not taken for that of the first."""
+    calls = [Calls(lambda x, w=w: made.WrongIfTold.apply(x, w)) for w in (False, False, True)]
+    model = nn.Sequential(nn.Linear(6, 6), *calls, nn.Linear(6, 3))
+    assert [v.layer for v in found(inspected(model)[0])] == ["3"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, function: Any, use_reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.inner = Calls(function)
+        self.reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, self.first(x), use_reentrant=self.reentrant)
+
+
+def test_functions_of_torch_are_left_out() -> None:
+    """A reentrant checkpoint is one; so the probe has no call to run."""
+    assert inspected(Checkpointed(torch.tanh, use_reentrant=True))[1] is None
+    normalise = torch.nn.modules._functions.CrossMapLRN2d.apply
+    model = nn.Sequential(
+        nn.Linear(6, 6), Calls(lambda x: normalise(x[:, :, None, None], 3, 1e-4, 0.75, 1))
+    )
+    assert inspected(model)[1] is None
+
+
+def test_inside_a_checkpoint_it_is_found() -> None:
+    """The forward runs twice, and is one call."""
+    report, _ = inspected(Checkpointed(made.WrongSign, use_reentrant=False))
+    assert [v.layer for v in found(report)] == ["inner"]
+
+
+def test_without_a_custom_function_it_does_not_apply() -> None:
+    """It takes one forward where all are asked for, and no part where none is."""
+    assert inspected(nn.Linear(6, 3))[1] is None
+    _, record = inspected(nn.Linear(6, 3), probes=True)
+    assert record is not None
+    assert record.outcome is Outcome.NOT_APPLICABLE
+
+
+def test_a_function_of_the_loss_is_found() -> None:
+    """It belongs to no layer but the model."""
+    report, _ = inspected(nn.Linear(6, 3), loss=lambda y: made.WrongFactor.apply(y).mean())
+    assert [v.layer for v in found(report)] == [""]
+
+
+class InTrainingOnly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return made.WrongSign.apply(self.first(x)) if self.training else self.first(x)
+
+
+def test_it_runs_in_the_mode_that_was_inspected() -> None:
+    """A function that evaluation leaves out is seen."""
+    assert found(inspected(InTrainingOnly())[0])
+    assert not found(inspected(InTrainingOnly().eval())[0])
+
+
+def test_the_limit_is_a_setting() -> None:
+    """Ten percent may be near enough."""
+    report = Inspector(model_of(made.TenPercent), max_slope_error=0.2).run_inspection(batch())
+    assert found(report) == []
+
+
+class Interrupts(nn.Module):
+    def __init__(self, how: type[BaseException]) -> None:
+        super().__init__()
+        self.inner = model_of(made.WrongSign)
+        self.register_buffer("seen", torch.zeros(()))
+        self.how, self.calls = how, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen += 1
+        y = self.inner(x + torch.rand(()))
+        if self.calls > INSPECTED.get(id(self), 0):
+            raise self.how("now")
+        return y
+
+
+INSPECTED: dict[int, int] = {}
+SWISH = vars(made.Swish)["forward"]
+
+
+def left_as_it_was(model: nn.Module, run: Any) -> None:
+    """Run, and hold state, modes, gradients, random numbers and forwards against those before."""
+    before = copy.deepcopy(model.state_dict())
+    random = torch.get_rng_state()
+    run()
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert vars(made.Swish)["forward"] is SWISH
+    assert "forward" not in vars(made.WrongSign)
+    assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize("how", [RuntimeError, KeyboardInterrupt])
+def test_everything_is_put_back_however_it_ends(how: type[BaseException]) -> None:
+    """What the model raises in the probe's own forward ends it, and leaves no trace."""
+    model = Interrupts(how)
+    INSPECTED[id(model)] = 1  # the counter is put back after each run, but not in the first
+
+    def run() -> None:
+        calls = iter(range(100))
+        forward = model.forward
+
+        def counted(x: Tensor) -> Tensor:
+            model.calls = next(calls)
+            return forward(x)
+
+        model.forward = counted  # type: ignore[method-assign]
+        try:
+            Inspector(model).run_inspection(batch())
+        except KeyboardInterrupt:
+            assert how is KeyboardInterrupt
+        finally:
+            del model.forward
+        assert next(calls) > 1
+
+    left_as_it_was(model, run)
+
+
+def test_everything_is_put_back_after_a_full_run() -> None:
+    """Forwards are the same objects again, inherited ones inherited."""
+    model = model_of(made.WrongSign)
+    left_as_it_was(model, lambda: inspected(model, probes=True))
+
+
+def test_an_interrupt_within_a_function_ends_the_probe() -> None:
+    """Control-C in the forward of a function, as it is tried by itself."""
+    model = model_of(made.Swish)
+    count = 0
+
+    class Stops(made.Swish):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            nonlocal count
+            count += 1
+            if count == 6:
+                signal.raise_signal(signal.SIGINT)
+            return made.Swish.forward(ctx, x)
+
+    model[1].apply_it = Stops.apply
+
+    def run() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            inspected(model)
+
+    left_as_it_was(model, run)
+    assert count >= 6
+
+
+def test_it_runs_by_itself_and_has_a_place_of_its_own() -> None:
+    """No other probe has its rank."""
+    probe = next(probe for probe in all_probes() if probe.name == NAME)
+    assert probe.automatic
+    assert [p.name for p in all_probes() if p.rank == probe.rank] == [NAME]
+
+
+def test_the_flow_knows_the_users_own_functions() -> None:
+    """In the order in which they ran, each once; those of torch are not among them."""
+    model = nn.Sequential(Checkpointed(made.Swish, use_reentrant=False), Calls(made.Clamp))
+    report, _ = inspected(model)
+    graph = report.observation.flow.graph
+    assert [graph.vertices[n].name for n in graph.own_functions] == ["swish", "clamp"]
+    assert [graph.calls[graph.vertices[n].call].layer for n in graph.own_functions] == [
+        "0.inner",
+        "1",
+    ]
+
+
+def test_an_error_of_ours_costs_the_probe_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inspection stands, and who asked learns why nothing can be told."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    probe = next(probe for probe in all_probes() if probe.name == NAME)
+    monkeypatch.setattr(type(probe), "probe", broken)
+    report, _ = inspected(model_of(made.WrongSign))
+    assert report.verdict == "healthy"
+    report, record = inspected(model_of(made.WrongSign), probes=NAME)
+    assert report.verdict == "inconclusive"
+    assert record is not None
+    assert "ZeroDivisionError: ours" in record.reason

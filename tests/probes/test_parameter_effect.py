@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.probes import all_probes, default_settings
+from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.probing import Probing
+from pytest_modelhealth.report import Observation, Outcome, ProbeRecord
+
+NAME = "parameter_effect"
+
+
+def batch() -> Tensor:
+    """Return seeded normal numbers."""
+    return torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+
+
+class Read(nn.Module):
+    """A head on features that are read in some way."""
+
+    def __init__(self, read: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.3))
+        self.head, self.read = nn.Linear(6, 3), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.read(self.encoder(x)))
+
+
+def detached(x: Tensor) -> Tensor:
+    """Return the values alone."""
+    return x.detach()
+
+
+def selected(x: Tensor) -> Tensor:
+    """Return a discrete selection."""
+    return F.one_hot(x.argmax(-1), 6).to(x.dtype)
+
+
+def inspected(model: nn.Module, **given: Any) -> tuple[HealthReport, ProbeRecord]:
+    """Return the report of a model, and what the probe took down."""
+    given = {"probes": NAME} | given
+    report = Inspector(model, checks=NAME).run_inspection(batch(), **given)
+    return report, report.observation.probes[NAME]
+
+
+def test_a_smooth_path_without_gradient_is_inconclusive() -> None:
+    """The optimizer alone tells; the layer before the cut is named, and the line that cuts."""
+    report, record = inspected(Read(detached))
+    assert report.verdict == "inconclusive"
+    (doubt,) = report.inconclusive
+    assert doubt.layer == "encoder.1"
+    assert "encoder.0.weight" in doubt.reason
+    assert "optimizer" in doubt.reason
+    assert "test_parameter_effect.py:" in doubt.reason
+    assert record.forwards == 4
+
+
+@pytest.mark.parametrize("loss", [None, lambda y: y.square().mean(), {"a": lambda y: y.mean()}])
+def test_whatever_the_loss_is(loss: Any) -> None:
+    """A projection of ours is as good as a loss, and so are several."""
+    assert inspected(Read(detached), loss=loss)[0].verdict == "inconclusive"
+
+
+def test_with_a_target() -> None:
+    """Which is converted as the batch is."""
+    target = torch.zeros(8, 3)
+    model = Read(detached)
+    report = Inspector(model, checks=NAME).run_inspection(
+        batch(), target, loss=F.mse_loss, probes=NAME
+    )
+    assert report.verdict == "inconclusive"
+
+
+def jumping(x: Tensor) -> Tensor:
+    """Return what jumps at every small step."""
+    return (x.detach() * 3e5).round().remainder(2)
+
+
+@pytest.mark.parametrize("read", [selected, jumping, F.relu, lambda x: x * 0])
+def test_a_selection_and_a_way_for_gradients_are_healthy(read: Any) -> None:
+    """What jumps has no slope, and where nothing is missed nothing is moved."""
+    report, record = inspected(Read(read))
+    assert record.outcome is Outcome.JUDGED
+    assert report.verdict == "healthy"
+
+
+def test_where_nothing_lacks_a_gradient_nothing_runs() -> None:
+    """It is judged all the same."""
+    _, record = inspected(nn.Linear(6, 3))
+    assert (record.outcome, record.forwards) == (Outcome.JUDGED, 0)
+
+
+def test_frozen_and_idle_parts_are_left_out() -> None:
+    """They do not ask for a gradient, or had no part in the run."""
+    model = Read(detached)
+    model.encoder.requires_grad_(False)
+    model.idle = nn.Linear(6, 6)
+    report, record = inspected(model)
+    assert (report.verdict, record.forwards) == ("healthy", 0)
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(6, 3), nn.Linear(6, 3)
+        self.b = nn.ParameterList([torch.ones(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x).detach() * self.b[0].detach() + self.c(x)
+
+
+def test_each_part_has_a_story() -> None:
+    """Parts of the model are moved one after the other."""
+    report, record = inspected(Product())
+    assert [doubt.layer for doubt in report.inconclusive] == ["a", "b"]
+    assert record.forwards == 8
+    assert record.partings[1].names == ("b.0",)
+
+
+def known(model: nn.Module, trained: frozenset[str]) -> Observation:
+    """Return what is seen where an optimizer is known to hold parameters."""
+    settings = default_settings().override({"probes": NAME}, "test")
+    engine, request = find_engine(model), Request(model, batch())
+    conventions = Conventions(trained=trained)
+    return Probing(engine, request, settings, conventions).after(engine.run(request))
+
+
+def test_what_an_optimizer_holds_is_a_violation() -> None:
+    """And what it does not hold is nothing."""
+    settings = default_settings().override({"probes": NAME}, "test")
+    probe = next(probe for probe in all_probes() if probe.name == NAME)
+    held = known(Read(detached), frozenset({"encoder.0.weight"}))
+    (violation,) = probe.run(held, settings)
+    assert (violation.layer, violation.tensor) == ("encoder.0", "weight")
+    assert held.probes[NAME].partings[0].names == ("encoder.0.weight",)
+    others = known(Read(detached), frozenset({"head.weight"}))
+    assert list(probe.run(others, settings)) == []
+    assert list(probe.run(replace(held, probes=others.probes), settings)) == []
+
+
+class Single(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Read(detached)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).float()
+
+
+class Strict(Single):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            raise TypeError("float32 only")
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(("model", "why"), [(Single(), "float32"), (Strict(), "float32 only")])
+def test_what_does_not_run_in_float64_cannot_be_told(model: nn.Module, why: str) -> None:
+    """Steps so small are lost in float32."""
+    report, record = inspected(model)
+    assert record.outcome is Outcome.NOT_TOLD
+    assert why in record.reason
+    assert report.verdict == "inconclusive"
+
+
+def test_without_a_backward_pass_it_does_not_apply() -> None:
+    """Nothing is missed then."""
+    _, record = inspected(Read(detached), backward=False)
+    assert record.outcome is Outcome.NOT_APPLICABLE
+
+
+def test_it_does_not_run_by_itself() -> None:
+    """A teacher that is not frozen would make every verdict inconclusive."""
+    report = Inspector(Read(detached)).run_inspection(batch())
+    assert report.observation.probes.get(NAME) is None
+
+
+class Stops(nn.Module):
+    """Raises in the copy, once it has written to its state."""
+
+    def __init__(self, how: type[BaseException]) -> None:
+        super().__init__()
+        self.inner, self.how = Read(detached), how
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x + torch.rand(()))
+        self.seen += 1
+        if x.dtype is torch.float64:
+            raise self.how("now")
+        return y
+
+
+@pytest.mark.parametrize("how", [None, RuntimeError, KeyboardInterrupt])
+def test_everything_is_as_it_was(how: type[BaseException] | None) -> None:
+    """Bit for bit, however the probe ends."""
+    model = Read(detached) if how is None else Stops(how)
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    x = batch()
+    try:
+        Inspector(model).run_inspection(x, probes=NAME)
+        assert how is not KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert how is KeyboardInterrupt
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert all(p.grad is None and p.dtype is torch.float32 for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.equal(x, batch())
+    assert model.training
