@@ -17,7 +17,7 @@ class AlikeOutputs(NamedTuple):
     """An output whose samples deviate too little.
 
     Args:
-        deviation: by how much they do, as in `LayerRecord.sample_deviation`.
+        deviation: by how much they do, as in `Observation.sample_deviation`.
         limit: what it is under.
         culprit: the first layer past which no units spread over the samples; the model where that
             does not show, as where positions spread them.
@@ -36,10 +36,11 @@ def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs 
     Batches whose samples are equal, and outputs whose samples all are, are another matter. So are
     offsets that the targets have as well: years in a column beside months.
     """
-    root, limit = observation.layers.get(""), settings["min_sample_deviation"]
-    if root is None or root.sample_deviation is None or root.sample_deviation >= limit.value:
+    deviation, limit = observation.sample_deviation, settings["min_sample_deviation"]
+    if deviation is None or deviation >= limit.value:
         return None
-    if root.equal_samples or root.equal_input_samples is not False:
+    root = observation.layers.get("")
+    if root is None or root.equal_samples or root.equal_input_samples is not False:
         return None
     needed = settings["min_collapse_samples"].value * observation.batches
     if observation.samples < needed or _is_asked_for(root, observation):
@@ -54,7 +55,7 @@ def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs 
             f"{factors(observation, [before.name], culprit.name) if culprit else ''}, in a bias, "
             "an offset or a mean that is larger by far, or in weights that are too small"
         )
-    return AlikeOutputs(root.sample_deviation, limit, culprit or root, cause)
+    return AlikeOutputs(deviation, limit, culprit or root, cause)
 
 
 def _is_asked_for(root: LayerRecord, observation: Observation) -> bool:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.alike_outputs import alike_outputs
 from pytest_modelhealth.checks.arithmetic import QUOTIENTS
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost, leaves, trainable
-from pytest_modelhealth.checks.freshness import seems_trained
 from pytest_modelhealth.checks.paths import nearest
 from pytest_modelhealth.checks.spread import FEWEST_UNITS, HEALTHY_SPREAD, spread_of, units_of
 from pytest_modelhealth.checks.weights import linear_maps
@@ -50,8 +48,7 @@ class Collapse(Check):
         "0.01 to under min_sample_spread for good; none with weights drops inputs that differ. The "
         "units of a layer with weights do not all have the same range, and no attention weighs all "
         "tokens alike after another told them apart. Warned of: predictions of several targets "
-        "that all have the same range. Samples that deviate by under min_sample_deviation of "
-        "what all numbers of the output do are alike if a few training steps do not heal it."
+        "that all have the same range."
     )
     source = (
         "the constant-output and symmetry faults of the practitioners' lists (TheDeepChecker); "
@@ -68,17 +65,6 @@ class Collapse(Check):
             help="smallest range of a unit over the samples, as a part of the largest value of its "
             "layer, that one layer may leave of a healthy spread (healthy models lose it over many "
             "layers, none in one)",
-        ),
-        Setting(
-            "min_sample_deviation",
-            float,
-            default=5e-4,
-            minimum=0.0,
-            maximum=1.0,
-            help="smallest deviation between samples of an output of two values a sample or more, "
-            "as a part of the deviation of all its numbers (a fresh encoder in evaluation has "
-            "2.2e-3; less behind branches that start near zero, which a few steps heal)",
-            per_layer=False,
         ),
         Setting(
             "min_collapse_samples",
@@ -102,10 +88,7 @@ class Collapse(Check):
         if is_enough and not outputs:
             yield from _dropped_inputs(observation)
         if is_enough and root is not None and root.equal_input_samples is False:
-            lost = list(_lost_spread(observation, settings))
-            yield from lost
-            if not (outputs or lost):
-                yield from _alike_outputs(observation, settings)
+            yield from _lost_spread(observation, settings)
         symmetric = list(_equal_units(observation))
         yield from symmetric
         if not (outputs or symmetric):
@@ -138,38 +121,6 @@ def _equal_outputs(
         message = f"its output is the same for all {observation.samples} samples"
         cause = _cause(culprit, observation)
         yield Collapse.violation(culprit, message, value=0.0, limit=ALWAYS, cause=cause)
-
-
-def _alike_outputs(observation: Observation, settings: Settings) -> Iterator[Finding]:
-    """Yield where samples become next to equal, or the doubt whether training will part them."""
-    found = alike_outputs(observation, settings)
-    if found is None:
-        return
-    text = (
-        f"its samples deviate by {found.deviation:.2g} of what all numbers of the output deviate by"
-    )
-    healing = observation.healing
-    if seems_trained(observation):
-        reason = "trained models may have come to that on purpose, or by a collapse in training"
-        yield Collapse.inconclusive(found.culprit, f"{text}: {reason}")
-    elif healing is None:
-        reason = (
-            "a signal that vanished, or branches that start near zero (LayerScale) and grow; "
-            "whether a few training steps part them was not tried"
-        )
-        yield Collapse.inconclusive(found.culprit, f"{text}: {reason}")
-    elif healing.last < found.limit.value and healing.last < _HEALED * healing.first:
-        yield Collapse.violation(
-            found.culprit,
-            f"{text}, and by {healing.last:.2g} after {healing.steps} training steps",
-            value=found.deviation,
-            limit=found.limit,
-            cause=found.cause,
-        )
-
-
-_HEALED = 3.0
-"""Branches that start near zero part samples more than this many times further in three steps."""
 
 
 def _dropped_inputs(observation: Observation) -> Iterator[Violation]:

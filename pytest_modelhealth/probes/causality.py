@@ -48,7 +48,7 @@ class Causality(Probe):
 
     name = "causality"
     summary = "No output of a model that predicts the next step depends on later steps."
-    rank = 38
+    rank = 31
     definition = (
         "Where the target is an input one step later, or causal=True says so: in evaluation mode "
         "the second half of that input is replaced by a permutation of its own steps, and the "

@@ -61,9 +61,9 @@ class CustomBackward(Probe):
         ),
     )
 
-    def is_called_for(self, observation: Observation) -> bool:
+    def is_called_for(self, observation: Observation, settings: Settings) -> bool:
         """Whether a custom function ran."""
-        return observation.flow is not None and bool(observation.flow.graph.own_functions)
+        return observation.own_functions
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Record what each function is called with, and hold it against slopes."""
@@ -76,7 +76,7 @@ class CustomBackward(Probe):
         if ran.error and not calls:
             return self.not_told(f"run again, the model raises {ran.error}")
         if not calls:
-            return self._nothing(runs.observation)
+            return self._nothing(runs.observation, runs.settings)
         verdicts = held_to_slopes(runs, calls)
         notes = tuple(dict.fromkeys(_notes(verdicts)))
         told = [verdict for verdict in verdicts if not (verdict.meant or verdict.doubt)]
@@ -92,8 +92,8 @@ class CustomBackward(Probe):
             return self.not_told("; ".join(_notes(doubts)), CHANGED)
         return self.not_applicable("; ".join(notes), notes)
 
-    def _nothing(self, observation: Observation) -> ProbeRecord:
-        if self.is_called_for(observation):
+    def _nothing(self, observation: Observation, settings: Settings) -> ProbeRecord:
+        if self.is_called_for(observation, settings):
             return self.not_told(
                 "its custom functions are classes made anew in each forward, or are called by no "
                 "Function.apply; define them at the top of a module"

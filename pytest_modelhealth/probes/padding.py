@@ -46,7 +46,7 @@ class Padding(Probe):
 
     name = "padding"
     summary = "What stands in the padding of a batch has no effect on its outputs."
-    rank = 39
+    rank = 32
     definition = (
         "Where a mask (samples, steps) or lengths in the batch show padding: in evaluation mode "
         "padded places are given real values of the batch, and outputs at real places, and those "

@@ -26,7 +26,7 @@ class Probe(Check):
     automatic: ClassVar[bool] = False
     """Whether it runs by itself where `is_called_for` says so, unless ``probes`` is set."""
 
-    def is_called_for(self, observation: Observation) -> bool:
+    def is_called_for(self, observation: Observation, settings: Settings) -> bool:
         """Whether a run shows something that this probe can tell a fault from a design by."""
         return False
 

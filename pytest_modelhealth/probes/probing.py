@@ -32,7 +32,7 @@ class Probing:
         probes = cast("tuple[Probe, ...]", settings.checks)
         self._probes = [probe for probe in probes if probe.is_probe]
         self._asked = {probe.name: settings.probes(probe.name) for probe in self._probes}
-        self._engine, self._conventions = engine, conventions
+        self._engine, self._conventions, self._settings = engine, conventions, settings
         self._request = request
         if any(self._asked.values()):
             from pytest_modelhealth.capture.step.batch import copied_batch
@@ -48,7 +48,7 @@ class Probing:
         from pytest_modelhealth.probes.intervening.running import Runs
         from pytest_modelhealth.report import Probed
 
-        runs = Runs(self._engine, self._request, observation, self._conventions)
+        runs = Runs(self._engine, self._request, observation, self._settings, self._conventions)
         records = [_timed(probe, runs) for probe in chosen]
         probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
         return replace(observation, probes=probed)
@@ -56,7 +56,7 @@ class Probing:
     def _runs(self, probe: Probe, observation: Observation) -> bool:
         asked = self._asked[probe.name]
         if asked is None:
-            return probe.automatic and probe.is_called_for(observation)
+            return probe.automatic and probe.is_called_for(observation, self._settings)
         return asked
 
 

@@ -47,7 +47,7 @@ class Repeatability(Probe):
 
     name = "repeatability"
     summary = "In evaluation mode the same batch gives the same output, again and again."
-    rank = 41
+    rank = 34
     definition = (
         "In evaluation mode, another random seed does not change the output by a dropout, and the "
         "forward writes neither to parameters nor to its batch. Warned of: other random draws that "

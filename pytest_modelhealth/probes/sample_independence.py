@@ -55,7 +55,7 @@ class SampleIndependence(Probe):
 
     name = "sample_independence"
     summary = "What the model returns for a sample does not depend on the rest of the batch."
-    rank = 40
+    rank = 33
     definition = (
         "In evaluation mode, every second sample is overwritten by a copy of its neighbour, in all "
         "tensors of the batch at once; the outputs of the others change by at most "

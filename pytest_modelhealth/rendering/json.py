@@ -40,6 +40,8 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "backward": seen.backward,
         "batches": seen.batches,
         "samples": seen.samples,
+        "sample_deviation": seen.sample_deviation,
+        "own_functions": seen.own_functions,
         "notes": list(seen.notes),
         "errors": list(seen.errors),
         "loss_calls": [_loss_call(call) for call in seen.loss_calls],
@@ -92,7 +94,6 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
             name: {"rows": sorted(slices.rows), "columns": sorted(slices.columns)}
             for name, slices in record.zero_slices.items()
         },
-        "sample_deviation": record.sample_deviation,
     }
     for role in ROLES:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}

@@ -102,10 +102,6 @@ class LayerRecord:
             and for the model itself.
         zero_slices: of each parameter that has such, and others besides, the rows and columns in
             which weights and gradients are all zero; looked at on the CPU, and not in embeddings.
-        sample_deviation: of the model itself, by how much its samples deviate from each other,
-            relative to the deviation of all numbers of an output: the root of the mean variance
-            along dimension 0 over that of the whole, 0 to 1. Of several outputs, calls and batches
-            the largest; ``None`` where no floating output has two values a sample or more.
     """
 
     name: str
@@ -136,7 +132,6 @@ class LayerRecord:
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
     zero_slices: Mapping[str, ZeroSlices] = field(default_factory=dict)
-    sample_deviation: float | None = None
 
     @property
     def label(self) -> str:
@@ -198,10 +193,6 @@ class LayerRecord:
             equal_samples=_all_equal(self.equal_samples, other.equal_samples),
             equal_input_samples=_all_equal(self.equal_input_samples, other.equal_input_samples),
             zero_slices=_zero_in_both(self, other),
-            sample_deviation=max(
-                (d for d in (self.sample_deviation, other.sample_deviation) if d is not None),
-                default=None,
-            ),
             **roles,
         )
 
@@ -429,21 +420,6 @@ class TaskGradients:
 
 
 @dataclass(frozen=True)
-class Healing:
-    """How far the samples of an output deviate before and after some steps of training.
-
-    Args:
-        first: `LayerRecord.sample_deviation` of the model before the first step.
-        last: the same after the last.
-        steps: how many there were.
-    """
-
-    first: float
-    last: float
-    steps: int
-
-
-@dataclass(frozen=True)
 class Observation:
     """What one run, or several merged ones, saw of a model; made by `capture`.
 
@@ -467,8 +443,11 @@ class Observation:
         flow: who feeds whom in the first batch; ``None`` where nothing was recorded.
         probes: what probes did with the first batch, and what followed.
         given: the tensors that the model was called with, those of the first batch.
-        healing: whether a few steps tell samples apart that the outputs hardly do; ``None`` where
-            nobody tried.
+        own_functions: whether a custom `torch.autograd.Function` of the user's took part.
+        sample_deviation: by how much samples deviate from each other, relative to the deviation of
+            all numbers of an output: the root of the mean variance along dimension 0 over that of
+            the whole, 0 to 1. Of several outputs and batches the largest; ``None`` where no
+            floating output has two values a sample or more.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -487,7 +466,8 @@ class Observation:
     flow: Flow | None = None
     probes: Probed = field(default_factory=Probed)
     given: tuple[GivenTensor, ...] = ()
-    healing: Healing | None = None
+    own_functions: bool = False
+    sample_deviation: float | None = None
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.
@@ -516,7 +496,11 @@ class Observation:
             flow=self.flow,
             probes=self.probes,
             given=self.given,
-            healing=other.healing if self.healing is None else self.healing,
+            own_functions=self.own_functions or other.own_functions,
+            sample_deviation=max(
+                (d for d in (self.sample_deviation, other.sample_deviation) if d is not None),
+                default=None,
+            ),
         )
 
 

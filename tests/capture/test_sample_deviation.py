@@ -26,7 +26,7 @@ def deviation(function: object, batch: Tensor) -> float | None:
     """What is recorded of a model that returns such."""
     observation = Inspector(Returns(function)).run_inspection(batch).observation
     assert observation.errors == ()
-    return observation.layers[""].sample_deviation
+    return observation.sample_deviation
 
 
 def expected(output: Tensor) -> float:
@@ -76,16 +76,9 @@ def test_largest_of_several_outputs_counts() -> None:
     assert deviation(lambda x: (x + offset, x), batch) == one
     model = Returns(lambda x: x + offset)
     inspector = Inspector(model)
-    each = [inspector.run_inspection(b)[""].sample_deviation for b in (batch, 9 * batch)]
-    merged = inspector.run_batches([batch, 9 * batch])[""].sample_deviation
+    each = [inspector.run_inspection(b).observation.sample_deviation for b in (batch, 9 * batch)]
+    merged = inspector.run_batches([batch, 9 * batch]).observation.sample_deviation
     assert merged == max(x for x in each if x is not None) != min(x for x in each if x is not None)
-
-
-def test_layers_inside_have_none() -> None:
-    """It costs a pass over the output, and is of the model alone."""
-    observation = Inspector(Returns(torch.tanh)).run_inspection(torch.randn(16, 4)).observation
-    assert observation.layers["fc"].sample_deviation is None
-    assert observation.layers[""].sample_deviation is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -14,10 +14,10 @@ from pytest_modelhealth.probes import every_check
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "checks.md"
 
-every_check = pytest.mark.parametrize("check", every_check(), ids=lambda check: check.name)
+each_check = pytest.mark.parametrize("check", every_check(), ids=lambda check: check.name)
 
 
-@every_check
+@each_check
 def test_a_check_says_what_it_is(check: Check) -> None:
     """Name, summary, definition, source and minimum of evidence are there and read as such."""
     assert re.fullmatch(r"[a-z]+(_[a-z]+)*", check.name)
@@ -41,7 +41,7 @@ def test_a_setting_belongs_to_one_check() -> None:
     assert len(set(names)) == len(names)
 
 
-@every_check
+@each_check
 def test_a_check_is_in_the_reference_with_its_settings(check: Check) -> None:
     """docs/reference/checks.md has a section of the check's name that tells of each setting."""
     sections = re.split(r"^## ", REFERENCE.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -59,7 +59,7 @@ def test_the_reference_has_the_order_of_rank() -> None:
     assert len(re.findall(r"^\n## ", text, re.MULTILINE)) == len(headings)
 
 
-@every_check
+@each_check
 def test_a_check_asks_for_its_settings_as_it_declares_them(check: Check) -> None:
     """Values that may differ by layer are read by layer: a pattern that nobody reads is a lie."""
     tree = ast.parse(inspect.getsource(inspect.getmodule(check)))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.sample_deviation import Deviation
 from pytest_modelhealth.report import Option, ZeroSlices
 from pytest_modelhealth.statistics import Entry
 
@@ -40,7 +39,6 @@ class Layer:
         traced: whether it was called while a trace was made.
         source, options, tied, equal_samples, equal_input_samples: as in `LayerRecord`.
         zero_slices: as in `LayerRecord`.
-        deviations: what `sample_deviation` found in its outputs.
         unreached: parameters without a gradient on which no output depends, by name; whether a
             function was given their values all the same.
     """
@@ -75,7 +73,6 @@ class Layer:
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
     zero_slices: dict[str, ZeroSlices] = field(default_factory=dict)
-    deviations: list[Deviation] = field(default_factory=list)
 
     @property
     def label(self) -> str:

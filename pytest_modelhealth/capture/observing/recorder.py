@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from pytest_modelhealth.capture.observing.layer import Given, Held, Layer
 from pytest_modelhealth.capture.observing.loss_calls import LossCalls
 from pytest_modelhealth.capture.observing.options import module_options
 from pytest_modelhealth.capture.observing.reader import Reader
-from pytest_modelhealth.capture.observing.sample_deviation import sample_deviations
+from pytest_modelhealth.capture.observing.sample_deviation import Deviation, sample_deviations
 from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
 from pytest_modelhealth.capture.observing.tensors import holds_numbers, version
 from pytest_modelhealth.capture.observing.visitor import Visitor
@@ -77,6 +78,7 @@ class Recorder:
         self._selection = selection
         self._samples = samples
         self._visitor = visitor
+        self._deviations: list[Deviation] = []
         self._loss: Entry | float | None = None
         self._events = 0
         for name, module, aliases, opaque in modules:
@@ -302,7 +304,7 @@ class Recorder:
         if "activations" not in layer.roles:
             return
         if not layer.name:
-            layer.deviations += sample_deviations(
+            self._deviations += sample_deviations(
                 returned, entries, self._samples, self.reader.ledger
             )
         if layer.equal_samples is False:
@@ -408,6 +410,12 @@ class Recorder:
                 self._loss = self.reader.ledger.add(loss)
             except Exception:  # noqa: BLE001 - of a tensor class of the user's own, or an error of ours
                 self._loss = float(loss.detach())
+
+    @property
+    def sample_deviation(self) -> float | None:
+        """By how much the samples of the model's outputs deviate, as in `Observation`."""
+        found = (deviation.ratio for deviation in self._deviations)
+        return max(filter(math.isfinite, found), default=None)
 
     @property
     def loss(self) -> float | None:

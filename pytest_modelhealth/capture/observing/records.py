@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
@@ -74,13 +73,7 @@ def _record(layer: Layer, status: Status, reason: str) -> LayerRecord:
         equal_samples=layer.equal_samples,
         equal_input_samples=layer.equal_input_samples,
         zero_slices=layer.zero_slices,
-        sample_deviation=_sample_deviation(layer),
     )
-
-
-def _sample_deviation(layer: Layer) -> float | None:
-    found = (deviation.ratio for deviation in layer.deviations)
-    return max(filter(math.isfinite, found), default=None)
 
 
 def _nonfinite_calls(layer: Layer) -> dict[str, int]:

@@ -45,6 +45,8 @@ def settle(step: Step) -> Observation:
         loss_path=step.loss_path,
         unregistered=step.unregistered,
         tasks=step.task_gradients,
+        own_functions=recorder.flow.has_own_functions,
+        sample_deviation=recorder.sample_deviation,
         flow=recorder.flow.flow(),
         given=step.given,
     )

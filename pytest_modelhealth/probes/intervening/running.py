@@ -19,6 +19,7 @@ from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.report import Observation
+from pytest_modelhealth.settings import Settings
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Runs:
         engine: runs the model where it is watched.
         request: what was inspected.
         observation: what that showed.
+        settings: the limits in force.
         conventions: what cannot be inferred from the batch.
 
     Attributes:
@@ -60,10 +62,12 @@ class Runs:
         engine: Engine,
         request: Request,
         observation: Observation,
+        settings: Settings,
         conventions: Conventions,
     ) -> None:
         self.engine, self.request = engine, request
-        self.observation, self.conventions = observation, conventions
+        self.observation, self.settings = observation, settings
+        self.conventions = conventions
         self.base_forwards, self.base_seconds = 0, 0.0
         self._forwards = self._backwards = 0
         self._arguments = Inputs.of(request.inputs)
@@ -172,9 +176,10 @@ class Runs:
         with torch.no_grad():
             ran.outputs = [tensor.detach().clone() for tensor in find_tensors(output)]
 
-    def count(self, forwards: int) -> None:
-        """Take down runs that a probe makes by itself, of a copy."""
+    def count(self, forwards: int, backwards: int = 0) -> None:
+        """Take down runs that a probe makes by itself."""
         self._forwards += forwards
+        self._backwards += backwards
 
     def _take_loss(self, output: Any, ran: Ran) -> None:
         """Take down the gradient of the loss at each output, where there is one."""

@@ -155,6 +155,11 @@ class FlowRecorder:
             self._fail(error)
             return ()
 
+    @property
+    def has_own_functions(self) -> bool:
+        """Whether a custom `torch.autograd.Function` of the user's was seen."""
+        return bool(self._rows.own_functions)
+
     def flow(self) -> Flow:
         """Return what was recorded, as a graph that is made when somebody asks."""
         return Flow(self._graph)

@@ -1,16 +1,15 @@
 """Outputs whose samples are next to equal, and whether training parts them."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks.alike_outputs import alike_outputs
-from pytest_modelhealth.checks.collapse import Collapse
-from pytest_modelhealth.checks.shelf import default_settings
-from pytest_modelhealth.report import Healing
+from pytest_modelhealth.probes import default_settings
+from pytest_modelhealth.report import Outcome
+from tests.capture.oracle import fingerprint
 
 
 class Through(nn.Module):
@@ -30,22 +29,25 @@ def fading(x):
     return x * 1e-4
 
 
+def inspect(model, batch, target=None, *, loss=None, settings=()):
+    """Inspect under settings of its own."""
+    return Inspector(model, **dict(settings)).run_inspection(batch, target, loss=loss)
+
+
 @pytest.fixture
-def report(inspect):
+def report():
     """Return the report of a model that classifies."""
 
-    def run(function=fading, samples=64, change=lambda model: None):
+    def run(function=fading, samples=64, change=lambda model: None, **settings):
         model, target = Through(function), torch.randint(4, (samples,))
         change(model)
-        return inspect(model, torch.randn(samples, 16), target, loss=F.cross_entropy)
+        batch = torch.randn(samples, 16)
+        before = fingerprint(model, batch)
+        made = inspect(model, batch, target, loss=F.cross_entropy, settings=settings)
+        assert fingerprint(model, batch) == before
+        return made
 
     return run
-
-
-def judged(report, healing):
-    """What the check finds when it is known whether training helps."""
-    observation = replace(report.observation, healing=healing)
-    return list(Collapse().run(observation, default_settings()))
 
 
 def test_vanished_signal_is_found_with_its_place(report):
@@ -65,49 +67,69 @@ def test_healthy_signal_is_not(report):
     assert made.healthy
 
 
-def test_without_steps_it_is_inconclusive(report):
-    """Branches that start near zero look the same."""
+def test_what_three_steps_do_not_heal_is_a_violation(report):
+    """By itself, without a word: the run called for it; and the model is as it was."""
     made = report()
-    assert made.violations == ()
+    record = made.observation.probes["alike_samples"]
+    assert (record.outcome, record.forwards, record.backwards) == (Outcome.JUDGED, 4, 3)
+    (found,) = made.violations
+    assert (found.check, found.layer, found.limit) == ("alike_samples", "head", 5e-4)
+    assert "after 3 training steps" in found.message
+
+
+def test_what_heals_is_no_finding():
+    """A branch that starts near zero (LayerScale) opens with its first steps."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.scale = nn.Linear(16, 32), nn.Parameter(torch.full((32,), 1e-5))
+            self.head = nn.Linear(32, 4)
+
+        def forward(self, x):
+            return self.head(self.scale * self.stem(x))
+
+    made = inspect(Scaled(), torch.randn(64, 16), torch.randint(4, (64,)), loss=F.cross_entropy)
+    assert made.observation.sample_deviation < 5e-4
+    assert made.healthy
+    (note,) = made.observation.probes["alike_samples"].notes
+    assert "part the samples" in note
+
+
+def test_without_the_steps_it_is_inconclusive(report):
+    """Branches that start near zero look the same; probes=False runs nothing more."""
+    made = report(probes=False)
+    assert made.observation.probes.records == ()
     (found,) = made.inconclusive
-    assert (found.check, found.layer) == ("collapse", "head")
-    assert "was not tried" in found.reason
+    assert (found.check, found.layer) == ("alike_samples", "head")
+    assert "probes are switched off" in found.reason
 
 
-@pytest.mark.parametrize("last", [1e-4, 2.9e-4, 1e-6])
-def test_what_steps_do_not_heal_is_a_violation(last, report):
-    """It is still under the limit, and less than three times the first."""
-    (found,) = judged(report(), Healing(1e-4, last, 3))
-    assert found.layer == "head"
-    assert f"by {last:.2g} after 3 training steps" in found.message
-    assert found.limit == 5e-4
-
-
-@pytest.mark.parametrize("last", [3.1e-4, 1e-3], ids=["three times", "over the limit"])
-def test_what_heals_is_no_finding(last, report):
-    """LayerScale opens with its first steps."""
-    assert judged(report(), Healing(1e-4, last, 3)) == []
-
-
-def test_trained_model_is_inconclusive_whatever_the_steps_say(report):
+def test_a_trained_model_is_inconclusive(report):
     """A codebook may have collapsed in training, or its outputs be alike on purpose."""
 
     def train(model):
         with torch.no_grad():
             model.first.bias += 1.0
 
-    (found,) = judged(report(change=train), Healing(1e-4, 1e-4, 3))
+    made = report(change=train)
+    assert made.observation.probes.records == ()
+    (found,) = made.inconclusive
     assert "trained models" in found.reason
 
 
-def test_fresh_batch_norm_is_judged(report):
+def test_a_fresh_batch_norm_is_judged(report):
     """It counts the batch of this very run."""
 
     def normalise(model):
         model.first = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32))
 
-    (found,) = judged(report(change=normalise), Healing(1e-4, 1e-4, 3))
-    assert found.limit == 5e-4
+    assert [one.check for one in report(change=normalise).violations] == ["alike_samples"]
+
+
+def test_a_healthy_model_pays_nothing(report):
+    """No probe runs by itself where nothing calls for one."""
+    assert report(torch.relu).observation.probes.records == ()
 
 
 def test_few_samples_are_not_judged(report):
@@ -115,16 +137,16 @@ def test_few_samples_are_not_judged(report):
     assert report(samples=4).inconclusive == ()
 
 
-def test_samples_that_are_equal_in_the_batch_are_not_judged(inspect):
+def test_samples_that_are_equal_in_the_batch_are_not_judged():
     """What goes in equal comes out equal."""
     batch = torch.randn(1, 16).expand(64, 16)
     made = inspect(Through(lambda x: x + 1e-5 * torch.randn_like(x)), batch)
-    assert made[""].sample_deviation < 5e-4
+    assert made.observation.sample_deviation < 5e-4
     assert alike_outputs(made.observation, default_settings()) is None
 
 
 @pytest.mark.parametrize("outputs", [1, 4])
-def test_targets_far_from_zero_are_no_collapse(outputs, inspect):
+def test_targets_far_from_zero_are_no_collapse(outputs):
     """Years, alone or in a column beside months."""
     offset = torch.tensor([2000.0, 6.0, 0.0, 15.0])[:outputs] * 1e3
     model = Through(torch.relu, outputs)
@@ -138,13 +160,13 @@ def test_targets_far_from_zero_are_no_collapse(outputs, inspect):
         assert alike_outputs(other.observation, default_settings()) is not None
 
 
-def test_limit_is_a_setting(inspect):
+def test_limit_is_a_setting():
     """Whoever means it says so."""
-    settings = {"settings": {"min_sample_deviation": 1e-5}}
-    assert inspect(Through(fading), torch.randn(64, 16), **settings).healthy
+    settings = {"min_sample_deviation": 1e-5}
+    assert inspect(Through(fading), torch.randn(64, 16), settings=settings).healthy
 
 
-def test_model_is_named_where_positions_hide_the_place(inspect):
+def test_model_is_named_where_positions_hide_the_place():
     """Units that differ from place to place spread, though samples do not."""
 
     class Positions(nn.Module):
@@ -156,5 +178,5 @@ def test_model_is_named_where_positions_hide_the_place(inspect):
         def forward(self, x):
             return self.head(1e-5 * self.stem(x) + self.positions)
 
-    (found,) = inspect(Positions(), torch.randn(64, 10, 8)).inconclusive
+    (found,) = inspect(Positions(), torch.randn(64, 10, 8)).violations
     assert found.layer == ""

@@ -1,0 +1,120 @@
+"""Samples whose outputs are next to equal, and whether a few training steps part them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.alike_outputs import alike_outputs
+from pytest_modelhealth.checks.check import Finding
+from pytest_modelhealth.checks.freshness import seems_trained
+from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.probes.intervening.running import Runs
+    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+
+_STEPS = 3
+_HEALED = 3.0
+"""Branches that start near zero part samples more than this many times further in three steps."""
+
+
+class AlikeSamples(Probe):
+    """The samples of a fresh model's output differ, or begin to as soon as it is trained.
+
+    Branches that start near zero (LayerScale) leave samples as alike as a signal that vanished;
+    three steps of training tell the two apart.
+    """
+
+    name = "alike_samples"
+    summary = "The samples of an output differ by more than a trace of what its numbers differ by."
+    rank = 28
+    automatic = True
+    definition = (
+        "The deviation between samples, relative to that of all numbers of an output, is under "
+        "min_sample_deviation in a fresh model; and after three steps of Adam at a rate of 1e-3, "
+        "after which the model is put back, it still is, and less than 3 times as large."
+    )
+    source = (
+        "measured: the least of 803 healthy runs is 2.2e-3, a fresh encoder in evaluation; 3.5e-5 "
+        "and 1.9e-4 behind LayerScale, which three steps heal"
+    )
+    minimum_evidence = (
+        "min_collapse_samples samples that differ, an output of two values a sample or more, and a "
+        "model that is not trained yet"
+    )
+    settings = (
+        Setting(
+            "min_sample_deviation",
+            float,
+            default=5e-4,
+            minimum=0.0,
+            maximum=1.0,
+            help="smallest deviation between samples of an output of two values a sample or more, "
+            "as a part of the deviation of all its numbers (a fresh encoder in evaluation has "
+            "2.2e-3; less behind branches that start near zero, which a few steps heal)",
+            per_layer=False,
+        ),
+    )
+
+    def is_called_for(self, observation: Observation, settings: Settings) -> bool:
+        """Whether samples are alike in a model that is not trained."""
+        return alike_outputs(observation, settings) is not None and not seems_trained(observation)
+
+    def probe(self, runs: Runs) -> ProbeRecord:
+        """Train for three steps, and put the model back."""
+        from pytest_modelhealth.probes.intervening.training import trained
+        from pytest_modelhealth.report import Parting
+
+        if alike_outputs(runs.observation, runs.settings) is None:
+            return self.not_applicable("the samples of its outputs are not alike")
+        made = trained(runs, _STEPS)
+        if made.error:
+            return self.not_told(f"{_STEPS} training steps cannot be tried: {made.error}")
+        changed = f"{_STEPS} steps of Adam"
+        if made.after >= _HEALED * made.before:
+            note = f"{changed} part the samples, from {made.before:.2g} to {made.after:.2g}"
+            return self.judged(changed=changed, notes=(note,))
+        parting = Parting("alike", made.before, before=made.before, after=made.after)
+        return self.judged(parting, changed=changed)
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield where samples become alike, or why it is not known whether training parts them."""
+        from pytest_modelhealth.report import Outcome
+
+        found = alike_outputs(observation, settings)
+        record = observation.probes.get(self.name)
+        if found is None:
+            return
+        text = f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by"
+        if seems_trained(observation):
+            reason = "trained models may have come to that on purpose, or by a collapse in training"
+            yield self.inconclusive(found.culprit, f"{text}: {reason}")
+        elif record is None or record.outcome is not Outcome.JUDGED:
+            why = "probes are switched off" if record is None else record.reason
+            reason = "a signal that vanished, or branches that start near zero and grow"
+            yield self.inconclusive(found.culprit, f"{text}: {reason}; {why}")
+        else:
+            for parting in record.partings:
+                yield from self.judge(parting, record, observation, settings)
+
+    def judge(
+        self,
+        parting: Parting,
+        record: ProbeRecord,
+        observation: Observation,
+        settings: Settings,
+    ) -> Iterator[Violation]:
+        """Yield that training does not part them, at the layer where they become alike."""
+        found = alike_outputs(observation, settings)
+        if found is None or parting.after is None or parting.after >= found.limit.value:
+            return
+        yield self.violation(
+            found.culprit,
+            f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by, and "
+            f"by {parting.after:.2g} after {_STEPS} training steps",
+            value=found.deviation,
+            limit=found.limit,
+            cause=found.cause,
+        )
