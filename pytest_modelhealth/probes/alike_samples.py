@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.alike_outputs import alike_outputs
 from pytest_modelhealth.checks.check import Finding
+from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.checks.freshness import seems_trained
+from pytest_modelhealth.checks.spread import HEALTHY_SPREAD, spread_of
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord, Violation
 
 _STEPS = 3
 _HEALED = 3.0
@@ -30,6 +32,7 @@ class AlikeSamples(Probe):
     name = "alike_samples"
     summary = "The samples of an output differ by more than a trace of what its numbers differ by."
     rank = 28
+    reads_scale = True
     automatic = True
     definition = (
         "The deviation between samples, relative to that of all numbers of an output, is under "
@@ -110,11 +113,37 @@ class AlikeSamples(Probe):
         found = alike_outputs(observation, settings)
         if found is None or parting.after is None or parting.after >= found.limit.value:
             return
+        is_offset = _is_offset_at_the_end(observation)
         yield self.violation(
             found.culprit,
             f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by, and "
             f"by {parting.after:.2g} after {_STEPS} training steps",
             value=found.deviation,
             limit=found.limit,
-            cause=found.cause,
+            cause=found.cause if not is_offset else f"{found.cause}; {_OFFSET}",
+            severity="warn" if is_offset else "fail",
         )
+
+
+_OFFSET = "here it is learnt, and may stand for targets that lie far apart (quantiles of prices)"
+
+
+def _is_offset_at_the_end(observation: Observation) -> bool:
+    """Whether an offset that is learnt, added to what tells samples apart, makes them alike.
+
+    It is the bias of the last layer, or a parameter that is added to what that returns.
+    """
+    flow, root = flow_of(observation), observation.layers[""]
+    ends = flow.producers("output") if flow.graph.outputs else ()
+    out = root.activations
+    makers = [observation.layers[name] for name in ends if name in observation.layers]
+    before = {m.name for one in makers for m in (one, *_feeding(one, observation))}
+    told = any(spread_of(observation.layers[n].activations) >= HEALTHY_SPREAD for n in before)
+    offsets = [one.parameters["bias"] for one in makers if "bias" in one.parameters]
+    offsets += [s for name, s in root.parameters.items() if name in ends]
+    return told and out is not None and any(o.std >= 0.5 * out.std > 0.0 for o in offsets)
+
+
+def _feeding(record: LayerRecord, observation: Observation) -> list[LayerRecord]:
+    names = flow_of(observation).producers(record.name)
+    return [observation.layers[name] for name in names if name in observation.layers]

@@ -267,9 +267,13 @@ def _verdict(call: Call) -> Verdict:
         verdict.meant = "its forward is the identity"
     elif any(held is not None and held.why == _FLAT for held in found):
         verdict.meant = _FLAT
+    elif verdict.wrong and at_hand.is_quantised:
+        verdict.meant = "its forward rounds to a few values, scaled or not"
     return verdict
 
 
+_FEW_VALUES = 16
+"""As many as four bits tell apart; what is scaled besides has a slope of its scale alone."""
 _FLAT = "its forward is flat (rounding, a threshold), and has no slope to be told by"
 
 
@@ -392,6 +396,14 @@ class _Trial:
             for output, weight in zip(outputs, self._weights, strict=True)
             if weight is not None
         )
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether it returns few values of many, as weights of one bit times their scale."""
+        outputs = [o for o, w in zip(self._values({}), self._weights, strict=True) if w is not None]
+        given = min(len(self._args[place].unique()) for place in self.call.wanted)
+        few = max(len(output.unique()) for output in outputs)
+        return few <= _FEW_VALUES and given > 4 * few
 
     def _differentiated(self) -> dict[int, Tensor]:
         leaves = {place: self._args[place].clone().requires_grad_() for place in self.call.wanted}
