@@ -16,6 +16,7 @@ from pytest_modelhealth.settings import Setting, Settings
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.statistics import TensorStatistics
 
 _STEPS = 3
 _HEALED = 3.0
@@ -135,15 +136,22 @@ def _is_offset_at_the_end(observation: Observation) -> bool:
     """
     flow, root = flow_of(observation), observation.layers[""]
     ends = flow.producers("output") if flow.graph.outputs else ()
-    out = root.activations
     makers = [observation.layers[name] for name in ends if name in observation.layers]
-    before = {m.name for one in makers for m in (one, *_feeding(one, observation))}
-    told = any(spread_of(observation.layers[n].activations) >= HEALTHY_SPREAD for n in before)
-    offsets = [one.parameters["bias"] for one in makers if "bias" in one.parameters]
-    offsets += [s for name, s in root.parameters.items() if name in ends]
-    return told and out is not None and any(o.std >= 0.5 * out.std > 0.0 for o in offsets)
+    offsets = [s for name, s in root.parameters.items() if name in ends]
+    return any(_is_drowned(maker, offsets, observation) for maker in makers)
 
 
-def _feeding(record: LayerRecord, observation: Observation) -> list[LayerRecord]:
-    names = flow_of(observation).producers(record.name)
-    return [observation.layers[name] for name in names if name in observation.layers]
+def _is_drowned(maker: LayerRecord, offsets: list[TensorStatistics], seen: Observation) -> bool:
+    """Whether a last layer is given what tells samples apart, and a learnt offset is far larger."""
+    out, given, bias = maker.activations, maker.inputs, maker.parameters.get("bias")
+    if out is None or given is None:
+        return False
+    before = [seen.layers.get(name) for name in flow_of(seen).producers(maker.name)]
+    told = [r.activations for r in before if r is not None and r.activations is not None]
+    if not any(spread_of(a) >= HEALTHY_SPREAD and given.rms >= 0.1 * a.rms for a in told):
+        return False
+    has_bias = bias is not None and bias.std >= 0.5 * out.std > 0.0
+    return has_bias or any(offset.rms > _FAR * out.rms for offset in offsets)
+
+
+_FAR = 10.0

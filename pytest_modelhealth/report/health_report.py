@@ -26,6 +26,7 @@ from pytest_modelhealth.report.judgement import (
     Violation,
 )
 from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
+from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class HealthReport(HasVerdict):
         ``report.render("mermaid")`` and ``report.render("dot")`` give it as text to draw.
         """
         return self.observation.flow
+
+    @property
+    def probes(self) -> Probed:
+        """What each probe changed and found, with the runs that it took: plain data."""
+        return self.observation.probes
 
     @property
     def loss(self) -> float | None:
