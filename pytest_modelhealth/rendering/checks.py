@@ -41,6 +41,8 @@ def _check(check: Check, settings: Settings) -> Iterator[str]:
     ):
         if text:
             yield from _entry(term, text)
+    if check.is_probe:
+        yield from _entry("runs", _runs(check, settings))
     if not check.settings:
         yield from _entry("limits", "none to set")
     for position, setting in enumerate(check.settings):
@@ -49,6 +51,15 @@ def _check(check: Check, settings: Settings) -> Iterator[str]:
         yield from _entry("" if position else "limits", value)
         yield from _wrapped(setting.help, _INDENT + _TERM + 4)
         yield from _by_layer(setting, settings)
+
+
+def _runs(check: Check, settings: Settings) -> str:
+    """Return whether a probe runs, and who said so."""
+    asked, limit = settings.probes(check.name), settings["probes"]
+    by_itself = "where a run calls for it" if getattr(check, "automatic", False) else "no"
+    words = {True: "yes", False: "no", None: by_itself}
+    shown = ", ".join(limit.value) or "none"
+    return f"{words[asked]}: probes = {shown} ({limit.origin})"
 
 
 def _severity(check: Check, settings: Settings) -> str:
