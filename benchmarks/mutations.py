@@ -1,4 +1,4 @@
-"""Whether the tests would notice: the library is broken in 40 places, one at a time.
+"""Whether the tests would notice: the library is broken in 46 places, one at a time.
 
 Usage: ``python -m benchmarks.mutations [--list] [--only PATTERN]``
 
@@ -295,6 +295,43 @@ MUTATIONS = [
         "for node, marker in reversed(markers):",
         "for node, marker in markers:",
         "tests/plugin/test_markers.py",
+    ),
+    # ---- probes
+    Mutation(
+        "a probe leaves what it writes to the parameters",
+        "            self._parameters.restore()\n",
+        "            pass\n",
+        "tests/probes/test_repeatability.py tests/probes/test_alike_samples.py",
+    ),
+    Mutation(
+        "only the even samples are overwritten",
+        "for parity in (0, 1)]",
+        "for parity in (0, 0)]",
+        "tests/probes/test_sample_independence.py",
+    ),
+    Mutation(
+        "later steps are changed from an even one on",
+        "return min(self.length // 2 | 1, self.length - 1)",
+        "return self.length // 2 // 2 * 2",
+        "tests/probes/test_causality.py",
+    ),
+    Mutation(
+        "a mask is read with padding for real",
+        "        return said == first[0]\n",
+        "        return said != first[0]\n",
+        "tests/probes/test_padding.py",
+    ),
+    Mutation(
+        "another seed is the usual one",
+        "            if seed is not None:\n                torch.manual_seed(seed)\n            self.call",
+        "            self.call",
+        "tests/probes/test_repeatability.py",
+    ),
+    Mutation(
+        "a property that could not be told passes",
+        "        if not report.healthy:\n            raise report._denial()",
+        "        if report.judgement.violations:\n            raise report._denial()",
+        "tests/probes/test_sample_independence.py",
     ),
 ]
 
