@@ -88,8 +88,8 @@ class Reader(nn.Module):
 
 
 def texts(samples: int = 6, steps: int = 9) -> dict[str, Tensor]:
-    """Return ids, padded with zeros on the right, and their mask."""
-    mask = torch.arange(steps) < torch.arange(3, 3 + samples).unsqueeze(1)
+    """Return ids, padded with zeros on the right but for the last text, and their mask."""
+    mask = torch.arange(steps) < torch.arange(steps - samples + 1, steps + 1).unsqueeze(1)
     ids = torch.randint(1, 20, (samples, steps)) * mask
     return {"ids": ids, "mask": mask.long()}
 

@@ -57,6 +57,14 @@ def _wrong(model: Reader) -> Reader:
     return model
 
 
+def test_masks_of_texts_that_are_all_padded_are_read_by_the_value_in_padding() -> None:
+    """Rows agree on both sides: padding is where one and the same id stands."""
+    batch = {name: F.pad(tensor, (0, 2)) for name, tensor in texts().items()}
+    assert probed(Reader(), batch, CLASSES).observation.probes[PROBE].outcome is Outcome.JUDGED
+    probed(Reader(), batch, CLASSES).assert_padding_ignored()
+    assert found(probed(Reader(pools=False), batch, CLASSES), PROBE)
+
+
 def test_lengths_are_read_by_their_argument() -> None:
     """An integer for each sample, called len..., beside what is that long."""
 
@@ -106,7 +114,6 @@ def test_first_and_second_sentences_are_no_padding() -> None:
             return self.head(self.block(self.words(ids) + kind.unsqueeze(-1)).mean(1))
 
     kind = texts()["mask"]
-    kind[0] = 1  # a whole row: the other side is the one on which all agree
     batch = {"ids": torch.randint(1, 20, (6, 9)), "kind": kind}
     report = probed(Kinds(), batch, CLASSES, probes=PROBE)
     assert "may show padding or something else" in report.observation.probes[PROBE].reason

@@ -95,6 +95,18 @@ def test_other_draws_are_warned_of_by_the_layer_that_draws() -> None:
     assert report.healthy
 
 
+def test_what_is_drawn_shows_beside_what_is_kept() -> None:
+    """Two findings of one model: the seed is tried in a run of its own, too."""
+
+    class Both(Kept):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(super().forward(x), 0.5)
+
+    report = probed(Both("first batch"), *rows(), probes=PROBE)
+    assert "dropout is active" in report.violations[0].message
+    assert "another batch" in report.warnings[0].message
+
+
 @pytest.mark.parametrize(
     "model",
     [
