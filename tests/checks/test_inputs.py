@@ -334,7 +334,7 @@ def test_one_sentence_many_times(inspect):
 
 
 def test_a_constant_mask_beside_what_varies_is_no_constant_batch(inspect):
-    """The whole batch is constant only if all of its tensors are: ids that are, are placeholders."""
+    """The whole batch is constant only if all of its tensors are, ids as well."""
 
     class Masked(nn.Module):
         def __init__(self):
