@@ -78,8 +78,7 @@ class TaskBalance(Check):
                 limit=limit,
                 cause=f"{_why_apart(strong, weak)}: "
                 f"weight them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or normalise "
-                "the targets"
-                + ("; a small weight may be meant so" if may_be_meant else ""),
+                "the targets" + ("; a small weight may be meant so" if may_be_meant else ""),
                 independent=True,
                 severity="warn" if may_be_meant else "fail",
             )
