@@ -22,6 +22,8 @@ _COARSE = frozenset(
     | {"fmod", "mod", "remainder", "rshift", "truediv", "rrshift", "true_divide"}
 )
 """Operations that make kinds of ids, of which a batch may well hold one only."""
+_FILLING = frozenset({"where", "masked_fill"})
+"""Operations that put another id in the place of some, which a mask may choose to be all."""
 
 
 class Destroyed(NamedTuple):
@@ -111,6 +113,8 @@ def _may_be_meant(record: LayerRecord, functions: set[str], is_second: bool) -> 
     """
     rows, given = record.options["num_embeddings"], record.inputs
     assert given is not None
+    if functions & _FILLING:
+        return True
     if functions & _COMPARISONS:
         return not isinstance(rows, int) or rows < given.shape[-1]
     return bool(functions & _COARSE) and is_second

@@ -16,7 +16,7 @@ from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.gradient_extremes import singular, unmoving
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
 from pytest_modelhealth.checks.weights import is_scale, linear_maps
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Setting, Settings, Severity
 from pytest_modelhealth.settings.layer_names import is_inside, parent
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _CLEARLY = 0.1
 _ABOUT, _FAR = 4.0, 10.0
 _FAR_TARGETS = 100.0
 _LEAST_SINGLE_CHANGE = math.log(1e3)
+_LARGE_AT_THE_OUTPUT = 100.0
+"""A mean of errors around one sends less than one."""
 _GREAT = 10.0
 """The gain of weights that magnify; He et al. (2015) start at 1.41."""
 _FLAT = frozenset({"sigmoid", "hardsigmoid", "tanh", "hardtanh", "softsign", "logsigmoid"})
@@ -231,13 +233,20 @@ def _exploding(
         others = [name for name in ratios if name in on_way]
         explained.update(others)
         worst = observation.layers[max(others, key=lambda name: ratios[name])]
-        culprit, cause = worst, _large_targets(observation) or _exploding_cause(worst, observation)
+        targets = _large_targets(observation)
+        culprit, cause = worst, targets or _exploding_cause(worst, observation)
+        severity: Severity = "fail"
         size = f"{ratios[worst.name]:.3g}"
         message = f"its gradient is {size} times as large as its weights (root mean square)"
         if found := _dominant_gain([observation.layers[name] for name in way], grows=True):
             gain, before, culprit = found
             message = f"the gradient grows {gain:.3g} times on its way back through it"
             cause = _magnifying_cause(before, culprit, observation)
+        elif targets is None and (scale := _scale_of_the_loss(observation)):
+            last = observation.layers[way[-1] if way else first]
+            grown = ratios[worst.name] / (_relative_gradient(last) or math.inf)
+            if grown <= settings.limit("exploding_ratio", worst.name).value:
+                severity, cause = "warn", scale
         yield GradNorm.violation(
             culprit,
             message,
@@ -245,7 +254,21 @@ def _exploding(
             limit=settings.limit("exploding_ratio", worst.name),
             cause=cause,
             affected=[name for name in others if name != culprit.name],
+            severity=severity,
         )
+
+
+def _scale_of_the_loss(observation: Observation) -> str | None:
+    """Return the cause where the gradient of the loss by the output is large before any layer."""
+    root = observation.layers.get("")
+    sent = None if root is None else root.gradients
+    if sent is None or not sent.finite_count or sent.norm <= _LARGE_AT_THE_OUTPUT:
+        return None
+    return (
+        f"the loss is of that scale, no layer: it sends a gradient of norm {sent.norm:.3g} back "
+        "to the output, as losses in small units or times a scale do; Adam does not see it, SGD "
+        "and a limit on gradients do"
+    )
 
 
 def _large_targets(observation: Observation) -> str | None:

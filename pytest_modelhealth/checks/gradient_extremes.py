@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.arithmetic import EDGED, QUOTIENTS, first_of, named
 from pytest_modelhealth.checks.check import Check
 from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost
+from pytest_modelhealth.checks.freshness import is_fresh, seems_trained
 from pytest_modelhealth.checks.paths import way_to
 from pytest_modelhealth.settings import Settings
 
@@ -101,6 +102,7 @@ def _rms(record: LayerRecord) -> float:
 
 _NEXT_TO_ZERO = 1e-4
 """A loss below this may be learnt: its gradients are as small with nothing wrong."""
+_MOST_BY_LOSS = 10.0
 _SINGLE = ("float32", "bfloat16", "float16")
 
 
@@ -114,7 +116,7 @@ def unmoving(
     gradients = [s for record in records for s in record.parameter_gradients.values()]
     largest = max((s.abs_max for s in gradients), default=0.0)
     limit, loss = settings["min_largest_gradient"], observation.loss
-    if not 0.0 < largest < limit.value or loss is None or not abs(loss) > _NEXT_TO_ZERO:
+    if not 0.0 < largest < limit.value or loss is None or _may_be_learnt(observation, loss):
         return
     culprit, why = _where_it_sinks(observation, limit.value)
     is_single = any(s.dtype in _SINGLE for s in gradients)
@@ -129,6 +131,19 @@ def unmoving(
         affected=[r.name for r in records if r is not culprit],
         severity="fail" if is_single else "warn",
     )
+
+
+def _may_be_learnt(observation: Observation, loss: float) -> bool:
+    """Whether a loss is next to zero, and not by its scale alone.
+
+    Near its end a loss is small beside its gradient, as a square is beside what was squared; a
+    factor makes both small. The losses of classes end with both: only a fresh model is judged.
+    """
+    sent = observation.layers[""].gradients
+    if abs(loss) > _NEXT_TO_ZERO:
+        return False
+    is_scaled = sent is not None and 0.0 < sent.norm <= _MOST_BY_LOSS * abs(loss)
+    return not is_scaled or not is_fresh(observation) or seems_trained(observation)
 
 
 def _where_it_sinks(observation: Observation, limit: float) -> tuple[LayerRecord, str]:

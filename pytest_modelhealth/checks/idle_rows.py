@@ -33,7 +33,8 @@ def idle_rows(
             if name in record.frozen or _is_table(record, name, observation):
                 continue
             sizes = record.parameters[name].shape
-            kinds = (("rows", slices.rows, sizes[0]), ("columns", slices.columns, sizes[1]))
+            columns = slices.columns if _is_given_what_learns(record, observation) else ()
+            kinds = (("rows", slices.rows, sizes[0]), ("columns", columns, sizes[1]))
             what, idle, size = max(kinds, key=lambda kind: len(kind[1]) / kind[2])
             limit = settings.limit("max_idle_rows", record.name)
             if len(idle) < FEWEST_ROWS or len(idle) <= limit.value * size:
@@ -64,6 +65,18 @@ def _is_table(record: LayerRecord, name: str, observation: Observation) -> bool:
     takers = flow.consumers(full)
     taken = {one.function for one in flow.operations(full, *takers)} if takers else set[str]()
     return not taken.isdisjoint(LOOK_UPS)
+
+
+def _is_given_what_learns(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a gradient goes on to what a layer is given.
+
+    Data that are zero in this batch (words that are not in it) leave no gradient, and wait for
+    nothing.
+    """
+    flow = flow_of(observation)
+    calls = flow.calls(record.name) if record.name in flow else ()
+    given = [flow.graph.vertices[number] for call in calls for number in call.inputs]
+    return not given or any(vertex.live for vertex in given)
 
 
 def _which(name: str, what: str, idle: Collection[int], size: int) -> str:

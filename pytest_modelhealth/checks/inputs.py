@@ -73,7 +73,8 @@ class Inputs(Check):
         whole = None if root is None else root.inputs
         if root is None or whole is None or whole.nonfinite_count:
             return  # `finite` names it
-        if is_floating(whole) and whole.std == 0.0 and whole.count >= _FEWEST_VALUES:
+        is_constant = is_floating(whole) and whole.std == 0.0 and whole.count >= _FEWEST_VALUES
+        if is_constant and not _is_beside_others(observation, whole):
             message = f"all {whole.count} values of the batch are equal, {whole.mean:.3g}"
             cause = "a placeholder, or data that did not load"
             yield Inputs.violation(root, message, value=0.0, limit=ALWAYS, cause=cause)
@@ -89,6 +90,16 @@ class Inputs(Check):
         yield from ids
         if not ids and whole.std > 0.0:
             yield from _repeated(root, observation)
+
+
+def _is_beside_others(observation: Observation, whole: TensorStatistics) -> bool:
+    """Whether values are those of some tensors alone, as of a mask, and another one varies."""
+    held = sum(math.prod(one.shape) for one in observation.given) * observation.batches
+    return held > whole.count and any(
+        (ids := as_given(observation, one.name)) is not None and ids.min != ids.max
+        for one in observation.given
+        if one.name in flow_of(observation).inputs
+    )
 
 
 def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation]:
@@ -259,4 +270,16 @@ def _ids(observation: Observation) -> Iterator[Violation]:
         cause = "a placeholder, or a tokeniser that knows none of the words"
         if given.mean == record.options.get("padding_idx"):
             cause = "every token is padding: the tokeniser or the collation lost the text"
-        yield Inputs.violation(record, message, value=given.mean, limit=ALWAYS, cause=cause)
+        is_given = not flow.is_exact or not set(flow.inputs).isdisjoint(
+            flow.producers(name, as_it_is=True)
+        )
+        if not is_given:
+            cause = "the model made them so of what it was given: by a mask on purpose, or lost"
+        yield Inputs.violation(
+            record,
+            message,
+            value=given.mean,
+            limit=ALWAYS,
+            cause=cause,
+            severity="fail" if is_given else "warn",
+        )

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _OUTSIDE = -1
 """The call of what no layer makes: the loss."""
 
+_ELSEWHERE = "a tensor that neither the batch nor the model gave"
+
 # ---- terms that are multiplied by zero ----------------------------------------------------------
 
 
@@ -47,19 +49,43 @@ def weightless_terms(check: type[Check], observation: Observation) -> Iterator[V
             number
         ):
             lines.setdefault(vertex.line, by)
+    if not lines and observation.loss_path and observation.loss_path.switched_off:
+        lines = _zeros_from_elsewhere(flow)
     for line, by in lines.items():
-        by = "0" if by == "0" else f"{by!r}, which is zero throughout"
+        by = by if by in ("0", _ELSEWHERE) else repr(by)
+        by = by if by == "0" else f"{by}, which is zero throughout"
         yield check.violation(
             observation.layers[""],
             f"a term of the loss is multiplied by {by}{at(line)}, and asks for nothing",
             value=0.0,
             limit=ALWAYS,
             role="loss",
-            cause="a weight of zero, or one that a schedule starts at zero: give the step at which "
-            "it is on, or leave the term out; one that only keeps layers in the graph is meant so",
+            cause="a weight or a mask of zeros, or one that a schedule starts at zero: give the "
+            "step at which it is on, or leave the term out; one that only keeps layers in the "
+            "graph is meant so",
             independent=True,
             severity="warn",
         )
+
+
+def _zeros_from_elsewhere(flow: Flow) -> dict[str, str]:
+    """Return the line of the one product of the loss with a tensor that neither run nor batch made.
+
+    Where something is multiplied by zeros, and that is the only product, the tensor is zero. A mask
+    of the batch is zero in that batch.
+    """
+    vertices = flow.graph.vertices
+    by: dict[str, str] = {}
+    for number, vertex in enumerate(vertices):
+        if vertex.function != "mul" or vertex.call != _OUTSIDE or not vertex.live:
+            continue
+        factors = [vertices[o] for o in vertex.operands if not vertices[o].live]
+        if not factors or not _is_of_the_output(flow, number):
+            continue
+        if any(factor.kind != "unknown" for factor in factors):
+            return {}
+        by[vertex.line] = _ELSEWHERE
+    return by if len(by) == 1 else {}
 
 
 # ---- sums ---------------------------------------------------------------------------------------
@@ -98,11 +124,13 @@ def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[
     if root.activations.shape[:1] != (samples,):
         return
     sums = _sums(observation, flow)
+    beside = "" if sums else ", beside a mean"
+    sums = sums or _sums_beside_means(observation, flow, samples)
     if sums:
         yield check.violation(
             root,
-            f"the loss is summed over the {samples} samples of the batch{at(sums[0].line)}: it, "
-            "and its gradient, grow with the size of the batch",
+            f"the loss is summed over the {samples} samples of the batch{beside}"
+            f"{at(sums[0].line)}: it, and its gradient, grow with the size of the batch",
             value=float(samples),
             limit=ALWAYS,
             role="loss",
@@ -131,6 +159,36 @@ def _sums(observation: Observation, flow: Flow) -> list[Vertex]:
         else:
             return []
     return found
+
+
+def _sums_beside_means(observation: Observation, flow: Flow, samples: int) -> list[Vertex]:
+    """Return the terms that a loss function sums over samples, where all others are means.
+
+    These may be weighted; of a sum, a weight may divide by the size of the batch.
+    """
+    made = flow.graph.vertices
+    sums: list[Vertex] = []
+    has_mean = False
+    todo = [] if flow.graph.loss is None else [(flow.graph.loss, False)]
+    while todo:
+        number, is_weighted = todo.pop()
+        vertex = made[number]
+        if not _is_of_the_output(flow, number):
+            continue
+        calls = _reduced(observation, vertex)
+        if vertex.call != _OUTSIDE:
+            return []
+        if vertex.function == "mean" or (calls and all(map(_is_mean, calls))):
+            has_mean = True
+        elif not is_weighted and calls and all(_is_sum(c) and _is_of(c, samples) for c in calls):
+            sums.append(vertex)
+        elif vertex.function in _KEEPS:
+            todo.extend((operand, is_weighted) for operand in vertex.operands)
+        elif vertex.function in ("mul", "div"):
+            todo.extend((operand, True) for operand in vertex.operands)
+        else:
+            return []
+    return sums if has_mean else []
 
 
 def _is_summed(observation: Observation, flow: Flow, number: int) -> bool:
@@ -166,6 +224,14 @@ def _is_sum(call: LossCall) -> bool:
     return call.layer is None and (
         call.options.get("reduction") == "sum" or call.options.get("size_average") is False
     )
+
+
+def _is_of(call: LossCall, samples: int) -> bool:
+    return call.input is not None and call.input.shape[:1] == (samples,)
+
+
+def _is_mean(call: LossCall) -> bool:
+    return not _is_sum(call) and call.options.get("reduction", "mean") == "mean"
 
 
 def _is_of_the_output(flow: Flow, number: int) -> bool:

@@ -13,6 +13,7 @@ from pytest_modelhealth.checks.facts import at, completed, flow_of, trainable
 from pytest_modelhealth.checks.idle_rows import idle_rows
 from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.recurrent_gradients import recurrent_gradients
+from pytest_modelhealth.checks.waiting_factors import waiting_factors
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
 from pytest_modelhealth.settings import Setting, Settings
 
@@ -72,6 +73,8 @@ class MissingGradients(Check):
         if is_finite and observation.loss != 0.0 and not is_switched_off(observation):
             yield from recurrent_gradients(type(self), observation)
             yield from idle_rows(type(self), observation, settings)
+            if not stories:
+                yield from waiting_factors(type(self), observation)
 
 
 class _Lost(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.settings.layer_names import parent
 
@@ -15,11 +15,27 @@ if TYPE_CHECKING:
 
 # ---- called in the place of others --------------------------------------------------------------
 
+_FEWEST_FOR_A_LOOP = 3
 
-def standing_in(
-    observation: Observation, flow: Flow, groups: Siblings
-) -> Iterator[tuple[str, list[str], int]]:
-    """Yield layers called in the place of others: the layer, those never called, how often.
+
+class StandIn(NamedTuple):
+    """A layer that is called in the place of others.
+
+    Args:
+        layer: the layer.
+        never: its siblings that are never called.
+        times: how often it is called.
+        is_sure: whether no design is known that does so.
+    """
+
+    layer: str
+    never: list[str]
+    times: int
+    is_sure: bool
+
+
+def standing_in(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[StandIn]:
+    """Yield layers called in the place of others.
 
     In each call of the module around them, as many of its calls are made as there are siblings.
     What is routed calls several on parts of one tensor, or fewer; what is dropped or left early
@@ -44,14 +60,41 @@ def standing_in(
         again = [call for call in callers[first] if call.layer == layer]
         by_key = observation.layers[parent(layer)].type_name == "ModuleDict"
         if _take_a_place(flow, again, by_key):
-            yield layer, never, len(again)
+            has_own_name = not _is_listed(observation, group[0])
+            is_sure = has_own_name or _is_no_choice(observation, flow, again, len(called))
+            yield StandIn(layer, never, len(again), is_sure)
+
+
+_LISTS = frozenset({"ModuleDict", "ModuleList", "Sequential"})
+
+
+def _is_listed(observation: Observation, layer: str) -> bool:
+    around = observation.layers[parent(layer)]
+    return around.entered is None or around.type_name in _LISTS
+
+
+def _is_no_choice(observation: Observation, flow: Flow, calls: list[Call], ran: int) -> bool:
+    """Whether calls of one layer are no choice from a list by what was not seen.
+
+    A language, a route or a score may choose. None computes one thing twice, or mixes statistics of
+    two depths; and one layer, the only one that `ran`, in each of three places or more is what a
+    loop does that leaves out its index.
+    """
+    first, last = calls[0], calls[-1]
+    if all(call.inputs == first.inputs for call in calls):
+        return True
+    if ran == 1 and len(calls) >= _FEWEST_FOR_A_LOOP and len({call.line for call in calls}) == 1:
+        return True
+    has_statistics = "running_mean" in observation.layers[first.layer].buffers
+    return has_statistics and not flow.after(*first.outputs).isdisjoint(last.inputs)
 
 
 def _take_a_place(flow: Flow, calls: list[Call], by_key: bool) -> bool:
     """Whether calls of a layer follow one another, or have inputs of their own, or all the same."""
     first, *later = calls
     if all(call.inputs == first.inputs for call in later):  # parts of what has no graph look alike
-        return all(flow.graph.vertices[number].live for number in first.inputs)
+        given = [flow.graph.vertices[number] for number in first.inputs]
+        return all(vertex.live or vertex.kind == "input" for vertex in given)
     following = flow.after(*first.outputs)
     if all(not following.isdisjoint(call.inputs) for call in later):
         pairs = zip(calls, later, strict=False)  # chosen by name: it may be called between others

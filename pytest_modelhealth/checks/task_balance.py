@@ -28,7 +28,8 @@ class TaskBalance(Check):
     definition = (
         "With several named losses, the L2 norms of the gradients of each two of them are compared "
         "at the last layer that both reach; the larger is at most max_task_ratio times the "
-        "smaller. A loss that is not zero has a gradient that is not, somewhere."
+        "smaller (only warned of up to 10,000 times, unless the limit was set). A loss that is not "
+        "zero has a gradient that is not, somewhere."
     )
     source = (
         "Chen et al. 2018, GradNorm (norms at the last shared layer); the limit is measured on two "
@@ -68,6 +69,7 @@ class TaskBalance(Check):
                 yield self.inconclusive(observation.layers[layer], reason)
                 continue
             ratio = high / low if low else math.inf
+            may_be_meant = limit.origin == "default" and ratio <= _MOST_BY_WEIGHT
             yield self.violation(
                 observation.layers[layer],
                 f"task {strong.name!r} has {ratio:.3g} times the gradient of task "
@@ -76,8 +78,9 @@ class TaskBalance(Check):
                 limit=limit,
                 cause=f"{_why_apart(strong, weak)}: "
                 f"weight them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or normalise "
-                "the targets",
+                "the targets" + ("; a small weight may be meant so" if may_be_meant else ""),
                 independent=True,
+                severity="warn" if may_be_meant else "fail",
             )
 
 
@@ -109,6 +112,8 @@ def _why_apart(strong: TaskGradients, weak: TaskGradients) -> str:
 
 
 _APART = 10.0
+_MOST_BY_WEIGHT = 1e4
+"""Auxiliary terms are given weights down to 1e-3 on purpose; units and sums go beyond."""
 
 
 def _last_shared(a: TaskGradients, b: TaskGradients, observation: Observation) -> str | None:

@@ -12,7 +12,7 @@ from pytest_modelhealth.checks.computed_ids import destroyed
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.checks.siblings import PAST, Siblings, differing
-from pytest_modelhealth.checks.stand_ins import standing_in, taken_for_two
+from pytest_modelhealth.checks.stand_ins import StandIn, standing_in, taken_for_two
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.layer_names import is_inside
 
@@ -57,7 +57,8 @@ class Wiring(Check):
     summary = "Layers are called where they belong, and fed with what they are for."
     rank = 18
     definition = (
-        "No layer is called in the place of a sibling of its class and shape; no table is asked "
+        "No layer is called in the place of a sibling of its class and shape (warned of, where "
+        "something unseen may have chosen it from a list); no table is asked "
         "for one row only by a constant, or by ids that the model made equal; no recurrent cell is "
         "called step by step without its state; two towers are not fed the same while an input "
         "goes unread. Warned of: an input that nothing reads, a value joined with itself, a layer "
@@ -86,7 +87,7 @@ class Wiring(Check):
         if flow.is_exact:
             if flow.graph.outputs:
                 yield from _unread(observation, flow, groups)
-            found = [layer for layer, *_ in standing]
+            found = [one.layer for one in standing]
             yield from _taken_for_two(observation, flow, groups, found)
             doubled = list(_doubled(observation, flow))
             yield from doubled
@@ -98,14 +99,15 @@ class Wiring(Check):
 
 
 def _stand_ins(
-    observation: Observation, flow: Flow, standing: list[tuple[str, list[str], int]]
+    observation: Observation, flow: Flow, standing: list[StandIn]
 ) -> Iterator[Violation]:
-    stories: dict[str, list[tuple[str, list[str], int]]] = {}
-    for layer, never, times in standing:
-        stories.setdefault(_line_again(flow, layer), []).append((layer, never, times))
+    stories: dict[str, list[StandIn]] = {}
+    for one in standing:
+        stories.setdefault(_line_again(flow, one.layer), []).append(one)
     for line, found in stories.items():
-        layer, never, times = found[0]
-        others = [name for one in found[1:] for name in (one[0], *one[1])]
+        layer, never, times, _ = found[0]
+        is_sure = any(one.is_sure for one in found)
+        others = [name for one in found[1:] for name in (one.layer, *one.never)]
         so_are = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
         yield Wiring.violation(
             observation.layers[layer],
@@ -114,8 +116,10 @@ def _stand_ins(
             value=float(times),
             limit=ALWAYS,
             cause=f"{layer!r} is called in the place of its siblings, which learn nothing: the "
-            "wrong index in a loop, or a copied line",
+            "wrong index in a loop, or a copied line"
+            + ("" if is_sure else "; chosen so on purpose they look the same"),
             affected=(*never, *others),
+            severity="fail" if is_sure else "warn",
         )
 
 

@@ -186,6 +186,31 @@ def test_targets_far_larger_than_outputs_are_named(scale, is_named, mlp, batch, 
         assert "standardise the targets" in found[0].cause
 
 
+class InUnits(nn.Module):
+    """Its output is in a unit of which there are millions."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.net = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return 5e6 + 1e6 * self.net(x)
+
+
+def test_units_of_a_loss_only_warn(batch, inspect):
+    """What comes in large explodes in no layer; what grows in the layers does so in any unit."""
+    target = 5e6 + 1e6 * torch.randn(64, 1)
+    healthy = InUnits(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    report = inspect(healthy, batch, target, loss=nn.functional.mse_loss)
+    assert found(report) == []
+    assert "the loss is of that scale" in report.warnings[0].cause
+    sick = InUnits(nn.Linear(16, 32), nn.ReLU(), *[nn.Linear(32, 32) for _ in range(6)])
+    for layer in sick.net[2:]:
+        nn.init.normal_(layer.weight, std=2.0)
+    report = inspect(sick, batch, target.expand(-1, 32), loss=nn.functional.mse_loss)
+    assert len(found(report)) == 1
+
+
 def deep(depth, gain=1.0, activation=nn.Tanh):
     """A tower whose layers multiply the gradient by about `gain`."""
     layers = [m for _ in range(depth) for m in (nn.Linear(16, 16), activation())]
@@ -287,7 +312,8 @@ def test_gradient_that_explodes_in_one_branch_beside_a_larger_one(batch, inspect
     """Half of the layers are those on its own way, not those of all branches."""
     loss = lambda out: 1e9 * out[0].square().mean() + out[1].square().mean()  # noqa: E731
     report = inspect(Heads(deep(6), deep(20)), batch, loss=loss)
-    (violation,) = found(report)
+    (violation,) = report.warnings
+    assert "the loss is of that scale" in violation.cause
     names = {violation.layer, *violation.affected}
     assert names == {f"first.{place}" for place in range(0, 12, 2)}
 

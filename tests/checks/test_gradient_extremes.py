@@ -41,6 +41,17 @@ def test_loss_that_sends_nothing_back(loss, batch, target, inspect, only):
     assert 0.0 < violation.value < violation.limit == 1e-10
 
 
+def test_loss_of_a_scale_at_which_nothing_moves(batch, target, inspect, only):
+    """The loss itself may be as small; in a fresh model it is not learnt."""
+    tiny = lambda o, t: 1e-13 * F.mse_loss(o, t)  # noqa: E731
+    violation = only(inspect(network(), batch, target, loss=tiny), "grad_norm")
+    assert "the loss itself" in violation.cause
+    model = network()
+    with torch.no_grad():
+        model[0].bias += 1.0
+    assert told(inspect(model, batch, target, loss=tiny)) == []
+
+
 def test_layer_that_sends_nothing_back(batch, target, inspect, only):
     """The layer is named behind which the gradient is usual."""
     model = network(Applies(lambda x: x - 60), nn.Sigmoid())

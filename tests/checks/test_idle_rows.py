@@ -160,6 +160,24 @@ def test_columns_are_found_as_rows_are(inspect):
     assert "these units" in found.cause
 
 
+def test_columns_of_data_that_are_zero_in_this_batch_wait_for_nothing(inspect):
+    """Words that are not in a batch give zeros, as rows of a table that nobody asks for."""
+
+    class Spelled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project, self.head = nn.Linear(64, 16), nn.Linear(16, 3)
+            with torch.no_grad():
+                self.project.weight[:, 32:] = 0.0
+
+        def forward(self, ids):
+            return self.head(torch.tanh(self.project(F.one_hot(ids, 64).float()).mean(1)))
+
+    ids = torch.randint(32, (64, 8))
+    report = inspect(Spelled(), ids, torch.randint(3, (64,)), loss=F.cross_entropy)
+    assert told(report) == []
+
+
 def test_table_that_is_looked_up_is_left_out(inspect):
     """Rows that no id asks for have no gradient, whatever they hold."""
 

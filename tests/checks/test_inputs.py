@@ -331,3 +331,39 @@ def test_one_sentence_many_times(inspect):
     model = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(192, 4))
     ids = torch.randint(0, 50, (1, 12)).expand(32, 12).clone()
     assert told(inspect(model, ids)) == ["warn"]
+
+
+def test_a_constant_mask_beside_what_varies_is_no_constant_batch(inspect):
+    """The whole batch is constant only if all of its tensors are, ids as well."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = nn.Embedding(20, 8), nn.Linear(8, 4)
+
+        def forward(self, ids, mask):
+            return self.head((self.words(ids) * mask[..., None]).sum(1))
+
+    ids, mask = torch.randint(1, 20, (8, 16)), torch.ones(8, 16)
+    assert found(inspect(Masked(), (ids, mask))) == []
+    assert "" in found(inspect(Masked(), (torch.full_like(ids, 3), mask)))
+
+
+def test_ids_that_the_model_put_in_the_place_of_those_given_are_warned_of(inspect):
+    """A decoder of masked words asks for the mask's row alone in its first round."""
+
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.place = nn.Embedding(20, 8), nn.Parameter(torch.randn(16, 8))
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, seen, ids):
+            hidden = torch.rand(ids.shape) >= 0.0
+            words = self.words(torch.where(hidden, 19, ids)) + self.place
+            return self.head(words) + seen[:, None]
+
+    ids = torch.randint(1, 19, (8, 16))
+    report = inspect(Hidden(), (torch.randn(8, 4), ids))
+    assert not report.violations
+    assert [v.layer for v in report.warnings] == ["words"]

@@ -69,6 +69,28 @@ def test_no_sum_over_the_batch(loss, mlp, batch, labels, inspect):
     assert warned(inspect(mlp, batch, labels, loss=loss)) == []
 
 
+def summed(output, target):
+    """Squared errors, summed."""
+    return F.mse_loss(output, F.one_hot(target, 10) * 1.0, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_told"),
+    [
+        (lambda o, t: summed(o, t) + 0.1 * o.square().mean(), True),
+        (lambda o, t: CE(o, t) + summed(o, t), True),
+        (lambda o, t: CE(o, t) + summed(o, t) / len(t), False),
+        (lambda o, t: CE(o, t) + summed(o, t) * (1 / 64), False),
+        (lambda o, t: CE(o, t) + F.mse_loss(o.mean(0), torch.rand(10), reduction="sum"), False),
+    ],
+    ids=["a weighted mean", "a mean", "divided", "times the inverse", "of a mean over samples"],
+)
+def test_sum_beside_a_mean(loss, is_told, mlp, batch, labels, inspect):
+    """One term that grows with the batch outweighs the others by its size."""
+    messages = warned(inspect(mlp, batch, labels, loss=loss))
+    assert ["beside a mean at" in message for message in messages] == ([True] if is_told else [])
+
+
 def test_sum_of_parameters(mlp, batch, labels, inspect):
     """A penalty on weights has nothing to do with the batch."""
 
@@ -105,14 +127,29 @@ def test_term_times_a_buffer_of_zero(batch, labels, inspect):
     assert "'beta', which is zero" in message
 
 
+MASK = torch.zeros(64, 1)
+
+
+def test_term_times_a_mask_from_elsewhere(mlp, batch, labels, inspect):
+    """A mask that is all off, and is not of this batch."""
+    report = inspect(mlp, batch, labels, loss=lambda o, t: CE(o, t) + (MASK * o.square()).mean())
+    (message,) = warned(report)
+    assert "multiplied by a tensor that neither" in message
+    some = MASK.clone()
+    some[3] = 1.0
+    report = inspect(mlp, batch, labels, loss=lambda o, t: CE(o, t) + (some * o.square()).mean())
+    assert warned(report) == []
+
+
 @pytest.mark.parametrize(
     "loss",
     [
+        lambda o, t: CE(o, t) + (MASK * o.abs()).mean() + ((t > 99)[:, None] * o.square()).mean(),
         lambda o, t: CE(o, t) + 0.1 * o.square().mean(),
         lambda o, t: CE(o, t) + (torch.zeros_like(o) * o).mean(),
         lambda o, t: CE(o, t) + 0.0 * t.float().mean(),
     ],
-    ids=["a weight", "a mask of this batch", "no term of the output"],
+    ids=["one of two masks", "a weight", "a mask of this batch", "no term of the output"],
 )
 def test_no_term_times_zero(loss, mlp, batch, labels, inspect):
     """Other weights are weights, and masks of zeros are of one batch."""

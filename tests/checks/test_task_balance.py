@@ -103,6 +103,16 @@ def test_task_that_drowns_another_is_named(model, target, batch, inspect):
     assert (violation.limit, violation.origin) == (100.0, "default")
 
 
+def test_small_weight_may_be_meant(model, target, batch, inspect):
+    """A weight of a thousandth is warned of; of who set the limit, it is not."""
+    losses = LOSSES | {"number": lambda o, t: 1e-3 * number(o, t)}
+    report = inspect(model, batch, target, loss=losses)
+    assert findings(report) == []
+    assert "may be meant" in report.warnings[0].cause
+    report = inspect(model, batch, target, loss=losses, settings={"max_task_ratio": 100.0})
+    assert len(findings(report)) == 1
+
+
 def test_balanced_tasks_are_no_fault(model, target, batch, inspect):
     """Losses of different kinds, added as they are, are healthy; so is one loss."""
     assert findings(inspect(model, batch, target, loss=LOSSES)) == []

@@ -61,6 +61,7 @@ from tests.checks.wirings import (
     every_other_masked,
     features,
     first_block_for_all,
+    first_of_both_twice,
     functional_look_up,
     gate_not_applied,
     gated,
@@ -89,6 +90,7 @@ from tests.checks.wirings import (
     no_state_at_all,
     norm_but_once,
     norm_of_a_copy,
+    norm_of_the_place_before,
     norms,
     not_added,
     of_a_kind,
@@ -97,6 +99,7 @@ from tests.checks.wirings import (
     one_head_of_all,
     one_input_twice,
     one_norm_of_a_list,
+    one_of_a_list_in_two_places,
     one_row,
     one_tower,
     one_tower_for_each_level,
@@ -177,7 +180,7 @@ FAULTS: dict[str, Case] = {
     ),
     "blocks[i] for blocks[j]": (
         lambda: (Model(last_block_twice, blocks=blocks(*[""] * 4)), (ids(),)),
-        "fail", "blocks.2", "model.blocks[number](x)",
+        "warn", "blocks.2", "model.blocks[number](x)",
     ),
     "one norm of a list": (
         lambda: (Model(one_norm_of_a_list, layers=linears(), norms=norms()), (ids(),)),
@@ -186,6 +189,33 @@ FAULTS: dict[str, Case] = {
     "the first norm again, in each block": (
         lambda: (Model(in_a_row, blocks=blocks(*["own norm"] * 4)), (ids(),)),
         "fail", "blocks.0.norm1", "second(x)",
+    ),
+    "one norm in two places of each round, of a list as long": (
+        lambda: (
+            Model(one_of_a_list_in_two_places, layers=linears(2), norms=norms(4)), (ids(),)
+        ),
+        "warn", "norms.0", "on purpose they look the same",
+    ),
+    "statistics of two depths in one norm": (
+        lambda: (
+            Model(
+                norm_of_the_place_before,
+                layers=linears(3),
+                norms=nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(3)),
+            ),
+            (features(SAMPLES),),
+        ),
+        "fail", "norms.0", "model.norms[max(number - 1, 0)](x)",
+    ),
+    "the first of two asked twice": (
+        lambda: (Model(first_of_both_twice, left=Block(), right=Block()), (features(),)),
+        "fail", "left", "torch.minimum(",
+    ),
+    "the first of a list of two asked twice": (
+        lambda: (
+            Model(lambda m, x: m.both[0](x) * m.both[0](x), both=blocks("", "")), (features(),)
+        ),
+        "fail", "both.0", "m.both[0](x)",
     ),
     "one head for all": (
         lambda: (Model(one_head_of_all, heads=linears(3)), (ids(),)),
@@ -303,7 +333,7 @@ FAULTS: dict[str, Case] = {
             Model(tower_by_name, towers=nn.ModuleDict({"left": Block(), "right": Block()})),
             (features(), features()),
         ),
-        "fail", "towers.left", "model.towers",
+        "warn", "towers.left", "model.towers",
     ),
     "a state that is never carried on": (
         lambda: (Model(state_not_carried, cell=nn.GRUCell(WIDTH, WIDTH)), (ids(),)),

@@ -141,6 +141,23 @@ def one_head_of_all(model: Any, x: Tensor) -> Tensor:
     return torch.stack([model.heads[0](x) for _ in model.heads]).mean(0)
 
 
+def first_of_both_twice(model: Any, x: Tensor) -> Tensor:
+    return torch.minimum(model.left(x), model.left(x))
+
+
+def one_of_a_list_in_two_places(model: Any, x: Tensor) -> Tensor:
+    for layer in model.layers:
+        x = model.norms[0](x + layer(x))
+        x = model.norms[0](F.gelu(x))
+    return x
+
+
+def norm_of_the_place_before(model: Any, x: Tensor) -> Tensor:
+    for number, layer in enumerate(model.layers):
+        x = x + layer(model.norms[max(number - 1, 0)](x))
+    return x
+
+
 def one_tower(model: Any, x: Tensor, other: Tensor) -> Tensor:
     return model.left(x) * model.left(other)
 
