@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.alike_outputs import alike_outputs
 from pytest_modelhealth.checks.check import Finding
+from pytest_modelhealth.checks.contracting_chains import contracting_chains
 from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.checks.freshness import seems_trained
 from pytest_modelhealth.checks.spread import HEALTHY_SPREAD, spread_of
@@ -89,7 +90,7 @@ class AlikeSamples(Probe):
 
         found = alike_outputs(observation, settings)
         record = observation.probes.get(self.name)
-        if found is None:
+        if found is None or _fades_along_a_chain(found.culprit, observation):
             return
         text = f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by"
         if seems_trained(observation):
@@ -124,6 +125,16 @@ class AlikeSamples(Probe):
             cause=found.cause if not is_offset else f"{found.cause}; {_OFFSET}",
             severity="warn" if is_offset else "fail",
         )
+
+
+def _fades_along_a_chain(culprit: LayerRecord, observation: Observation) -> bool:
+    """Whether samples line up along sigmoids in a row, of which `grad_norm` tells."""
+    flow = flow_of(observation)
+    for chain in contracting_chains(observation):
+        first, *_ = chain.layers
+        if culprit.name in {"", first.name, *flow.reach(first.name)}:
+            return True
+    return False
 
 
 _OFFSET = "here it is learnt, and may stand for targets that lie far apart (quantiles of prices)"

@@ -158,7 +158,7 @@ def test_single_layer_of_near_zero_weights_before_a_norm_does_not_explode(batch,
     report = inspect(Tokens(), batch, loss=lambda out: out.square().sum())
     token = report[""].parameter_gradients["token"]
     assert token.rms > 1e4 * 0.01
-    assert report.violations == ()
+    assert [v.check for v in report.violations if v.check == "grad_norm"] == []
 
 
 def test_batch_norm_that_has_seen_no_batch_leaves_depth_inconclusive(inspect):
