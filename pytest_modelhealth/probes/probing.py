@@ -55,9 +55,10 @@ class Probing:
 
     def _runs(self, probe: Probe, observation: Observation) -> bool:
         asked = self._asked[probe.name]
-        if asked is None:
-            return probe.automatic and probe.is_called_for(observation, self._settings)
-        return asked
+        is_named = probe.name in self._settings["probes"].value
+        if probe.automatic and not is_named and asked is not False:
+            return probe.is_called_for(observation, self._settings)
+        return bool(asked)
 
 
 def _timed(probe: Probe, runs: Runs) -> ProbeRecord:

@@ -229,9 +229,10 @@ def test_inside_a_checkpoint_it_is_found() -> None:
 
 
 def test_without_a_custom_function_it_does_not_apply() -> None:
-    """It takes one forward where all are asked for, and no part where none is."""
+    """It takes no part, where all are asked for neither; by its name it says why."""
     assert inspected(nn.Linear(6, 3))[1] is None
-    _, record = inspected(nn.Linear(6, 3), probes=True)
+    assert inspected(nn.Linear(6, 3), probes=True)[1] is None
+    _, record = inspected(nn.Linear(6, 3), probes="custom_backward")
     assert record is not None
     assert record.outcome is Outcome.NOT_APPLICABLE
 
