@@ -24,7 +24,7 @@ class Probe(Check):
     is_probe = True
 
     automatic: ClassVar[bool] = False
-    """Whether it runs by itself where `is_called_for` says so, and else only if asked for by name."""
+    """Whether it runs by itself where `is_called_for` says so, else only if asked for by name."""
 
     def is_called_for(self, observation: Observation, settings: Settings) -> bool:
         """Whether a run shows something that this probe can tell a fault from a design by."""
