@@ -129,9 +129,9 @@ class Padding(Probe):
         )
 
         found = effects_of(runs, ran, padding)
-        partings, notes = tuple(_in_loss(runs.base, ran)), ()
+        partings, notes = list(_in_loss(runs.base, ran)), tuple[str, ...]()
         if partings and asks_for_the_first_step(runs, padding):
-            partings, notes = (), (_FIRST_STEP,)
+            partings, notes = [], (_FIRST_STEP,)
         if found == (None, None) and not partings:
             return self.not_told("no output has a row for each sample", changed)
         if not _has_effect(found):

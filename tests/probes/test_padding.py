@@ -202,6 +202,14 @@ def test_steps_may_be_joined_to_others() -> None:
     report = probed(Both(attends=False), batch, probes=PROBE)
     assert found(report, PROBE)[0][0] == "block.softmax"
 
+    class First(Both):
+        def forward(self, ids: Tensor, mask: Tensor, patches: Tensor) -> Any:
+            joined = super().forward(ids, mask, patches)
+            return joined, joined[:, 0]
+
+    left = batch | {name: batch[name].flip(1) for name in ("ids", "mask")}
+    assert "no loss was given" in probed(First(), left, probes=PROBE).warnings[-1].cause
+
 
 class Merging(Reader):
     """Takes the mean of two steps at a time, and gives both of them what is made of that."""

@@ -321,8 +321,9 @@ def judged_places(output: Tensor, padding: Padding) -> list[Tensor]:
 
 
 def is_pooled(output: Tensor, padding: Padding) -> bool:
-    """Whether an output has no dimension of steps."""
-    return padding.real.shape[1] not in output.shape[1:]
+    """Whether an output has no dimension that holds steps, and maybe more."""
+    steps = padding.real.shape[1]
+    return steps not in output.shape[1:] and not (output.ndim > 2 and output.shape[1] > steps)
 
 
 class Effects(NamedTuple):
@@ -347,7 +348,8 @@ def effects_of(runs: Runs, ran: Ran, padding: Padding) -> Effects:
     base = runs.base
     looked = [g is not None and bool((g != 0).any()) for g in base.read]
     has_steps = any(judged_places(t, padding) and not is_pooled(t, padding) for t in base.outputs)
-    asked, aside = [], []
+    asked: list[Apart] = []
+    aside: list[Apart] = []
     for n, (before, after) in enumerate(zip(base.outputs, ran.outputs, strict=False)):
         ways = [apart(before, after, places) for places in judged_places(before, padding)]
         one = min((way for way in ways if way is not None), default=None)
