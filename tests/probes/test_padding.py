@@ -234,18 +234,20 @@ def test_steps_that_are_merged_at_the_border_are_warned_of() -> None:
 
 
 class Stateful(nn.Module):
-    """A recurrence over padding that returns its last state as well."""
+    """A recurrence over padding that returns its last state as well, of one layer or of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, layered: bool) -> None:
         super().__init__()
+        self.layered = layered
         self.words, self.rnn = nn.Embedding(20, 16), nn.GRU(16, 16, batch_first=True)
 
     def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         steps, last = self.rnn(self.words(ids))
-        return steps, last[0]
+        return steps, last.permute(1, 2, 0) if self.layered else last[0]
 
 
-def test_a_state_beside_the_steps_counts_where_the_loss_reads_it() -> None:
+@pytest.mark.parametrize("layered", [False, True])
+def test_a_state_beside_the_steps_counts_where_the_loss_reads_it(layered: bool) -> None:
     """It fails where it is read, is nothing where it is not, and is warned of without a loss."""
     batch = texts()
 
@@ -255,9 +257,11 @@ def test_a_state_beside_the_steps_counts_where_the_loss_reads_it() -> None:
     def of_state(output: Any, target: Tensor) -> Tensor:
         return output[1].square().mean()
 
-    assert found(probed(Stateful(), batch, CLASSES, loss=of_steps, probes=PROBE), PROBE) == []
-    assert probed(Stateful(), batch, CLASSES, loss=of_state, probes=PROBE).violations
-    report = probed(Stateful(), batch, probes=PROBE)
+    assert (
+        found(probed(Stateful(layered), batch, CLASSES, loss=of_steps, probes=PROBE), PROBE) == []
+    )
+    assert probed(Stateful(layered), batch, CLASSES, loss=of_state, probes=PROBE).violations
+    report = probed(Stateful(layered), batch, probes=PROBE)
     assert not report.violations
     assert "no loss was given" in report.warnings[-1].cause
 

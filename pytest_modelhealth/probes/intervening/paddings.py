@@ -320,10 +320,15 @@ def judged_places(output: Tensor, padding: Padding) -> list[Tensor]:
     return [whole, *(_joined(real, output, 1) if output.ndim > 2 else ())]
 
 
-def is_pooled(output: Tensor, padding: Padding) -> bool:
-    """Whether an output has no dimension that holds steps, and maybe more."""
+def _nearness(output: Tensor, padding: Padding) -> int:
+    """Return 2 for an output with a dimension of steps, 1 for one that may hold more, 0 for others.
+
+    A state of many features for the step to come looks like steps that were joined to others.
+    """
     steps = padding.real.shape[1]
-    return steps not in output.shape[1:] and not (output.ndim > 2 and output.shape[1] > steps)
+    if steps in output.shape[1:]:
+        return 2
+    return int(output.ndim > 2 and output.shape[1] > steps)
 
 
 class Effects(NamedTuple):
@@ -332,7 +337,7 @@ class Effects(NamedTuple):
     Args:
         asked: the largest difference of those that count, of an effect of 0 where rounding explains
             it; ``None`` where no output has a row for each sample.
-        aside: likewise, of pooled ones beside them that no loss of the user's is known to read.
+        aside: likewise, of what stands beside the steps where no loss tells whether it is used.
     """
 
     asked: Apart | None
@@ -342,12 +347,13 @@ class Effects(NamedTuple):
 def effects_of(runs: Runs, ran: Ran, padding: Padding) -> Effects:
     """Return what a run shows beside the unchanged one.
 
-    Where a loss of the user's or of the model's is known, pooled outputs that it does not read are
-    left out: a state for the step to come is one.
+    Where a loss of the user's or of the model's is known, what stands beside the steps and is not
+    read by it is left out: a state for the step to come.
     """
     base = runs.base
     looked = [g is not None and bool((g != 0).any()) for g in base.read]
-    has_steps = any(judged_places(t, padding) and not is_pooled(t, padding) for t in base.outputs)
+    judged = [t for t in base.outputs if judged_places(t, padding)]
+    nearest = max((_nearness(t, padding) for t in judged), default=0)
     asked: list[Apart] = []
     aside: list[Apart] = []
     for n, (before, after) in enumerate(zip(base.outputs, ran.outputs, strict=False)):
@@ -357,7 +363,7 @@ def effects_of(runs: Runs, ran: Ran, padding: Padding) -> Effects:
             continue
         if one.effect <= ROUNDING.get(before.dtype, 1e-5):
             one = one._replace(effect=0.0)
-        is_beside = has_steps and is_pooled(before, padding)
+        is_beside = _nearness(before, padding) < nearest
         if is_beside and base.loss is not None and any(looked) and not looked[n]:
             continue
         (aside if is_beside and base.loss is None else asked).append(one)
