@@ -166,7 +166,7 @@ def _effects(
 
     from pytest_modelhealth.probes.intervening.batches import along
     from pytest_modelhealth.probes.intervening.locating import ROUNDING, apart
-    from pytest_modelhealth.probes.intervening.sequences import reads, seen, step_axis
+    from pytest_modelhealth.probes.intervening.sequences import at_places, reads, seen, step_axis
 
     real, half = seen(runs, sequence), sequence.half
     is_read = any(gradient is not None for gradient in base.read)
@@ -178,8 +178,8 @@ def _effects(
             continue
         early = along(torch.arange(sequence.length) < half, output, axis)
         read = early & reads(gradient, output, axis)
-        if real is not None and output.shape[:2] == real.shape:
-            read = read & real.to(output.device).reshape(*real.shape, *[1] * (output.ndim - 2))
+        if real is not None and output.shape[0] == len(real):
+            read = read & at_places(real, output, axis)
         found, later = apart(output, ran.outputs[n], read), apart(output, ran.outputs[n], ~early)
         if found is not None and later is not None:
             floor = ROUNDING.get(output.dtype, 1e-5)

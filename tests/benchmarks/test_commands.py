@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from benchmarks import contenders, scale, speed, timing
+from benchmarks import contenders, probes, scale, speed, timing
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,25 @@ def test_speed_prints_a_ratio_for_every_contender(monkeypatch, capsys):
     wall, cpu = (cells(line) for line in output.splitlines() if line.startswith("| example CNN"))
     assert all(float(cell.split()[0]) > 0 for cell in [*wall[3:], *cpu[1:]])
     assert len(wall[3:]) == len(cpu[1:]) == len(present)
+
+
+def test_probes_prints_costs_and_where_a_twin_leaks(capsys):
+    """Each probe has a cost and its number of forwards, and the twin's leak is in its own code."""
+    probes.main(["example CNN", "--rounds", "1"])
+    header, _, line = (cells(r) for r in capsys.readouterr().out.splitlines() if r.startswith("|"))
+    found = dict(zip(header, line, strict=True))
+    assert found["sample_independence"].endswith(" (3)")
+    assert found["padding"].endswith(" (0)")
+    assert int(found["all"].partition("(")[2][:-1]) > 6
+    assert float(found["default / False"]) > 0
+    assert found[header[-1]].endswith(" (6), at the model")
+
+
+def test_probes_refuses_an_unknown_step(capsys):
+    """A misspelt step ends the command and lists those there are."""
+    with pytest.raises(SystemExit):
+        probes.main(["BERT"])
+    assert "unknown step 'BERT'; there are: BERT-like, " in capsys.readouterr().err
 
 
 def test_speed_refuses_an_unknown_step(capsys):

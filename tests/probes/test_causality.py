@@ -132,3 +132,28 @@ def test_left_padding_is_left_out() -> None:
     ids[:3, :4] = 0
     report = probed(Padded(), ids[:, :-1], ids[:, 1:], loss=language, probes=PROBE)
     assert found(report, PROBE) == []
+
+
+def test_padded_rows_count_in_no_output() -> None:
+    """A row that sees nothing attends everywhere; keys made of it are padding too."""
+
+    class Keeps(Writer):
+        def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.words(ids)
+            scores = (x @ x.transpose(1, 2)).masked_fill(~mask.unsqueeze(1), -1e9)
+            seen = torch.ones(8, 8, dtype=torch.bool).tril()
+            x = x + scores.masked_fill(~seen, -1e9).softmax(-1) @ x
+            keys = self.head(x).unflatten(-1, (2, 10)).transpose(1, 2)
+            return self.head(x), keys
+
+    mask = torch.arange(8) >= torch.tensor([[0], [2], [3], [0]])
+    ids = torch.randint(1, 20, (4, 8)) * mask
+
+    def both(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        labels = target[:, 1:].masked_fill(~mask[:, 1:], -100)
+        loss = F.cross_entropy(output[0][:, :-1].flatten(0, 1), labels.flatten())
+        return loss + output[1][:, :, :-1].square().mean()
+
+    report = probed(Keeps(), {"ids": ids, "mask": mask}, ids, loss=both, probes="causality")
+    assert report.observation.probes["causality"].outcome is Outcome.JUDGED
+    assert found(report, "causality") == []

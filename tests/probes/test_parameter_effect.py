@@ -95,6 +95,12 @@ def test_a_selection_and_a_way_for_gradients_are_healthy(read: Any) -> None:
     assert report.verdict == "healthy"
 
 
+def test_what_has_no_effect_is_moved_by_one_step_alone() -> None:
+    """Where the loss is the same on both sides, a smaller step has nothing to add."""
+    _, record = inspected(Read(lambda x: x.detach() * 0 + 1))
+    assert (record.outcome, record.forwards) == (Outcome.JUDGED, 2)
+
+
 def test_where_nothing_lacks_a_gradient_nothing_runs() -> None:
     """It is judged all the same."""
     _, record = inspected(nn.Linear(6, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -114,7 +115,14 @@ Same = Callable[[Tensor], Iterator[Tensor]]
 which its dimensions can be read, none where they cannot."""
 
 
-def where_they_part(runs: Runs, before: Inputs, after: Inputs, same: Same) -> Place | None:
+def where_they_part(
+    runs: Runs,
+    before: Inputs,
+    after: Inputs,
+    same: Same,
+    within: AbstractContextManager[Any] | None = None,
+    seed: int | None = None,
+) -> Place | None:
     """Run both batches again, watched, and return the first place where a layer differs.
 
     Args:
@@ -123,27 +131,27 @@ def where_they_part(runs: Runs, before: Inputs, after: Inputs, same: Same) -> Pl
         after: the other one.
         same: which places of a tensor should be equal. Of several ways to read its dimensions, that
             with the smallest difference counts.
+        within: what the run of the other batch takes place in, where that is what changes it.
+        seed: of the random numbers of the other run; ``None`` takes those of every run.
 
     Returns:
         ``None`` where no layer differs, or what the layers compute cannot be read.
     """
-    return _part(runs, before, after, same, None)
-
-
-def where_seeds_part(runs: Runs, batch: tuple[Inputs, Inputs], seed: int) -> Place | None:
-    """Run a batch with the usual random numbers and with others; both copies are its own."""
-    return _part(runs, *batch, lambda tensor: iter([torch.ones((), dtype=torch.bool)]), seed)
-
-
-def _part(runs: Runs, before: Inputs, after: Inputs, same: Same, seed: int | None) -> Place | None:
     with TensorStore(MEMORY_BUDGET) as store:
         keeper = _Keeper(store)
         _watch(runs, before, keeper)
         finder = _Finder(keeper, same)
-        observation = _watch(runs, after, finder, seed)
+        with within or nullcontext():
+            observation = _watch(runs, after, finder, seed)
         if finder.found is None or observation is None:
             return None
         return _place(finder.found, observation)
+
+
+def where_seeds_part(runs: Runs, batch: tuple[Inputs, Inputs], seed: int) -> Place | None:
+    """Run a batch with the usual random numbers and with others; both copies are its own."""
+    everywhere = torch.ones((), dtype=torch.bool)
+    return where_they_part(runs, *batch, lambda tensor: iter([everywhere]), seed=seed)
 
 
 def _watch(runs: Runs, batch: Inputs, visitor: Any, seed: int | None = None) -> Observation | None:

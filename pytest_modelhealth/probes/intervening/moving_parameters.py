@@ -71,7 +71,9 @@ class Moved:
         return parameter is not None and parameter.dtype is torch.float64
 
     def slope(self, names: Sequence[str]) -> Slope:
-        """Return the slope of the loss where parameters are moved together, in four forwards.
+        """Return the slope of the loss where parameters are moved together.
+
+        It takes four forwards, or two where the loss is the same on both sides of the wider step.
 
         Raises:
             UntellableError: the copy raises, or its loss is no number in float64.
@@ -83,11 +85,12 @@ class Moved:
             ).to(self._parameters[name].device)
             for name in names
         }
-        wide, narrow = (
-            (self._loss(directions, step) - self._loss(directions, -step)) / (2 * step)
-            for step in STEPS
-        )
-        return Slope(wide, narrow)
+        wide, narrow = STEPS
+        first = self._along(directions, wide)
+        return Slope(first, self._along(directions, narrow) if first else 0.0)
+
+    def _along(self, directions: dict[str, Tensor], step: float) -> float:
+        return (self._loss(directions, step) - self._loss(directions, -step)) / (2 * step)
 
     def _loss(self, directions: dict[str, Tensor], step: float) -> float:
         self._runs.count(1)

@@ -207,16 +207,17 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
     def same(tensor: Tensor) -> Iterator[Tensor]:
         axes = [axis for axis, size in enumerate(tensor.shape) if size == length]
         masks = [along(torch.arange(length) < half, tensor, axis) for axis in axes]
-        whole = torch.ones((), dtype=torch.bool, device=tensor.device)
-        if real is not None and tensor.shape[:2] == real.shape:
-            whole = real.to(tensor.device).reshape(*real.shape, *[1] * (tensor.ndim - 2))
-        for mask in masks:
-            yield mask & whole
+        if real is not None and tensor.ndim and tensor.shape[0] == len(real):
+            masks = [
+                mask & at_places(real, tensor, axis) if axis else mask
+                for axis, mask in zip(axes, masks, strict=True)
+            ]
+        yield from masks
         if len(masks) > 1:
             both = masks[0]
             for mask in masks[1:]:
                 both = both & mask
-            yield both & whole
+            yield both
         for axis, size in enumerate(tensor.shape if not axes else ()):
             if size and size % length == 0:
                 index = torch.arange(size)
@@ -224,6 +225,13 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
                 yield along(index // (size // length) < half, tensor, axis)
 
     return same
+
+
+def at_places(which: Tensor, tensor: Tensor, axis: int) -> Tensor:
+    """Return places ``(samples, steps)`` in a form that broadcasts to a tensor with both."""
+    shape = [1] * tensor.ndim
+    shape[0], shape[axis] = which.shape
+    return which.to(tensor.device).reshape(shape)
 
 
 def step_axis(output: Tensor, sequence: Sequence) -> int | None:
