@@ -77,10 +77,12 @@ class Padding(Probe):
             refilled,
             shown_by,
         )
+        from pytest_modelhealth.probes.intervening.repeating import unsteady
 
         padding, why = shown_by(runs)
         if padding is None:
-            return self.not_applicable(why)
+            is_said = runs.conventions.padding is not None
+            return self.not_told(why) if is_said else self.not_applicable(why)
         if runs.base.error:
             return self.not_told(f"in evaluation mode the model raises {runs.base.error}")
         share = float((~padding.real).float().mean())
@@ -97,6 +99,8 @@ class Padding(Probe):
             return self.not_told("no output has a row for each sample", changed)
         if found is None or not found.effect > 0.0:
             return self.judged(*partings, changed=changed)
+        if why := unsteady(runs):
+            return self.not_told(why, changed)
         if not padding.is_sure:
             return self.not_told(
                 f"{padding.why} may show padding or something else, and values there have an "

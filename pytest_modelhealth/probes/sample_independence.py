@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.probes.words import began, cause, figures, parting_at, ratio
 from pytest_modelhealth.settings import Setting, Settings
@@ -89,7 +90,8 @@ class SampleIndependence(Probe):
         base = runs.base
         if base.error:
             return self.not_told(f"in evaluation mode the model raises {base.error}")
-        outputs = [n for n, t in enumerate(base.outputs) if _has_rows(t, samples, dimension)]
+        rows = {n: _rows(t, samples, dimension) for n, t in enumerate(base.outputs)}
+        outputs = {n: axis for n, axis in rows.items() if axis is not None}
         if not outputs:
             return self.not_told(
                 f"no output has a row for each of the {samples} samples, so that nothing tells "
@@ -140,6 +142,8 @@ def _samples(runs: Runs, dimension: int) -> tuple[int, str]:
     from pytest_modelhealth.probes.intervening.batches import all_equal
 
     tensors = [t for t in runs.tensors if t.ndim]
+    if runs.has_others:
+        return 0, "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
     if not tensors:
         return 0, "the batch holds no tensor with dimensions"
     if runs.conventions.batch_dim is not None and not -1 < dimension < tensors[0].ndim:
@@ -154,22 +158,28 @@ def _samples(runs: Runs, dimension: int) -> tuple[int, str]:
             "not known which is that of samples; say batch_dim=0 if it is the first"
         )
     if samples < 2:
-        return 0, "the batch has one sample; give two or more"
+        return 0, f"the batch has {'one sample' if samples else 'no samples'}; give two or more"
     if all_equal(tensors, samples, dimension):
         return 0, "all samples of the batch are equal; give samples that differ"
     return samples, ""
 
 
-def _has_rows(output: Tensor, samples: int, dimension: int) -> bool:
-    is_number = output.is_floating_point() or output.is_complex()
-    return is_number and output.ndim > dimension and output.shape[dimension] == samples
+def _rows(output: Tensor, samples: int, dimension: int) -> int | None:
+    """Return the dimension of samples of an output: that of the batch, or the one of their number.
+
+    Time in front is pooled away, or comes in front, as a loss over sequences asks for it.
+    """
+    if not (output.is_floating_point() or output.is_complex()):
+        return None
+    axes = [axis for axis, size in enumerate(output.shape) if size == samples]
+    return dimension if dimension in axes else axes[0] if len(axes) == 1 else None
 
 
 class _Verdict:
     """What follows from the run in which samples were overwritten."""
 
     def __init__(
-        self, probe: Probe, runs: Runs, samples: int, dimension: int, outputs: list[int]
+        self, probe: Probe, runs: Runs, samples: int, dimension: int, outputs: dict[int, int]
     ) -> None:
         self._probe, self._runs = probe, runs
         self._samples, self._dimension = samples, dimension
@@ -178,8 +188,11 @@ class _Verdict:
     def of(self, ran: list[Ran]) -> ProbeRecord:
         """Return the record of the probe."""
         from pytest_modelhealth.probes.intervening.locating import ROUNDING
+        from pytest_modelhealth.probes.intervening.repeating import unsteady
 
         base = self._runs.base
+        if not any(bool(base.outputs[n].isfinite().any()) for n in self._outputs):
+            return self._probe.not_told("its outputs hold no finite number", CHANGED)
         if not any(_moved(base.outputs[n], one.outputs[n]) for n in self._outputs for one in ran):
             return self._probe.not_told(
                 "the output is the same for all samples, so that none can be seen to have an "
@@ -211,7 +224,7 @@ class _Verdict:
         if seen:
             found, _, parity = max(seen)
             parting, doubt = self._parting(found, parity)
-            if doubt:
+            if doubt := doubt or unsteady(self._runs):
                 return self._probe.not_told(doubt, CHANGED)
             partings.append(parting)
         alone = self._runs.forward(self._first(1))
@@ -225,9 +238,9 @@ class _Verdict:
         from pytest_modelhealth.probes.intervening.locating import apart
 
         effects = {}
-        for n in self._outputs:
+        for n, axis in self._outputs.items():
             before = self._runs.base.outputs[n]
-            same = along(kept(self._samples, parity), before, self._dimension)
+            same = along(kept(self._samples, parity), before, axis)
             found = apart(before, ran.outputs[n], same) if n < len(ran.outputs) else None
             if found is not None:
                 effects[n] = found
@@ -243,7 +256,7 @@ class _Verdict:
         if output >= len(fewer.outputs):
             return True
         shape = list(self._runs.base.outputs[output].shape)
-        shape[self._dimension] -= 1
+        shape[self._outputs[output]] -= 1
         return list(fewer.outputs[output].shape) != shape
 
     def _is_bound(self, output: int, fewer: Ran) -> bool:
@@ -255,10 +268,10 @@ class _Verdict:
     def _lost(self, alone: Ran) -> Iterator[Parting]:
         from pytest_modelhealth.report import Parting
 
-        for n in self._outputs:
+        for n, axis in self._outputs.items():
             expected = list(self._runs.base.outputs[n].shape)
             whole = tuple(expected)
-            expected[self._dimension] = 1
+            expected[axis] = 1
             if n >= len(alone.outputs) or alone.outputs[n].ndim >= len(expected):
                 continue
             shape = tuple(alone.outputs[n].shape)
@@ -322,9 +335,15 @@ class _Verdict:
 
 
 def _has_weights_from_elsewhere(place: Place, record: LayerRecord, samples: int) -> bool:
-    """Whether a layer that takes each row by itself gave another output for an equal one."""
+    """Whether a layer that takes each row by itself gave another output for an equal one.
+
+    One whose forward does more than a product (a subclass of Linear) need not take rows so.
+    """
     width = record.options.get("in_features")
-    return not place.given and width is not None and width != samples
+    if place.given or width is None or width == samples or place.observation is None:
+        return False
+    flow = flow_of(place.observation)
+    return len({flow.graph.vertices[n].function for n in flow.inside(place.layer)}) <= 1
 
 
 def _moves_inputs(place: Place) -> bool:

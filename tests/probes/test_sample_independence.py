@@ -184,3 +184,29 @@ def test_experts_that_choose_among_all_samples_are_warned_of() -> None:
     assert report.healthy
     with pytest.raises(AssertionError, match="samples see each other"):
         report.assert_samples_independent()
+
+
+class Steps(nn.Module):
+    """Takes time first and returns samples first, or the other way round."""
+
+    def __init__(self, *, is_first: bool, leaks: bool) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(5, 8), nn.Linear(8, 3)
+        self.is_first, self.leaks = is_first, leaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.rnn(x if self.is_first else x.transpose(0, 1))[0]
+        hidden = hidden * self.head(hidden)[..., :1].softmax(1 if self.leaks else 0)
+        return self.head(hidden.sum(0) if self.is_first else hidden)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("leaks", [False, True])
+def test_an_output_may_have_its_samples_elsewhere(is_first: bool, leaks: bool) -> None:
+    """Time in front is pooled away; losses over sequences ask for time in front."""
+    batch = torch.randn(9, 6, 5) if is_first else torch.randn(6, 9, 5)
+    model = Steps(is_first=is_first, leaks=leaks)
+    report = probed(model, batch, probes=PROBE, batch_dim=int(is_first))
+    record = report.probes[PROBE]
+    assert record.outcome is Outcome.JUDGED
+    assert bool(record.partings) is leaks

@@ -29,7 +29,8 @@ class Apart(NamedTuple):
     """How far two tensors are apart where they should be equal.
 
     Args:
-        effect: the largest difference there, by the root mean square of the first tensor.
+        effect: the largest difference there, by the root mean square of the finite numbers of the
+            first tensor; infinite where a number is finite in one of them alone.
         place: the index of it.
         before: the value of the first tensor there.
         after: that of the second.
@@ -56,10 +57,11 @@ def apart(before: Tensor, after: Tensor, same: Tensor | None = None) -> Apart | 
         a, b = _real(before), _real(after)
         if same is not None and before.is_complex():
             same = same.unsqueeze(-1)
-        scale = float(a.square().mean().sqrt()) or float(b.square().mean().sqrt())
+        scale = _rms(a) or _rms(b)
         if not math.isfinite(scale):
             return None
-        difference = (a - b).abs()
+        difference = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        difference = difference.masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)
         if same is not None:
             difference = difference.masked_fill(~same, 0.0)
         index = int(difference.argmax())
@@ -77,6 +79,11 @@ def largest(before: Sequence[Tensor], after: Sequence[Tensor]) -> Apart | None:
     """Return how far the two are apart that differ most, of tensors in the same places."""
     found = [apart(a, b) for a, b in zip(before, after, strict=False)]
     return max((one for one in found if one is not None), default=None)
+
+
+def _rms(values: Tensor) -> float:
+    """Return the root mean square of the finite numbers, NaN where there are none."""
+    return float(values[values.isfinite()].square().mean().sqrt())
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from pytest_modelhealth.capture.step.conversion import (
 from pytest_modelhealth.capture.step.loss_value import compute_loss
 from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.running import Runs, said
 
 STEPS = (1e-5, 1e-6)
 """How far parameters are moved along a direction of independent standard normal numbers."""
@@ -62,7 +62,7 @@ class Moved:
             copy = converted_copy(runs.model, torch.float64)
         except InspectionError as error:
             raise UntellableError(str(error)) from error
-        self._beside = Beside(copy)
+        self._beside = Beside(copy, runs.request.loss)
         self._parameters = dict(copy.named_parameters(remove_duplicate=False))
 
     def has(self, name: str) -> bool:
@@ -106,8 +106,7 @@ class Moved:
             except UntellableError:
                 raise
             except Exception as error:
-                said = f"{type(error).__name__}: {error}".partition("\n")[0]
-                raise UntellableError(f"in float64 the model raises {said}") from error
+                raise UntellableError(f"in float64 the model raises {said(error)}") from error
         if loss.dtype is not torch.float64:
             raise UntellableError(f"its loss is computed in {loss.dtype} whatever it is given")
         value = float(loss.detach())
@@ -119,7 +118,7 @@ class Moved:
         request = self._runs.request
         function: Any = request.loss
         output = self._beside.model(*batch.args, **batch.kwargs)
-        if isinstance(function, dict):
+        if isinstance(function, Mapping):
             function = TaskLosses(function)
         loss = compute_loss(output, converted_batch(request.target, torch.float64), function)
         if loss is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.locating import ROUNDING, Apart, Same, apart
-from pytest_modelhealth.probes.intervening.running import Ran, Runs
+from pytest_modelhealth.probes.intervening.running import Ran, Runs, changeable
 
 _SEED = 20_240_229
 _KEPT = ("label", "target")
@@ -83,10 +82,7 @@ def _of(
 def _names(runs: Runs) -> list[str]:
     """Return the name of the argument that each tensor of the batch comes in."""
     arguments = Inputs.of(runs.request.inputs)
-    try:
-        declared = list(inspect.signature(runs.model.forward).parameters)
-    except (TypeError, ValueError):
-        declared = []
+    declared = runs.positional
     named: list[tuple[str, Any]] = [
         (declared[n] if n < len(declared) else f"input {n}", value)
         for n, value in enumerate(arguments.args)
@@ -167,7 +163,7 @@ def refilled(runs: Runs, padding: Padding) -> Inputs:
 
 def is_changed(runs: Runs, padding: Padding, batch: Inputs) -> bool:
     """Whether padded places hold other values than in the unchanged batch."""
-    changed = find_tensors((batch.args, batch.kwargs))
+    changed = changeable(batch)
     return any(not torch.equal(runs.tensors[n], changed[n]) for n in padding.values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.bare import Beside
-from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
+from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.report import Observation
@@ -90,12 +91,16 @@ class Runs:
             return str(error)
         if self.engine.compiled:
             return 'compiled code is not probed: leave out compiled="observe"'
+        try:
+            self.batch()
+        except Exception as error:  # noqa: BLE001 - an object of the user's
+            return f"the batch cannot be copied, and so not be changed: {said(error)}"
         return ""
 
     @cached_property
     def beside(self) -> Beside:
         """The model, to be run."""
-        return Beside(self.engine.module(self.request.model))
+        return Beside(self.engine.module(self.request.model), self.request.loss)
 
     @property
     def model(self) -> nn.Module:
@@ -104,12 +109,31 @@ class Runs:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of the batch, in order: those of the model's arguments, not the target."""
-        return find_tensors((self._arguments.args, self._arguments.kwargs))
+        """What `changeable` finds in the batch."""
+        return changeable(self._arguments)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the batch holds tensors that are not changed: sparse or nested ones, say."""
+        everything = find_tensors((self._arguments.args, self._arguments.kwargs))
+        return len(everything) > len(self.tensors)
+
+    @cached_property
+    def positional(self) -> list[str]:
+        """Names of the arguments that the model takes by position; empty where they are not known.
+
+        A script keeps what is looked up in it.
+        """
+        with self.beside.put_back((), evaluation=False):
+            try:
+                declared = inspect.signature(self.model.forward).parameters.values()
+            except (TypeError, ValueError):
+                return []
+        return [p.name for p in declared if p.kind in _POSITIONAL]
 
     def batch(self) -> Inputs:
         """Return a copy of the batch, to be changed."""
-        copied = copied_batch((self._arguments.args, self._arguments.kwargs))
+        copied = deep_copy((self._arguments.args, self._arguments.kwargs))
         return Inputs(*copied[0], **copied[1])
 
     def changed(self, change: Callable[[int, Tensor], Tensor | None]) -> Inputs:
@@ -121,7 +145,7 @@ class Runs:
         """
         batch = self.batch()
         with torch.no_grad():
-            for number, tensor in enumerate(find_tensors((batch.args, batch.kwargs))):
+            for number, tensor in enumerate(changeable(batch)):
                 made = change(number, tensor.detach())
                 if made is not None:
                     tensor.data = made
@@ -154,11 +178,22 @@ class Runs:
             evaluation: in evaluation mode; if not, as it was inspected.
         """
         ran = Ran()
-        with self.beside.put_back((batch.args, batch.kwargs), evaluation=evaluation):
+        with self.beside.put_back((batch.args, batch.kwargs), evaluation=False):
+            if evaluation:
+                ran.error = self._evaluated()
             if seed is not None:
                 torch.manual_seed(seed)
-            self.call(batch, ran, with_loss=with_loss)
+            if not ran.error:
+                self.call(batch, ran, with_loss=with_loss)
         return ran
+
+    def _evaluated(self) -> str:
+        """Bring the model to evaluation mode; return what its own `eval` or `train` raises."""
+        try:
+            self.model.eval()
+        except Exception as error:  # noqa: BLE001 - the user's
+            return said(error)
+        return ""
 
     def call(self, batch: Inputs, ran: Ran, *, with_loss: bool = False) -> None:
         """Run the model once inside of `Beside.put_back`, and take down what it gives."""
@@ -170,7 +205,7 @@ class Runs:
             if with_loss:
                 self._take_loss(output, ran)
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
-            ran.error = f"{type(error).__name__}: {error}".partition("\n")[0]
+            ran.error = said(error)
             return
         ran.wrote = versions != [version(tensor) for tensor in given]
         with torch.no_grad():
@@ -214,6 +249,23 @@ class Runs:
             yield replace(
                 self.request, inputs=batch, target=None, loss=_nothing, backward=False, scaler=None
             )
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def changeable(batch: Inputs) -> list[Tensor]:
+    """Return the tensors in the arguments of a model that can be given other values, in order."""
+    return [
+        tensor
+        for tensor in find_tensors((batch.args, batch.kwargs))
+        if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    ]
+
+
+def said(error: Exception) -> str:
+    """Return an exception as one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _nothing(output: Any) -> Tensor:
