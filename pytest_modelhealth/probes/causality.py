@@ -27,6 +27,10 @@ _CAUSES = (
         "a recurrence that runs backwards too: bidirectional=False",
     ),
     (
+        frozenset({"fft_r2_c", "fft_c2_c"}),
+        "a product of spectra is circular: pad to twice the length, n=2 * length",
+    ),
+    (
         frozenset({"norm", "mean", "std", "var", "sum", "amax", "max", "pool"}),
         "it reduces over time, later steps among them: normalise and pool each step by itself",
     ),

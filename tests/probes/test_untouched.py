@@ -247,3 +247,20 @@ def test_the_model_is_quiet_about_batches_that_only_probes_make() -> None:
     assert report.probes["sample_independence"].partings
     assert not told
     assert filters[0][0] == "always"
+
+
+def test_a_forward_that_writes_names_the_input() -> None:
+    """Of several: which one, by the name of the argument."""
+
+    class Writes(nn.Linear):
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return super().forward(first + second.add_(1))
+
+    (found,) = probed(Writes(6, 3), (X, X + 1)).violations
+    assert found.message.endswith("input 'second'")
+
+
+def test_what_is_kept_outside_of_modules_is_no_noise() -> None:
+    """Another seed is not to blame for what every call changes."""
+    kinds = [p.kind for p in probed(Elsewhere(), X).probes["repeatability"].partings]
+    assert kinds == ["again"]

@@ -253,7 +253,8 @@ def _place(found: tuple[Event, Apart], observation: Observation) -> Place:
     caller = calls[call.parent].layer if 0 <= call.parent < len(calls) else ""
     made = [vertices[n] for n in sorted(_own_code(call, flow))]
     near = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
-    named = (v.function.removeprefix("unsafe_") for v in near if v.function != "clone")
+    inner = sorted(near, key=vertices.index)  # those of parameters may come last otherwise
+    named = (v.function.removeprefix("unsafe_") for v in inner if v.function != "clone")
     steps = tuple(dict.fromkeys(filter(None, named)))
     line = next((v.line for v in near if v.line), "") or flow.line(layer)
     chosen = any(map(_chooses, made))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,6 @@ from pytest_modelhealth.capture.step.conversion import (
     converted_copy,
     default_dtype,
 )
-from pytest_modelhealth.capture.step.loss_value import compute_loss
-from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.intervening.running import Runs, said
 
@@ -116,14 +114,11 @@ class Moved:
 
     def _computed(self, batch: Inputs) -> Tensor:
         request = self._runs.request
-        function: Any = request.loss
         output = self._beside.model(*batch.args, **batch.kwargs)
-        if isinstance(function, Mapping):
-            function = TaskLosses(function)
-        loss = compute_loss(output, converted_batch(request.target, torch.float64), function)
+        loss = self._runs.loss_of(output, converted_batch(request.target, torch.float64))
         if loss is None:
             raise UntellableError("there is no number to differentiate")
-        is_projection = function is None and loss.dtype is not torch.float64
+        is_projection = request.loss is None and loss.dtype is not torch.float64
         return _projected(output) if is_projection else loss
 
 

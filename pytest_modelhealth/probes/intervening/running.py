@@ -17,6 +17,8 @@ from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
+from pytest_modelhealth.capture.step.loss_value import compute_loss
+from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.report import Observation
@@ -30,7 +32,7 @@ class Ran:
     Args:
         outputs: the tensors that it returned, copied, in order.
         error: what it raised instead, as text; ``""`` if nothing.
-        wrote: whether it wrote to a tensor of its batch.
+        wrote: the numbers of the tensors of its batch that it wrote to, as in `changeable`.
         read: for each output, the gradient of the loss there; ``None`` where the loss does not
             depend on it. Empty where that was not asked for.
         loss: value of the loss that the user or the model gives, likewise.
@@ -38,7 +40,7 @@ class Ran:
 
     outputs: list[Tensor] = field(default_factory=list)
     error: str = ""
-    wrote: bool = False
+    wrote: tuple[int, ...] = ()
     read: list[Tensor | None] = field(default_factory=list)
     loss: float | None = None
 
@@ -198,7 +200,7 @@ class Runs:
     def call(self, batch: Inputs, ran: Ran, *, with_loss: bool = False) -> None:
         """Run the model once inside of `Beside.put_back`, and take down what it gives."""
         self._forwards += 1
-        given = find_tensors((batch.args, batch.kwargs))
+        given = changeable(batch)
         versions = [version(tensor) for tensor in given]
         try:
             output = self.model(*batch.args, **batch.kwargs)
@@ -207,7 +209,7 @@ class Runs:
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
             ran.error = said(error)
             return
-        ran.wrote = versions != [version(tensor) for tensor in given]
+        ran.wrote = tuple(n for n, tensor in enumerate(given) if version(tensor) != versions[n])
         with torch.no_grad():
             ran.outputs = [tensor.detach().clone() for tensor in find_tensors(output)]
 
@@ -216,19 +218,25 @@ class Runs:
         self._forwards += forwards
         self._backwards += backwards
 
+    def loss_of(self, output: Any, target: Any) -> Tensor | None:
+        """Return the loss that was inspected, of an output; ``None`` where there is no number.
+
+        Raises:
+            Exception: whatever the user's loss raises.
+        """
+        function: Any = self.request.loss
+        if isinstance(function, Mapping):
+            function = TaskLosses(function)
+        return compute_loss(output, target, function)
+
     def _take_loss(self, output: Any, ran: Ran) -> None:
         """Take down the gradient of the loss at each output, where there is one."""
-        from pytest_modelhealth.capture.step.loss_value import compute_loss
-        from pytest_modelhealth.capture.step.tasks import TaskLosses
-
-        request, outputs = self.request, find_tensors(output)
-        function: Any = request.loss
+        outputs = find_tensors(output)
         ran.read = [None] * len(outputs)
         try:
-            if isinstance(function, Mapping):
-                function = TaskLosses(function)
-            loss = compute_loss(output, request.target, function)
-            if loss is not None and (function is not None or any(loss is t for t in outputs)):
+            loss = self.loss_of(output, self.request.target)
+            is_given = self.request.loss is not None or any(loss is t for t in outputs)
+            if loss is not None and is_given:
                 ran.loss = float(loss.detach())  # no projection of ours
             wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
             if loss is None or not loss.requires_grad or not wanted:

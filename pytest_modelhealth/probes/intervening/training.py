@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.loss_value import compute_loss
 from pytest_modelhealth.capture.step.state import graph_leaves
-from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.capture.step.untouched import gradients_set_aside
 from pytest_modelhealth.probes.intervening.running import Runs, said
 
@@ -55,10 +52,7 @@ def trained(runs: Runs, steps: int) -> Trained:
 
 
 def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:
-    function: Any = runs.request.loss
-    if isinstance(function, Mapping):
-        function = TaskLosses(function)
-    loss = compute_loss(output, runs.request.target, function)
+    loss = runs.loss_of(output, runs.request.target)
     if loss is None or not loss.requires_grad:
         raise ValueError("the loss has no gradient")
     optimizer.zero_grad()
