@@ -51,6 +51,12 @@ _OTHERWISE = (
 )
 
 
+_NO_ROWS = (
+    "no output has a row for each of the {} samples, so that nothing tells them apart; return what "
+    "is computed for each, not only a loss"
+)
+
+
 class SampleIndependence(Probe):
     """No sample of a batch has an effect on what the model returns for another one."""
 
@@ -93,10 +99,7 @@ class SampleIndependence(Probe):
         rows = {n: _rows(t, samples, dimension) for n, t in enumerate(base.outputs)}
         outputs = {n: axis for n, axis in rows.items() if axis is not None}
         if not outputs:
-            return self.not_told(
-                f"no output has a row for each of the {samples} samples, so that nothing tells "
-                "them apart; return what is computed for each, not only a loss"
-            )
+            return self.not_told(_NO_ROWS.format(samples))
         from pytest_modelhealth.probes.intervening.batches import overwritten
 
         ran = [runs.forward(overwritten(runs, samples, dimension, parity)) for parity in (0, 1)]
@@ -187,51 +190,63 @@ class _Verdict:
 
     def of(self, ran: list[Ran]) -> ProbeRecord:
         """Return the record of the probe."""
-        from pytest_modelhealth.probes.intervening.locating import ROUNDING
-        from pytest_modelhealth.probes.intervening.repeating import unsteady
-
-        base = self._runs.base
-        if not any(bool(base.outputs[n].isfinite().any()) for n in self._outputs):
-            return self._probe.not_told("its outputs hold no finite number", CHANGED)
-        if not any(_moved(base.outputs[n], one.outputs[n]) for n in self._outputs for one in ran):
-            return self._probe.not_told(
-                "the output is the same for all samples, so that none can be seen to have an "
-                "effect; train for a step first",
-                CHANGED,
-            )
-        seen = [
-            (found, n, parity)
-            for parity, one in enumerate(ran)
-            for n, found in self._effects(one, parity).items()
-            if found.effect > ROUNDING.get(base.outputs[n].dtype, 1e-5)
-        ]
-        partings: list[Parting] = []
-        if seen:
+        seen = self._seen(ran)
+        doubt = self._without_effect(ran)
+        if seen and not doubt:
             fewer = self._runs.forward(self._first(self._samples - 1))
-            if fewer.error:
-                return self._probe.not_told(
-                    f"with one sample less the model raises {fewer.error}: it is bound to the size "
-                    "of this batch, whose rows are no samples",
-                    CHANGED,
-                )
-            seen = [one for one in seen if not self._pairs(one[1], fewer)]
-            if not seen and all(self._is_bound(n, fewer) for n in self._outputs):
-                return self._probe.not_told(
-                    f"of one sample less its output still has {self._samples} rows, which are no "
-                    "samples; give a batch of another size",
-                    CHANGED,
-                )
-        if seen:
+            seen = [] if fewer.error else [one for one in seen if not self._pairs(one[1], fewer)]
+            doubt = "" if seen else self._no_samples(fewer)
+        partings: list[Parting] = []
+        if seen and not doubt:
             found, _, parity = max(seen)
             parting, doubt = self._parting(found, parity)
-            if doubt := doubt or unsteady(self._runs):
-                return self._probe.not_told(doubt, CHANGED)
             partings.append(parting)
+        if doubt:
+            return self._probe.not_told(doubt, CHANGED)
         alone = self._runs.forward(self._first(1))
         notes = (f"of one sample alone the model raises {alone.error}",) if alone.error else ()
         if not alone.error:
             partings += self._lost(alone)
         return self._probe.judged(*partings, changed=CHANGED, notes=notes)
+
+    def _without_effect(self, ran: list[Ran]) -> str:
+        """Return why no sample has an effect, on itself neither; ``""`` where one has."""
+        outputs = {n: self._runs.base.outputs[n] for n in self._outputs}
+        if not any(bool(output.isfinite().any()) for output in outputs.values()):
+            return "its outputs hold no finite number"
+        if any(_moved(outputs[n], one.outputs[n : n + 1]) for n in outputs for one in ran):
+            return ""
+        return (
+            "the output is the same for all samples, so that none can be seen to have an effect; "
+            "train for a step first"
+        )
+
+    def _seen(self, ran: list[Ran]) -> list[tuple[Apart, int, int]]:
+        """Return what differs in samples that were left alone, with its output and the parity."""
+        from pytest_modelhealth.probes.intervening.locating import ROUNDING
+
+        return [
+            (found, n, parity)
+            for parity, one in enumerate(ran)
+            for n, found in self._effects(one, parity).items()
+            if found.effect > ROUNDING.get(self._runs.base.outputs[n].dtype, 1e-5)
+        ]
+
+    def _no_samples(self, fewer: Ran) -> str:
+        """Return why rows that see each other are no samples; ``""`` where they pair samples."""
+        if fewer.error:
+            return (
+                f"with one sample less the model raises {fewer.error}: it is bound to the size of "
+                "this batch, whose rows are no samples"
+            )
+        if all(self._is_bound(n, fewer) for n in self._outputs):
+            return (
+                f"of one sample less its output still has {self._samples} rows, which are no "
+                "samples; give a batch of another size"
+            )
+        if self._dimension not in self._outputs.values():
+            return _NO_ROWS.format(self._samples)
+        return ""
 
     def _effects(self, ran: Ran, parity: int) -> dict[int, Apart]:
         from pytest_modelhealth.probes.intervening.batches import along, kept
@@ -283,12 +298,14 @@ class _Verdict:
         """Return where samples see each other first, or why nothing can be told."""
         from pytest_modelhealth.probes.intervening.batches import overwritten, rows_of
         from pytest_modelhealth.probes.intervening.locating import where_they_part
+        from pytest_modelhealth.probes.intervening.repeating import unsteady
 
         runs = self._runs
         before, after = runs.batch(), overwritten(runs, self._samples, self._dimension, parity)
         place = where_they_part(runs, before, after, rows_of(self._samples, parity))
         parting = parting_at(_kind(place), found, place)
-        return parting, "" if place is None else self._doubt(place)
+        doubt = "" if place is None else self._doubt(place)
+        return parting, doubt or unsteady(runs)
 
     def _doubt(self, place: Place) -> str:
         """Return why samples may see each other by design; ``""`` where none is known."""
@@ -376,8 +393,9 @@ def _kind(place: Place | None) -> str:
     return "sequence" if _is_one_sequence(place.observation.layers[place.layer]) else "values"
 
 
-def _moved(before: Tensor, after: Tensor) -> bool:
-    from pytest_modelhealth.probes.intervening.locating import apart
+def _moved(before: Tensor, after: list[Tensor]) -> bool:
+    """Whether an output, if there is one, is another."""
+    from pytest_modelhealth.probes.intervening.locating import largest
 
-    found = apart(before, after)
+    found = largest([before], after)
     return found is not None and found.effect > 0.0

@@ -210,3 +210,29 @@ def test_an_output_may_have_its_samples_elsewhere(is_first: bool, leaks: bool) -
     record = report.probes[PROBE]
     assert record.outcome is Outcome.JUDGED
     assert bool(record.partings) is leaks
+
+
+def test_features_as_many_as_samples_are_no_samples() -> None:
+    """Two views of each sample, one after the other: what has their number are the features."""
+
+    class Views(nn.Linear):
+        def forward(self, one: Tensor, other: Tensor) -> Tensor:
+            return torch.cat([super().forward(one), super().forward(other)])
+
+    model, views = Views(12, 8), (torch.randn(8, 12), torch.randn(8, 12))
+    record = probed(model, views, probes=PROBE).probes[PROBE]
+    assert record.outcome is Outcome.NOT_TOLD
+    assert "no output has a row" in record.reason
+
+
+def test_a_model_may_return_fewer_tensors_of_another_batch() -> None:
+    """What it finds in a batch, say: then there is nothing to hold against it."""
+
+    class Finds(nn.Linear):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            every = super().forward(x)
+            return [every, *([every + 1] if bool((x[1] != x[0]).any()) else [])]
+
+    record = probed(Finds(12, 8), torch.randn(5, 12), probes=PROBE).probes[PROBE]
+    assert record.outcome is Outcome.JUDGED
+    assert not record.partings
