@@ -27,6 +27,10 @@ _CAUSES = (
         "a recurrence that runs backwards too: bidirectional=False",
     ),
     (
+        frozenset({"fft_r2_c", "fft_c2_c"}),
+        "a product of spectra is circular: pad to twice the length, n=2 * length",
+    ),
+    (
         frozenset({"norm", "mean", "std", "var", "sum", "amax", "max", "pool"}),
         "it reduces over time, later steps among them: normalise and pool each step by itself",
     ),
@@ -93,6 +97,7 @@ class Causality(Probe):
         return self._after_change(runs, base, sequence)
 
     def _after_change(self, runs: Runs, base: Ran, sequence: Sequence) -> ProbeRecord:
+        from pytest_modelhealth.probes.intervening.repeating import unsteady
         from pytest_modelhealth.probes.intervening.sequences import is_changed, later_changed
 
         changed = _changed(sequence)
@@ -113,6 +118,8 @@ class Causality(Probe):
         most = max(before)
         if not most.effect > 0.0:
             return self.judged(changed=changed)
+        if why := unsteady(runs):
+            return self.not_told(why, changed)
         return self.judged(self._parting(runs, sequence, most), changed=changed)
 
     def _parting(self, runs: Runs, sequence: Sequence, most: Apart) -> Parting:

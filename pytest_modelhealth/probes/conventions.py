@@ -33,11 +33,11 @@ class Conventions(NamedTuple):
         Raises:
             InspectionError: one of them is of a wrong type; the message says what is expected.
         """
-        if batch_dim is not None and (
-            isinstance(batch_dim, bool) or not isinstance(batch_dim, int)
-        ):
+        is_number = isinstance(batch_dim, int) and not isinstance(batch_dim, bool)
+        if not (batch_dim is None or (is_number and batch_dim >= 0)):
             raise InspectionError(
-                f"batch_dim must be the number of a dimension, such as 1, not {batch_dim!r}"
+                "batch_dim must be the number of a dimension, counted from 0, such as 1, not "
+                f"{batch_dim!r}"
             )
         if not (causal is None or isinstance(causal, bool)):
             raise InspectionError(f"causal must be True, False or None, not {causal!r}")

@@ -83,7 +83,8 @@ class Padding(Probe):
 
         padding, why = shown_by(runs)
         if padding is None:
-            return self.not_applicable(why)
+            is_said = runs.conventions.padding is not None
+            return self.not_told(why) if is_said else self.not_applicable(why)
         if runs.base.error:
             return self.not_told(f"in evaluation mode the model raises {runs.base.error}")
         share = float((~padding.real).float().mean())
@@ -127,6 +128,7 @@ class Padding(Probe):
             asks_for_the_first_step,
             effects_of,
         )
+        from pytest_modelhealth.probes.intervening.repeating import unsteady
 
         found = effects_of(runs, ran, padding)
         partings, notes = list(_in_loss(runs.base, ran)), tuple[str, ...]()
@@ -136,6 +138,8 @@ class Padding(Probe):
             return self.not_told("no output has a row for each sample", changed)
         if not _has_effect(found):
             return self.judged(*partings, changed=changed, notes=notes)
+        if why := unsteady(runs):
+            return self.not_told(why, changed)
         if not padding.is_sure:
             return self.not_told(
                 f"{padding.why} may show padding or something else, and values there have an "

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probe import Probe
 
@@ -74,6 +75,8 @@ def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
 def _record(probe: Probe, runs: Runs) -> ProbeRecord:
     try:
         return probe.probe(runs)
+    except InspectionError as error:  # another thread inspects this model by now
+        return probe.not_told(str(error))
     except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         return probe.not_told(f"an error in pytest-modelhealth: {text}")

@@ -84,7 +84,7 @@ class Repeatability(Probe):
         calls = call_again(runs, _SEED)
         if error := calls.again.error or calls.other.error:
             return self.not_told(f"called again, the model raises {error}", "the call, repeated")
-        partings = [*_by_seed(runs, base, calls.other), *_by_call(base, calls)]
+        partings = [*_by_seed(runs, base, calls.other), *_by_call(runs, calls)]
         return self.judged(*partings, changed="the seed, and the call before")
 
     def judge(
@@ -130,16 +130,17 @@ def _message(parting: Parting) -> str:
         kept = f"; {parting.detail}" if parting.detail else ""
         return f"after a call on another batch it returns something else: by {effect}{kept}"
     if parting.kind == "batch":
-        return "its forward writes to the batch that it is given"
+        return f"its forward writes to the batch that it is given, {parting.detail}"
     return f"{parting.detail} from one call to the next, in evaluation mode"
 
 
 def _by_seed(runs: Runs, base: Ran, other: Ran) -> Iterator[Parting]:
     """Yield what another seed changes: by a dropout, or by other noise."""
     from pytest_modelhealth.probes.intervening.locating import largest, where_seeds_part
+    from pytest_modelhealth.probes.intervening.repeating import unsteady
 
     found = largest(base.outputs, other.outputs)
-    if found is None or not found.effect > 0.0:
+    if found is None or not found.effect > 0.0 or unsteady(runs):
         return
     place = where_seeds_part(runs, (runs.batch(), runs.batch()), _SEED)
     kind = "noise"
@@ -153,12 +154,13 @@ def _by_seed(runs: Runs, base: Ran, other: Ran) -> Iterator[Parting]:
     yield parting_at(kind, found, place)
 
 
-def _by_call(base: Ran, calls: Calls) -> Iterator[Parting]:
+def _by_call(runs: Runs, calls: Calls) -> Iterator[Parting]:
     """Yield what a call before it changes in a call, and what calls leave behind."""
     from pytest_modelhealth.probes.intervening.locating import largest
+    from pytest_modelhealth.probes.intervening.replaced_inputs import named_inputs
     from pytest_modelhealth.report import Parting
 
-    found = largest(base.outputs, calls.again.outputs)
+    found = largest(runs.base.outputs, calls.again.outputs)
     states = [change for change in calls.changed if not change[1]]
     if found is not None and found.effect > 0.0:
         layer, _, what, _ = states[0] if states else ("", "", "", 0.0)
@@ -178,5 +180,7 @@ def _by_call(base: Ran, calls: Calls) -> Iterator[Parting]:
         if own and effect > _MOVED:
             yield Parting("parameters", effect, layer, "parameters", own, detail=what)
             break
-    if base.wrote:
-        yield Parting("batch", 1.0, role="inputs")
+    if runs.base.wrote:
+        named = named_inputs(runs)
+        detail = ", ".join(f"input {named[number]!r}" for number in runs.base.wrote)
+        yield Parting("batch", 1.0, role="inputs", detail=detail)

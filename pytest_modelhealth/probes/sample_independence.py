@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.probes.words import began, cause, figures, parting_at, ratio
 from pytest_modelhealth.settings import Setting, Settings
@@ -50,6 +51,12 @@ _OTHERWISE = (
 )
 
 
+_NO_ROWS = (
+    "no output has a row for each of the {} samples, so that nothing tells them apart; return what "
+    "is computed for each, not only a loss"
+)
+
+
 class SampleIndependence(Probe):
     """No sample of a batch has an effect on what the model returns for another one."""
 
@@ -89,12 +96,10 @@ class SampleIndependence(Probe):
         base = runs.base
         if base.error:
             return self.not_told(f"in evaluation mode the model raises {base.error}")
-        outputs = [n for n, t in enumerate(base.outputs) if _has_rows(t, samples, dimension)]
+        rows = {n: _rows(t, samples, dimension) for n, t in enumerate(base.outputs)}
+        outputs = {n: axis for n, axis in rows.items() if axis is not None}
         if not outputs:
-            return self.not_told(
-                f"no output has a row for each of the {samples} samples, so that nothing tells "
-                "them apart; return what is computed for each, not only a loss"
-            )
+            return self.not_told(_NO_ROWS.format(samples))
         from pytest_modelhealth.probes.intervening.batches import overwritten
 
         ran = [runs.forward(overwritten(runs, samples, dimension, parity)) for parity in (0, 1)]
@@ -140,6 +145,8 @@ def _samples(runs: Runs, dimension: int) -> tuple[int, str]:
     from pytest_modelhealth.probes.intervening.batches import all_equal
 
     tensors = [t for t in runs.tensors if t.ndim]
+    if runs.has_others:
+        return 0, "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
     if not tensors:
         return 0, "the batch holds no tensor with dimensions"
     if runs.conventions.batch_dim is not None and not -1 < dimension < tensors[0].ndim:
@@ -154,22 +161,28 @@ def _samples(runs: Runs, dimension: int) -> tuple[int, str]:
             "not known which is that of samples; say batch_dim=0 if it is the first"
         )
     if samples < 2:
-        return 0, "the batch has one sample; give two or more"
+        return 0, f"the batch has {'one sample' if samples else 'no samples'}; give two or more"
     if all_equal(tensors, samples, dimension):
         return 0, "all samples of the batch are equal; give samples that differ"
     return samples, ""
 
 
-def _has_rows(output: Tensor, samples: int, dimension: int) -> bool:
-    is_number = output.is_floating_point() or output.is_complex()
-    return is_number and output.ndim > dimension and output.shape[dimension] == samples
+def _rows(output: Tensor, samples: int, dimension: int) -> int | None:
+    """Return the dimension of samples of an output: that of the batch, or the one of their number.
+
+    Time in front is pooled away, or comes in front, as a loss over sequences asks for it.
+    """
+    if not (output.is_floating_point() or output.is_complex()):
+        return None
+    axes = [axis for axis, size in enumerate(output.shape) if size == samples]
+    return dimension if dimension in axes else axes[0] if len(axes) == 1 else None
 
 
 class _Verdict:
     """What follows from the run in which samples were overwritten."""
 
     def __init__(
-        self, probe: Probe, runs: Runs, samples: int, dimension: int, outputs: list[int]
+        self, probe: Probe, runs: Runs, samples: int, dimension: int, outputs: dict[int, int]
     ) -> None:
         self._probe, self._runs = probe, runs
         self._samples, self._dimension = samples, dimension
@@ -177,57 +190,72 @@ class _Verdict:
 
     def of(self, ran: list[Ran]) -> ProbeRecord:
         """Return the record of the probe."""
-        from pytest_modelhealth.probes.intervening.locating import ROUNDING
-
-        base = self._runs.base
-        if not any(_moved(base.outputs[n], one.outputs[n]) for n in self._outputs for one in ran):
-            return self._probe.not_told(
-                "the output is the same for all samples, so that none can be seen to have an "
-                "effect; train for a step first",
-                CHANGED,
-            )
-        seen = [
-            (found, n, parity)
-            for parity, one in enumerate(ran)
-            for n, found in self._effects(one, parity).items()
-            if found.effect > ROUNDING.get(base.outputs[n].dtype, 1e-5)
-        ]
-        partings: list[Parting] = []
-        if seen:
+        seen = self._seen(ran)
+        doubt = self._without_effect(ran)
+        if seen and not doubt:
             fewer = self._runs.forward(self._first(self._samples - 1))
-            if fewer.error:
-                return self._probe.not_told(
-                    f"with one sample less the model raises {fewer.error}: it is bound to the size "
-                    "of this batch, whose rows are no samples",
-                    CHANGED,
-                )
-            seen = [one for one in seen if not self._pairs(one[1], fewer)]
-            if not seen and all(self._is_bound(n, fewer) for n in self._outputs):
-                return self._probe.not_told(
-                    f"of one sample less its output still has {self._samples} rows, which are no "
-                    "samples; give a batch of another size",
-                    CHANGED,
-                )
-        if seen:
+            seen = [] if fewer.error else [one for one in seen if not self._pairs(one[1], fewer)]
+            doubt = "" if seen else self._no_samples(fewer)
+        partings: list[Parting] = []
+        if seen and not doubt:
             found, _, parity = max(seen)
             parting, doubt = self._parting(found, parity)
-            if doubt:
-                return self._probe.not_told(doubt, CHANGED)
             partings.append(parting)
+        if doubt:
+            return self._probe.not_told(doubt, CHANGED)
         alone = self._runs.forward(self._first(1))
         notes = (f"of one sample alone the model raises {alone.error}",) if alone.error else ()
         if not alone.error:
             partings += self._lost(alone)
         return self._probe.judged(*partings, changed=CHANGED, notes=notes)
 
+    def _without_effect(self, ran: list[Ran]) -> str:
+        """Return why no sample has an effect, on itself neither; ``""`` where one has."""
+        outputs = {n: self._runs.base.outputs[n] for n in self._outputs}
+        if not any(bool(output.isfinite().any()) for output in outputs.values()):
+            return "its outputs hold no finite number"
+        if any(_moved(outputs[n], one.outputs[n : n + 1]) for n in outputs for one in ran):
+            return ""
+        return (
+            "the output is the same for all samples, so that none can be seen to have an effect; "
+            "train for a step first"
+        )
+
+    def _seen(self, ran: list[Ran]) -> list[tuple[Apart, int, int]]:
+        """Return what differs in samples that were left alone, with its output and the parity."""
+        from pytest_modelhealth.probes.intervening.locating import ROUNDING
+
+        return [
+            (found, n, parity)
+            for parity, one in enumerate(ran)
+            for n, found in self._effects(one, parity).items()
+            if found.effect > ROUNDING.get(self._runs.base.outputs[n].dtype, 1e-5)
+        ]
+
+    def _no_samples(self, fewer: Ran) -> str:
+        """Return why rows that see each other are no samples; ``""`` where they pair samples."""
+        if fewer.error:
+            return (
+                f"with one sample less the model raises {fewer.error}: it is bound to the size of "
+                "this batch, whose rows are no samples"
+            )
+        if all(self._is_bound(n, fewer) for n in self._outputs):
+            return (
+                f"of one sample less its output still has {self._samples} rows, which are no "
+                "samples; give a batch of another size"
+            )
+        if self._dimension not in self._outputs.values():
+            return _NO_ROWS.format(self._samples)
+        return ""
+
     def _effects(self, ran: Ran, parity: int) -> dict[int, Apart]:
         from pytest_modelhealth.probes.intervening.batches import along, kept
         from pytest_modelhealth.probes.intervening.locating import apart
 
         effects = {}
-        for n in self._outputs:
+        for n, axis in self._outputs.items():
             before = self._runs.base.outputs[n]
-            same = along(kept(self._samples, parity), before, self._dimension)
+            same = along(kept(self._samples, parity), before, axis)
             found = apart(before, ran.outputs[n], same) if n < len(ran.outputs) else None
             if found is not None:
                 effects[n] = found
@@ -243,7 +271,7 @@ class _Verdict:
         if output >= len(fewer.outputs):
             return True
         shape = list(self._runs.base.outputs[output].shape)
-        shape[self._dimension] -= 1
+        shape[self._outputs[output]] -= 1
         return list(fewer.outputs[output].shape) != shape
 
     def _is_bound(self, output: int, fewer: Ran) -> bool:
@@ -255,10 +283,10 @@ class _Verdict:
     def _lost(self, alone: Ran) -> Iterator[Parting]:
         from pytest_modelhealth.report import Parting
 
-        for n in self._outputs:
+        for n, axis in self._outputs.items():
             expected = list(self._runs.base.outputs[n].shape)
             whole = tuple(expected)
-            expected[self._dimension] = 1
+            expected[axis] = 1
             if n >= len(alone.outputs) or alone.outputs[n].ndim >= len(expected):
                 continue
             shape = tuple(alone.outputs[n].shape)
@@ -270,12 +298,14 @@ class _Verdict:
         """Return where samples see each other first, or why nothing can be told."""
         from pytest_modelhealth.probes.intervening.batches import overwritten, rows_of
         from pytest_modelhealth.probes.intervening.locating import where_they_part
+        from pytest_modelhealth.probes.intervening.repeating import unsteady
 
         runs = self._runs
         before, after = runs.batch(), overwritten(runs, self._samples, self._dimension, parity)
         place = where_they_part(runs, before, after, rows_of(self._samples, parity))
         parting = parting_at(_kind(place), found, place)
-        return parting, "" if place is None else self._doubt(place)
+        doubt = "" if place is None else self._doubt(place)
+        return parting, doubt or unsteady(runs)
 
     def _doubt(self, place: Place) -> str:
         """Return why samples may see each other by design; ``""`` where none is known."""
@@ -322,9 +352,15 @@ class _Verdict:
 
 
 def _has_weights_from_elsewhere(place: Place, record: LayerRecord, samples: int) -> bool:
-    """Whether a layer that takes each row by itself gave another output for an equal one."""
+    """Whether a layer that takes each row by itself gave another output for an equal one.
+
+    One whose forward does more than a product (a subclass of Linear) need not take rows so.
+    """
     width = record.options.get("in_features")
-    return not place.given and width is not None and width != samples
+    if place.given or width is None or width == samples or place.observation is None:
+        return False
+    flow = flow_of(place.observation)
+    return len({flow.graph.vertices[n].function for n in flow.inside(place.layer)}) <= 1
 
 
 def _moves_inputs(place: Place) -> bool:
@@ -357,8 +393,9 @@ def _kind(place: Place | None) -> str:
     return "sequence" if _is_one_sequence(place.observation.layers[place.layer]) else "values"
 
 
-def _moved(before: Tensor, after: Tensor) -> bool:
-    from pytest_modelhealth.probes.intervening.locating import apart
+def _moved(before: Tensor, after: list[Tensor]) -> bool:
+    """Whether an output, if there is one, is another."""
+    from pytest_modelhealth.probes.intervening.locating import largest
 
-    found = apart(before, after)
+    found = largest([before], after)
     return found is not None and found.effect > 0.0

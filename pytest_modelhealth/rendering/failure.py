@@ -193,7 +193,7 @@ def _setting(report: HealthReport, violation: Violation) -> str | None:
 
 
 def _remarks(report: HealthReport) -> list[str]:
-    lines = [shorten(remark, 100) for remark in remarks(report)]
+    lines = [shorten(remark, 100) for remark in remarks(report, briefly=bool(report.violations))]
     if len(lines) <= MAX_REMARKS:
         return lines
     return [*lines[:MAX_REMARKS], f"... and {plural(len(lines) - MAX_REMARKS, 'more note')}"]

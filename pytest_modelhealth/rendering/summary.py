@@ -127,10 +127,14 @@ def run(report: HealthReport) -> str:
     return ", ".join(parts)
 
 
-def remarks(report: HealthReport) -> list[str]:
+def remarks(report: HealthReport, *, briefly: bool = False) -> list[str]:
     """Return what else a reader should know, a line each.
 
     These are broken checks, what only warns, waivers, errors in hooks and notes.
+
+    Args:
+        report: of what.
+        briefly: without the reasons for which probes do not apply.
     """
     seen, judgement = report.observation, report.judgement
     lines = [_broken(found) for found in judgement.broken[0 if judgement.violations else 1 :]]
@@ -145,11 +149,11 @@ def remarks(report: HealthReport) -> list[str]:
             f"{plural(len(seen.errors), 'error')} inside the hooks, so observations are missing; "
             f"the first is {printable(seen.errors[0])}"
         )
-    lines += _probes(seen.probes)
+    lines += _probes(seen.probes, briefly)
     return lines + [f"note: {printable(note)}" for note in seen.notes]
 
 
-def _probes(probed: Probed) -> list[str]:
+def _probes(probed: Probed, briefly: bool) -> list[str]:
     """Return what probes ran and what they took, and what they note, a line each."""
     if not probed.records:
         return []
@@ -158,7 +162,7 @@ def _probes(probed: Probed) -> list[str]:
     lines = [f"probes: {', '.join(judged) or 'none'} judged ({cost})"]
     for record in probed.records:
         lines += [f"note: {record.probe}: {printable(note)}" for note in record.notes]
-        if record.outcome is Outcome.NOT_APPLICABLE:
+        if record.outcome is Outcome.NOT_APPLICABLE and not briefly:
             lines.append(f"note: {record.probe} does not apply: {printable(record.reason)}")
     return lines
 

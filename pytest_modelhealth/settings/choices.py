@@ -115,6 +115,8 @@ class Probes(CheckNames):
     The value is a tuple of patterns; `AUTOMATIC` alone is those that a run itself calls for.
     """
 
+    kind = "True, False or names of probes, such as 'causality' or ['causality', 'padding']"
+
     def validate(self, value: object, origin: str) -> tuple[str, ...]:
         """Return `value` as a tuple of patterns."""
         if isinstance(value, bool):

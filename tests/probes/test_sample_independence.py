@@ -184,3 +184,55 @@ def test_experts_that_choose_among_all_samples_are_warned_of() -> None:
     assert report.healthy
     with pytest.raises(AssertionError, match="samples see each other"):
         report.assert_samples_independent()
+
+
+class Steps(nn.Module):
+    """Takes time first and returns samples first, or the other way round."""
+
+    def __init__(self, *, is_first: bool, leaks: bool) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(5, 8), nn.Linear(8, 3)
+        self.is_first, self.leaks = is_first, leaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.rnn(x if self.is_first else x.transpose(0, 1))[0]
+        hidden = hidden * self.head(hidden)[..., :1].softmax(1 if self.leaks else 0)
+        return self.head(hidden.sum(0) if self.is_first else hidden)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("leaks", [False, True])
+def test_an_output_may_have_its_samples_elsewhere(is_first: bool, leaks: bool) -> None:
+    """Time in front is pooled away; losses over sequences ask for time in front."""
+    batch = torch.randn(9, 6, 5) if is_first else torch.randn(6, 9, 5)
+    model = Steps(is_first=is_first, leaks=leaks)
+    report = probed(model, batch, probes=PROBE, batch_dim=int(is_first))
+    record = report.probes[PROBE]
+    assert record.outcome is Outcome.JUDGED
+    assert bool(record.partings) is leaks
+
+
+def test_features_as_many_as_samples_are_no_samples() -> None:
+    """Two views of each sample, one after the other: what has their number are the features."""
+
+    class Views(nn.Linear):
+        def forward(self, one: Tensor, other: Tensor) -> Tensor:
+            return torch.cat([super().forward(one), super().forward(other)])
+
+    model, views = Views(12, 8), (torch.randn(8, 12), torch.randn(8, 12))
+    record = probed(model, views, probes=PROBE).probes[PROBE]
+    assert record.outcome is Outcome.NOT_TOLD
+    assert "no output has a row" in record.reason
+
+
+def test_a_model_may_return_fewer_tensors_of_another_batch() -> None:
+    """What it finds in a batch, say: then there is nothing to hold against it."""
+
+    class Finds(nn.Linear):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            every = super().forward(x)
+            return [every, *([every + 1] if bool((x[1] != x[0]).any()) else [])]
+
+    record = probed(Finds(12, 8), torch.randn(5, 12), probes=PROBE).probes[PROBE]
+    assert record.outcome is Outcome.JUDGED
+    assert not record.partings

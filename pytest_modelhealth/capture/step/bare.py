@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,11 +27,12 @@ class Beside:
 
     Args:
         model: the model.
+        loss: what is computed of its output; modules are put back too, as those that keep a mean.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: Any = None) -> None:
         self.model = model
-        self._state = State(model)
+        self._state = State(nn.ModuleList([model, *_modules_in(loss)]))
         self._parameters = Memory([] if self.is_lazy else self._state.leaves)
 
     @property
@@ -48,7 +51,8 @@ class Beside:
         """
         inspection = Inspection(self._state, self.model)
         apart = [] if watched else [inspection.apart(), eagerly()]
-        with exited_whole(self._written_back(), untouched(inspection, batch), *apart, _unfused()):
+        switched = [_unfused(), _silenced()]
+        with exited_whole(self._written_back(), untouched(inspection, batch), *apart, *switched):
             if evaluation:
                 self.model.eval()
             yield
@@ -61,6 +65,41 @@ class Beside:
             self._parameters.restore()
 
 
+def _modules_in(loss: Any) -> list[nn.Module]:
+    """Return the modules among losses: by themselves, by name, or of which one is a method."""
+    losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]
+    owners = [getattr(one, "__self__", one) for one in losses]
+    return [owner for owner in owners if isinstance(owner, nn.Module)]
+
+
+class _Held:
+    """A switch of the whole process: the first of all threads to come sets it, the last resets it.
+
+    Args:
+        switched: sets it, and puts it back.
+    """
+
+    def __init__(self, switched: Callable[[], AbstractContextManager[None]]) -> None:
+        self._switched = switched
+        self._lock, self._holders = threading.Lock(), 0
+        self._stack = ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            self._holders += 1
+            if self._holders == 1:
+                self._stack.enter_context(self._switched())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if self._holders == 0:
+                    self._stack.close()
+
+
+@_Held
 @contextmanager
 def _unfused() -> Iterator[None]:
     """Let torch's attention run as in training: fused, it passes over padded rows."""
@@ -70,3 +109,12 @@ def _unfused() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@_Held
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep warnings of changed batches to ourselves: a deviation over one sample, say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

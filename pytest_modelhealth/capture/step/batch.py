@@ -6,7 +6,10 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_modelhealth.capture.observing.tensors import is_a
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
 
 
 class Inputs:
@@ -38,6 +41,25 @@ class Inputs:
 def copied_batch(batch: Any) -> Any:
     """Return a deep copy of a batch; the batch itself where it cannot be copied."""
     try:
-        return copy.deepcopy(batch)
-    except Exception:  # noqa: BLE001 - a tensor with a graph, an object of the user's
+        return deep_copy(batch)
+    except Exception:  # noqa: BLE001 - an object of the user's
         return batch
+
+
+def deep_copy(batch: Any) -> Any:
+    """Return a deep copy of a batch, in which tensors that have a graph are cut off from it.
+
+    Raises:
+        Exception: whatever an object of the user's raises where it is copied.
+    """
+    copies = {id(t): _copied(t) for t in find_tensors(batch) if not t.is_leaf or not _is_plain(t)}
+    return copy.deepcopy(batch, copies)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether torch can make a deep copy of it: of sparse and nested ones it cannot of all."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -49,7 +49,7 @@ def converted_batch(
 ) -> Any:
     """Return a copy of a batch with its floating tensors in `dtype`, and all on `device`."""
     result = copied_batch(batch)
-    for tensor in find_tensors(result):
+    for tensor in find_tensors(result) if result is not batch else ():
         if tensor.is_leaf:
             if device is not None:
                 tensor.data = tensor.data.to(device)

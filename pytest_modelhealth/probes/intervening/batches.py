@@ -58,7 +58,7 @@ def all_equal(tensors: Sequence[Tensor], samples: int, dimension: int) -> bool:
 def rolled(runs: Runs) -> Inputs:
     """Return the batch with its samples in another order, where its tensors have them in common."""
     sizes = {tensor.shape[0] for tensor in runs.tensors if tensor.ndim}
-    if len(sizes) != 1:
+    if len(sizes) != 1 or runs.has_others:
         return runs.batch()
     return runs.changed(lambda _, tensor: tensor.roll(1, 0) if tensor.ndim else None)
 

@@ -30,7 +30,8 @@ class Apart(NamedTuple):
     """How far two tensors are apart where they should be equal.
 
     Args:
-        effect: the largest difference there, by the root mean square of the first tensor.
+        effect: the largest difference there, by the root mean square of the finite numbers of the
+            first tensor; infinite where a number is finite in one of them alone.
         place: the index of it.
         before: the value of the first tensor there.
         after: that of the second.
@@ -57,10 +58,11 @@ def apart(before: Tensor, after: Tensor, same: Tensor | None = None) -> Apart | 
         a, b = _real(before), _real(after)
         if same is not None and before.is_complex():
             same = same.unsqueeze(-1)
-        scale = float(a.square().mean().sqrt()) or float(b.square().mean().sqrt())
+        scale = _rms(a) or _rms(b)
         if not math.isfinite(scale):
             return None
-        difference = (a - b).abs()
+        difference = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        difference = difference.masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)
         if same is not None:
             difference = difference.masked_fill(~same, 0.0)
         index = int(difference.argmax())
@@ -78,6 +80,11 @@ def largest(before: Sequence[Tensor], after: Sequence[Tensor]) -> Apart | None:
     """Return how far the two are apart that differ most, of tensors in the same places."""
     found = [apart(a, b) for a, b in zip(before, after, strict=False)]
     return max((one for one in found if one is not None), default=None)
+
+
+def _rms(values: Tensor) -> float:
+    """Return the root mean square of the finite numbers, NaN where there are none."""
+    return float(values[values.isfinite()].square().mean().sqrt())
 
 
 def _real(tensor: Tensor) -> Tensor:
@@ -254,7 +261,8 @@ def _place(found: tuple[Event, Apart], observation: Observation) -> Place:
     caller = calls[call.parent].layer if 0 <= call.parent < len(calls) else ""
     made = [vertices[n] for n in sorted(_own_code(call, flow))]
     near = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
-    named = (v.function.removeprefix("unsafe_") for v in near if v.function != "clone")
+    inner = sorted(near, key=vertices.index)  # those of parameters may come last otherwise
+    named = (v.function.removeprefix("unsafe_") for v in inner if v.function != "clone")
     steps = tuple(dict.fromkeys(filter(None, named)))
     line = next((v.line for v in near if v.line), "") or flow.line(layer)
     chosen = any(map(_chooses, made))

@@ -18,10 +18,8 @@ from pytest_modelhealth.capture.step.conversion import (
     converted_copy,
     default_dtype,
 )
-from pytest_modelhealth.capture.step.loss_value import compute_loss
-from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.running import Runs, said
 
 STEPS = (1e-5, 1e-6)
 """How far parameters are moved along a direction of independent standard normal numbers."""
@@ -62,7 +60,7 @@ class Moved:
             copy = converted_copy(runs.model, torch.float64)
         except InspectionError as error:
             raise UntellableError(str(error)) from error
-        self._beside = Beside(copy)
+        self._beside = Beside(copy, runs.request.loss)
         self._parameters = dict(copy.named_parameters(remove_duplicate=False))
 
     def has(self, name: str) -> bool:
@@ -109,8 +107,7 @@ class Moved:
             except UntellableError:
                 raise
             except Exception as error:
-                said = f"{type(error).__name__}: {error}".partition("\n")[0]
-                raise UntellableError(f"in float64 the model raises {said}") from error
+                raise UntellableError(f"in float64 the model raises {said(error)}") from error
         if loss.dtype is not torch.float64:
             raise UntellableError(f"its loss is computed in {loss.dtype} whatever it is given")
         value = float(loss.detach())
@@ -120,14 +117,11 @@ class Moved:
 
     def _computed(self, batch: Inputs) -> Tensor:
         request = self._runs.request
-        function: Any = request.loss
         output = self._beside.model(*batch.args, **batch.kwargs)
-        if isinstance(function, dict):
-            function = TaskLosses(function)
-        loss = compute_loss(output, converted_batch(request.target, torch.float64), function)
+        loss = self._runs.loss_of(output, converted_batch(request.target, torch.float64))
         if loss is None:
             raise UntellableError("there is no number to differentiate")
-        is_projection = function is None and loss.dtype is not torch.float64
+        is_projection = request.loss is None and loss.dtype is not torch.float64
         return _projected(output) if is_projection else loss
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.conversion import converted_batch
 from pytest_modelhealth.capture.step.interruption import exited_whole
-from pytest_modelhealth.probes.intervening.running import Ran, Runs
+from pytest_modelhealth.probes.intervening.running import Ran, Runs, said
 
 STEPS = (1e-5, 1e-6)
 """How far an argument is moved, by its root mean square; in float64 both leave 6 digits or more."""
@@ -124,9 +125,13 @@ def recorded_calls(runs: Runs) -> tuple[list[Call], Ran]:
     Of each function, the first call of each kind.
     """
     recorder = _Recorder()
-    with exited_whole(recorder.listening()):
+    with _listens, exited_whole(recorder.listening()):
         ran = runs.forward(runs.batch(), with_loss=True, evaluation=False)
     return recorder.calls, ran
+
+
+_listens = threading.RLock()
+"""Functions are one for all threads: each puts back what it found, one thread after the other."""
 
 
 class _Recorder:
@@ -426,7 +431,7 @@ class _Trial:
                 materialize_grads=True,
             )
         except Exception as error:
-            raise _UntellableError(f"its backward raises in float64: {_said(error)}") from error
+            raise _UntellableError(f"its backward raises in float64: {said(error)}") from error
         return {place: gradient.detach() for place, gradient in zip(leaves, gradients, strict=True)}
 
     def _computed(self, leaves: dict[int, Tensor]) -> list[Tensor]:
@@ -438,7 +443,7 @@ class _Trial:
         try:
             return find_tensors(self.call.function.apply(*args))
         except Exception as error:
-            raise _UntellableError(f"in float64 it raises {_said(error)}") from error
+            raise _UntellableError(f"in float64 it raises {said(error)}") from error
 
     def _values(self, moved: dict[int, Tensor]) -> list[Tensor]:
         leaves = {place: self._args[place] for place in self.call.wanted} | moved
@@ -531,10 +536,6 @@ class _Trial:
     def _random(self, like: Tensor) -> Tensor:
         made = torch.randn(like.shape, generator=self._generator, dtype=torch.float64)
         return made.to(like.device)
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 # What is wrong with it.

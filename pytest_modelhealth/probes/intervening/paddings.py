@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from pytest_modelhealth.probes.intervening.locating import (
     where_they_part,
 )
 from pytest_modelhealth.probes.intervening.lookups import OtherRows
-from pytest_modelhealth.probes.intervening.running import Ran, Runs
+from pytest_modelhealth.probes.intervening.running import Ran, Runs, changeable
 
 _SEED = 20_240_229
 _KEPT = ("label", "target")
@@ -110,10 +109,7 @@ _KINDS = 2
 def _names(runs: Runs) -> list[str]:
     """Return the name of the argument that each tensor of the batch comes in."""
     arguments = Inputs.of(runs.request.inputs)
-    try:
-        declared = list(inspect.signature(runs.model.forward).parameters)
-    except (TypeError, ValueError):
-        declared = []
+    declared = runs.positional
     named: list[tuple[str, Any]] = [
         (declared[n] if n < len(declared) else f"input {n}", value)
         for n, value in enumerate(arguments.args)
@@ -244,7 +240,7 @@ def _widened(real: Tensor, by: int) -> Tensor:
 
 def is_changed(runs: Runs, padding: Padding, batch: Inputs) -> bool:
     """Whether padded places hold other values than in the unchanged batch."""
-    changed = find_tensors((batch.args, batch.kwargs))
+    changed = changeable(batch)
     return any(not torch.equal(runs.tensors[n], changed[n]) for n in padding.values)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.running import Runs, changeable
 
 
 def samples_of(tensors: Sequence[Tensor], dimension: int, is_given: bool) -> int:
@@ -31,11 +30,7 @@ def samples_of(tensors: Sequence[Tensor], dimension: int, is_given: bool) -> int
 def named_inputs(runs: Runs) -> list[str]:
     """Return what people call the tensors of the batch, in the order of `Runs.tensors`."""
     batch = runs.batch()
-    try:
-        parameters = list(inspect.signature(runs.model.forward).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+    positional = runs.positional
     named = [
         (positional[n] if n < len(positional) else str(n), value)
         for n, value in enumerate(batch.args)
@@ -44,11 +39,7 @@ def named_inputs(runs: Runs) -> list[str]:
     for name, value in [*named, *batch.kwargs.items()]:
         for tensor, path in _paths(value, name):
             known.setdefault(id(tensor), path)
-    tensors = find_tensors((batch.args, batch.kwargs))
-    return [known.get(id(tensor), str(n)) for n, tensor in enumerate(tensors)]
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [known.get(id(tensor), str(n)) for n, tensor in enumerate(changeable(batch))]
 
 
 def _paths(value: Any, name: str) -> Iterator[tuple[Tensor, str]]:

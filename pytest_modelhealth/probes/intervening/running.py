@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.bare import Beside
-from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
+from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
+from pytest_modelhealth.capture.step.loss_value import compute_loss
+from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.report import Observation
@@ -29,7 +32,7 @@ class Ran:
     Args:
         outputs: the tensors that it returned, copied, in order.
         error: what it raised instead, as text; ``""`` if nothing.
-        wrote: whether it wrote to a tensor of its batch.
+        wrote: the numbers of the tensors of its batch that it wrote to, as in `changeable`.
         read: for each output, the gradient of the loss there; ``None`` where the loss does not
             depend on it. Empty where that was not asked for.
         loss: value of the loss that the user or the model gives, likewise.
@@ -37,7 +40,7 @@ class Ran:
 
     outputs: list[Tensor] = field(default_factory=list)
     error: str = ""
-    wrote: bool = False
+    wrote: tuple[int, ...] = ()
     read: list[Tensor | None] = field(default_factory=list)
     loss: float | None = None
 
@@ -90,12 +93,16 @@ class Runs:
             return str(error)
         if self.engine.compiled:
             return 'compiled code is not probed: leave out compiled="observe"'
+        try:
+            self.batch()
+        except Exception as error:  # noqa: BLE001 - an object of the user's
+            return f"the batch cannot be copied, and so not be changed: {said(error)}"
         return ""
 
     @cached_property
     def beside(self) -> Beside:
         """The model, to be run."""
-        return Beside(self.engine.module(self.request.model))
+        return Beside(self.engine.module(self.request.model), self.request.loss)
 
     @property
     def model(self) -> nn.Module:
@@ -104,12 +111,31 @@ class Runs:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of the batch, in order: those of the model's arguments, not the target."""
-        return find_tensors((self._arguments.args, self._arguments.kwargs))
+        """What `changeable` finds in the batch."""
+        return changeable(self._arguments)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the batch holds tensors that are not changed: sparse or nested ones, say."""
+        everything = find_tensors((self._arguments.args, self._arguments.kwargs))
+        return len(everything) > len(self.tensors)
+
+    @cached_property
+    def positional(self) -> list[str]:
+        """Names of the arguments that the model takes by position; empty where they are not known.
+
+        A script keeps what is looked up in it.
+        """
+        with self.beside.put_back((), evaluation=False):
+            try:
+                declared = inspect.signature(self.model.forward).parameters.values()
+            except (TypeError, ValueError):
+                return []
+        return [p.name for p in declared if p.kind in _POSITIONAL]
 
     def batch(self) -> Inputs:
         """Return a copy of the batch, to be changed."""
-        copied = copied_batch((self._arguments.args, self._arguments.kwargs))
+        copied = deep_copy((self._arguments.args, self._arguments.kwargs))
         return Inputs(*copied[0], **copied[1])
 
     def changed(self, change: Callable[[int, Tensor], Tensor | None]) -> Inputs:
@@ -121,7 +147,7 @@ class Runs:
         """
         batch = self.batch()
         with torch.no_grad():
-            for number, tensor in enumerate(find_tensors((batch.args, batch.kwargs))):
+            for number, tensor in enumerate(changeable(batch)):
                 made = change(number, tensor.detach())
                 if made is not None:
                     tensor.data = made
@@ -154,25 +180,36 @@ class Runs:
             evaluation: in evaluation mode; if not, as it was inspected.
         """
         ran = Ran()
-        with self.beside.put_back((batch.args, batch.kwargs), evaluation=evaluation):
+        with self.beside.put_back((batch.args, batch.kwargs), evaluation=False):
+            if evaluation:
+                ran.error = self._evaluated()
             if seed is not None:
                 torch.manual_seed(seed)
-            self.call(batch, ran, with_loss=with_loss)
+            if not ran.error:
+                self.call(batch, ran, with_loss=with_loss)
         return ran
+
+    def _evaluated(self) -> str:
+        """Bring the model to evaluation mode; return what its own `eval` or `train` raises."""
+        try:
+            self.model.eval()
+        except Exception as error:  # noqa: BLE001 - the user's
+            return said(error)
+        return ""
 
     def call(self, batch: Inputs, ran: Ran, *, with_loss: bool = False) -> None:
         """Run the model once inside of `Beside.put_back`, and take down what it gives."""
         self._forwards += 1
-        given = find_tensors((batch.args, batch.kwargs))
+        given = changeable(batch)
         versions = [version(tensor) for tensor in given]
         try:
             output = self.model(*batch.args, **batch.kwargs)
             if with_loss:
                 self._take_loss(output, ran)
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
-            ran.error = f"{type(error).__name__}: {error}".partition("\n")[0]
+            ran.error = said(error)
             return
-        ran.wrote = versions != [version(tensor) for tensor in given]
+        ran.wrote = tuple(n for n, tensor in enumerate(given) if version(tensor) != versions[n])
         with torch.no_grad():
             ran.outputs = [tensor.detach().clone() for tensor in find_tensors(output)]
 
@@ -181,19 +218,25 @@ class Runs:
         self._forwards += forwards
         self._backwards += backwards
 
+    def loss_of(self, output: Any, target: Any) -> Tensor | None:
+        """Return the loss that was inspected, of an output; ``None`` where there is no number.
+
+        Raises:
+            Exception: whatever the user's loss raises.
+        """
+        function: Any = self.request.loss
+        if isinstance(function, Mapping):
+            function = TaskLosses(function)
+        return compute_loss(output, target, function)
+
     def _take_loss(self, output: Any, ran: Ran) -> None:
         """Take down the gradient of the loss at each output, where there is one."""
-        from pytest_modelhealth.capture.step.loss_value import compute_loss
-        from pytest_modelhealth.capture.step.tasks import TaskLosses
-
-        request, outputs = self.request, find_tensors(output)
-        function: Any = request.loss
+        outputs = find_tensors(output)
         ran.read = [None] * len(outputs)
         try:
-            if isinstance(function, Mapping):
-                function = TaskLosses(function)
-            loss = compute_loss(output, request.target, function)
-            if loss is not None and (function is not None or any(loss is t for t in outputs)):
+            loss = self.loss_of(output, self.request.target)
+            is_given = self.request.loss is not None or any(loss is t for t in outputs)
+            if loss is not None and is_given:
                 ran.loss = float(loss.detach())  # no projection of ours
             wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
             if loss is None or not loss.requires_grad or not wanted:
@@ -214,6 +257,23 @@ class Runs:
             yield replace(
                 self.request, inputs=batch, target=None, loss=_nothing, backward=False, scaler=None
             )
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def changeable(batch: Inputs) -> list[Tensor]:
+    """Return the tensors in the arguments of a model that can be given other values, in order."""
+    return [
+        tensor
+        for tensor in find_tensors((batch.args, batch.kwargs))
+        if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    ]
+
+
+def said(error: Exception) -> str:
+    """Return an exception as one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _nothing(output: Any) -> Tensor:

@@ -12,7 +12,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.batches import along
 from pytest_modelhealth.probes.intervening.locating import Same
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.running import Runs, changeable
 
 _SHORTEST = 4
 _AGREED = 0.95
@@ -163,7 +163,7 @@ def later_changed(runs: Runs, sequence: Sequence) -> Inputs:
 
 def is_changed(runs: Runs, sequence: Sequence, batch: Inputs) -> bool:
     """Whether a batch holds other values than the unchanged one in a sequence."""
-    changed = find_tensors((batch.args, batch.kwargs))
+    changed = changeable(batch)
     return any(not torch.equal(runs.tensors[n], changed[n]) for n in sequence.tensors)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.loss_value import compute_loss
-from pytest_modelhealth.capture.step.tasks import TaskLosses
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.capture.step.state import graph_leaves
+from pytest_modelhealth.capture.step.untouched import gradients_set_aside
+from pytest_modelhealth.probes.intervening.running import Runs, said
 
 RATE = 1e-3
 """Adam's default: its first steps move every weight by about as much, whatever its gradient."""
@@ -48,19 +47,19 @@ def trained(runs: Runs, steps: int) -> Trained:
                 if number < steps:
                     _step(runs, output, optimizer)
         except Exception as error:  # noqa: BLE001 - the user's, of weights that we changed
-            return Trained(error=f"{type(error).__name__}: {error}".partition("\n")[0])
+            return Trained(error=said(error))
     return Trained(deviations[0], deviations[-1])
 
 
 def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:
-    function: Any = runs.request.loss
-    if isinstance(function, Mapping):
-        function = TaskLosses(function)
-    loss = compute_loss(output, runs.request.target, function)
+    loss = runs.loss_of(output, runs.request.target)
     if loss is None or not loss.requires_grad:
         raise ValueError("the loss has no gradient")
     optimizer.zero_grad()
-    loss.backward()
+    learns = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    others = [leaf for leaf in graph_leaves([loss.grad_fn]) if id(leaf) not in learns]
+    with gradients_set_aside(others):  # those of the loss itself among them
+        loss.backward()
     runs.count(0, backwards=1)
     optimizer.step()
 

@@ -1,0 +1,266 @@
+"""What a user gave stays as it was, and runs that cannot be compared are not judged."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import InspectionError, Inspector, SettingsError
+from pytest_modelhealth.report import Outcome
+from tests.capture.oracle import fingerprint
+from tests.probes.models import probed
+
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+
+
+def mlp() -> nn.Module:
+    """Return a small perceptron."""
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Uncopyable:
+    """Holds a tensor, and refuses to be copied."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("no copies")
+
+
+class Opens(nn.Linear):
+    """Computes on what an object holds."""
+
+    def forward(self, batch: Any) -> Tensor:
+        return super().forward(batch.value)
+
+
+def test_a_batch_with_a_graph_stays_and_is_probed() -> None:
+    """Tensors that are computed, such as embeddings, are copied without their graph."""
+    batch = nn.Linear(6, 6)(X)
+    before = batch.detach().clone()
+    report = probed(mlp(), batch)
+    assert torch.equal(batch, before)
+    assert report.probes["sample_independence"].outcome is Outcome.JUDGED
+    assert report.healthy
+
+
+def test_a_batch_that_cannot_be_copied_stays() -> None:
+    """It is not changed, and so nothing is told."""
+    batch = Uncopyable(X.clone())
+    report = probed(Opens(6, 3), batch)
+    assert torch.equal(batch.value, X)
+    assert {record.outcome for record in report.probes.records} == {Outcome.NOT_TOLD}
+    assert "cannot be copied" in report.probes["causality"].reason
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_sparse_batches_are_left_alone(layout: torch.layout) -> None:
+    """Their samples are not looked into; no error of ours is seen."""
+
+    class Dense(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to_dense())
+
+    report = probed(Dense(6, 3), X.relu().to_sparse(layout=layout))
+    assert "sparse" in report.probes["sample_independence"].reason
+    assert report.probes["repeatability"].outcome is Outcome.JUDGED
+    assert not [r for r in report.probes.records if "an error in" in r.reason]
+
+
+def test_a_trace_keeps_nothing_that_was_looked_up_in_it() -> None:
+    """Scripts keep the methods that they are asked for."""
+    model = torch.jit.trace(mlp(), X)
+    before = fingerprint(model, X)
+    report = probed(model, X)
+    assert fingerprint(model, X) == before
+    assert report.probes["sample_independence"].outcome is Outcome.JUDGED
+
+
+class Keeping(nn.Module):
+    """A loss with a state, a parameter and a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.calls = nn.Parameter(torch.ones(3)), 0
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, output: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean += output.mean().detach()
+        return (output * self.weight).square().mean()
+
+
+class Alike(nn.Module):
+    """Its samples are alike, so that it is trained for some steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.far = nn.Parameter(torch.tensor([100.0, -100.0, 50.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.1 * self.last(1e-4 * self.first(x)) + self.far
+
+
+@pytest.mark.parametrize("build", [mlp, Alike])
+def test_a_loss_with_a_state_is_as_after_one_call(build: Any) -> None:
+    """The inspection calls it once; the calls of probes leave no trace, nor a gradient."""
+    loss = Keeping()
+    probed(build(), X, loss=loss)
+    assert loss.calls == 1
+    assert loss.weight.grad is None
+
+
+def test_what_evaluation_mode_raises_is_the_models() -> None:
+    """`train` may be the user's own."""
+
+    class Refusing(nn.Linear):
+        def train(self, mode: bool = True) -> Any:
+            if not mode:
+                raise NotImplementedError("only training")
+            return super().train(mode)
+
+    reason = probed(Refusing(6, 3), X).probes["repeatability"].reason
+    assert reason == "in evaluation mode the model raises NotImplementedError: only training"
+
+
+class Elsewhere(nn.Module):
+    """Keeps a count where nobody puts it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.head = Uncopyable(torch.zeros(())), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.value = self.calls.value + 1
+        return self.head(x) + self.calls.value
+
+
+def test_runs_that_never_repeat_themselves_are_not_compared() -> None:
+    """A count in an object would look like samples, steps and padding that are seen."""
+    report = probed(Elsewhere(), X)
+    record = report.probes["sample_independence"]
+    assert record.outcome is Outcome.NOT_TOLD
+    assert "outside of its modules" in record.reason
+    sequences = torch.randn(4, 8, 6)
+    padding = torch.arange(8) >= torch.tensor([8, 7, 4, 2])[:, None]
+    report = probed(Elsewhere(), sequences, causal=True, padding=padding)
+    for name in ("causality", "padding"):
+        assert "outside of its modules" in report.probes[name].reason
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_outputs_that_are_infinite_in_places_are_judged(leaks: bool) -> None:
+    """Scores of forbidden actions are -inf; NaN of one sample in another one is seen."""
+
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x - x.mean(0) if leaks else x
+            return super().forward(x).masked_fill(torch.tensor([False, True, False]), -torch.inf)
+
+    record = probed(Masked(6, 3), X).probes["sample_independence"]
+    assert record.outcome is Outcome.JUDGED
+    assert bool(record.partings) is leaks
+
+
+def test_outputs_without_a_finite_number_are_not_judged() -> None:
+    """They are no outputs that are the same for all samples."""
+
+    class Broken(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * torch.nan
+
+    assert "no finite" in probed(Broken(6, 3), X).probes["sample_independence"].reason
+
+
+@pytest.mark.parametrize("padding", [torch.ones(8, 7).bool(), torch.zeros(8, 6).bool()])
+def test_padding_that_was_said_and_does_not_fit_is_inconclusive(padding: Tensor) -> None:
+    """A wrong shape, or no place padded: nobody should believe that it was judged."""
+    report = probed(mlp(), X, padding=padding)
+    assert report.probes["padding"].outcome is Outcome.NOT_TOLD
+
+
+def test_wrong_arguments_say_what_is_expected() -> None:
+    """In the words of the argument, not of others."""
+    with pytest.raises(InspectionError, match=r"batch_dim must be .* counted from 0"):
+        probed(mlp(), X, batch_dim=-1)
+    with pytest.raises(SettingsError, match="probes must be True, False or names of probes"):
+        Inspector(mlp()).run_inspection(X, probes=3)  # type: ignore[arg-type]
+
+
+class Square(torch.autograd.Function):
+    """A custom function, whose forward is stood in for while it is recorded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * gradient * ctx.saved_tensors[0]
+
+
+class Squares(nn.Linear):
+    """Calls it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Square.apply(super().forward(x))
+
+
+def test_threads_put_back_what_is_one_for_all_of_them() -> None:
+    """The forwards of custom functions, and torch's switch for fused attention."""
+    forward, reasons = vars(Square)["forward"], list[str]()
+
+    def inspect() -> None:
+        for _ in range(4):
+            reasons.extend(record.reason for record in probed(Squares(6, 3), X).probes.records)
+
+    threads = [threading.Thread(target=inspect) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert vars(Square)["forward"] is forward
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert not [reason for reason in reasons if "an error in" in reason]
+
+
+def test_the_model_is_quiet_about_batches_that_only_probes_make() -> None:
+    """The deviation over one sample, which nobody but the probe asks for, is warned of by torch."""
+
+    class Whitened(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward((x - x.mean(0)) / x.std(0))
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        report = probed(Whitened(6, 3), X, probes="sample_independence")
+        filters = list(warnings.filters)
+    assert report.probes["sample_independence"].partings
+    assert not told
+    assert filters[0][0] == "always"
+
+
+def test_a_forward_that_writes_names_the_input() -> None:
+    """Of several: which one, by the name of the argument."""
+
+    class Writes(nn.Linear):
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return super().forward(first + second.add_(1))
+
+    (found,) = probed(Writes(6, 3), (X, X + 1)).violations
+    assert found.message.endswith("input 'second'")
+
+
+def test_what_is_kept_outside_of_modules_is_no_noise() -> None:
+    """Another seed is not to blame for what every call changes."""
+    kinds = [p.kind for p in probed(Elsewhere(), X).probes["repeatability"].partings]
+    assert kinds == ["again"]
