@@ -112,6 +112,8 @@ class CustomBackward(Probe):
         is_named_by_another = parting.kind == "none" and any(without_gradient(observation))
         if parting.effect <= limit.value or is_named_by_another:
             return
+        # Nobody asked where it runs by itself: what may be meant then is no failure.
+        failing = {"slope", "approximation"} if settings.probes(self.name) else {"slope"}
         function, _, argument = parting.place.rpartition(".")
         given, slope = parting.after or 0.0, parting.before or 0.0
         by = f"{given / slope:.2f} times the slope" if slope else "where there is none"
@@ -124,7 +126,7 @@ class CustomBackward(Probe):
             limit=limit,
             cause=f"{parting.detail}; torch.autograd.gradcheck shows it number by number",
             independent=True,
-            severity="fail" if parting.kind == "slope" else "warn",
+            severity="fail" if parting.kind in failing else "warn",
         )
 
 
@@ -151,7 +153,7 @@ def _parting(call: Call, held: Held, observation: Observation) -> Parting:
     from pytest_modelhealth.report.flow import near
 
     return Parting(
-        "none" if held.is_none else "surrogate" if held.is_surrogate else "slope",
+        _kind(held),
         held.error,
         _caller(call, observation),
         role="gradients",
@@ -161,6 +163,17 @@ def _parting(call: Call, held: Held, observation: Observation) -> Parting:
         line=near(call.line),
         detail=held.why,
     )
+
+
+def _kind(held: Held) -> str:
+    """Return what is wrong with a gradient, of which ``"slope"`` alone is meant by nobody."""
+    from pytest_modelhealth.probes.intervening.own_backwards import TERM
+
+    if held.is_none:
+        return "none"
+    if held.is_surrogate:
+        return "surrogate"
+    return "approximation" if held.why == TERM else "slope"
 
 
 def _caller(call: Call, observation: Observation) -> str:

@@ -612,7 +612,13 @@ def _cause(trial: _Trial, slopes: _Slopes, wrong: Sequence[_Number]) -> str:
         return "a sign" if _agree(ratios[0], -1.0, 10.0) else "a constant factor"
     if wrong and all(not n.given or not n.slope for n in wrong):
         return "a mask: numbers that should get none get one, or the other way round"
-    return "a term is missing from backward, or a wrong tensor was saved for it"
+    return TERM
+
+
+TERM = (
+    "a term is missing from backward, or a wrong tensor was saved for it; a gradient that is an "
+    "approximation on purpose looks the same, and nothing that was seen tells"
+)
 
 
 def _of_another(trial: _Trial, place: int, wrong: Sequence[_Number]) -> str:
