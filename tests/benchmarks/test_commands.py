@@ -95,7 +95,7 @@ def test_probes_prints_costs_and_where_a_twin_leaks(capsys):
     assert found["padding"].endswith(" (0)")
     assert int(found["all"].partition("(")[2][:-1]) > 6
     assert float(found["default / False"]) > 0
-    assert found[header[-1]].endswith(" (6), at the model")
+    assert found[header[-1]].endswith(" (7), at the model")
 
 
 def test_probes_refuses_an_unknown_step(capsys):
