@@ -187,7 +187,8 @@ class Inspector:
 
         Raises:
             InspectionError: the loss is no scalar or has no graph, the request fits no layer, or
-                `batch_dim`, `causal` or `padding` is of a wrong type.
+                `batch_dim`, `causal` or `padding` is of a wrong type, or no probe is asked for that
+                reads them.
             SettingsError: there is no such probe.
             Exception: whatever the model or the loss raises, untouched.
         """
@@ -196,6 +197,7 @@ class Inspector:
         if probes is not None:
             settings = settings.override({"probes": probes}, "argument of run_inspection")
         conventions = Conventions.of(batch_dim, causal, padding)
+        conventions.require_probe(settings)
         request = self._request(inputs, target, loss, backward, scaler)
         probing = Probing(self._engine, request, settings, conventions)
         return self._reported(probing.after(self._observe(request)), settings)

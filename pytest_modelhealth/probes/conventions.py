@@ -9,6 +9,8 @@ from pytest_modelhealth.errors import InspectionError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pytest_modelhealth.settings import Settings
+
 
 class Conventions(NamedTuple):
     """How a batch is laid out, and what a model promises of it.
@@ -47,6 +49,22 @@ class Conventions(NamedTuple):
                 f"padding, such as ids == 0, not {_described(padding)}"
             )
         return cls(batch_dim, causal, padding)
+
+    def require_probe(self, settings: Settings) -> None:
+        """Do nothing unless something is said that no probe will read.
+
+        Raises:
+            InspectionError: no probe is asked for.
+        """
+        said = [name for name in ("batch_dim", "causal", "padding") if self._says(name)]
+        asked = (settings.probes(check.name) for check in settings.checks if check.is_probe)
+        if said and not any(asked):
+            raise InspectionError(
+                f"{said[0]}= is for probes, and none is asked for: say probes=True, or name one"
+            )
+
+    def _says(self, name: str) -> bool:
+        return getattr(self, name) is not None
 
 
 def _is_mask(value: Any) -> bool:

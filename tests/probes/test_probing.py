@@ -155,6 +155,8 @@ def test_probes_are_a_setting_as_any_other(pytester: pytest.Pytester) -> None:
         ({"probes": "causalty"}, SettingsError, "did you mean 'causality'"),
         ({"probes": 3}, SettingsError, "probes must be"),
         ({"batch_dim": "first"}, InspectionError, "batch_dim must be"),
+        ({"batch_dim": 0, "probes": False}, InspectionError, "batch_dim= is for probes"),
+        ({"causal": True, "probes": None}, InspectionError, "causal= is for probes"),
         ({"causal": "yes"}, InspectionError, "causal must be"),
         ({"padding": torch.zeros(6, 9)}, InspectionError, "padding must be a boolean tensor"),
     ],
