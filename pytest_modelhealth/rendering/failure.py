@@ -160,7 +160,9 @@ _FEW = 2
 def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
     """Yield how to look at the worst layer, how to accept it and how to move the limit."""
     found = culprit_and_predecessor(report)
-    if found is not None and found.culprit.tensors(found.role):
+    if report.probes.get(worst.check) is not None:
+        yield f'look:         report.probes["{worst.check}"]'
+    elif found is not None and found.culprit.tensors(found.role):
         role = "" if found.role == "activations" else f', "{found.role}"'
         yield f"look:         report.plot_histogram({_quoted(worst.layer)}{role})"
     else:
