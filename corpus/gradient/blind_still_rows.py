@@ -343,7 +343,9 @@ def unlabelled(n: int) -> tuple[Tensor, None]:
 
 def distilled(out: tuple[Tensor, Tensor], heat: float = 4.0) -> Tensor:
     student, teacher = (o / heat for o in out)
-    soft = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), log_target=True)
+    soft = F.kl_div(
+        student.log_softmax(1), teacher.log_softmax(1), log_target=True, reduction="batchmean"
+    )
     return heat**2 * soft
 
 
