@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, cause, figures, parting_at, ratio
+from pytest_modelhealth.probes.words import began, cause, figures, ratio
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Causality(Probe):
         return self.judged(self._parting(runs, sequence, most), changed=changed)
 
     def _parting(self, runs: Runs, sequence: Sequence, most: Apart) -> Parting:
-        from pytest_modelhealth.probes.intervening.locating import where_they_part
+        from pytest_modelhealth.probes.intervening.locating import parting_at, where_they_part
         from pytest_modelhealth.probes.intervening.sequences import (
             later_changed,
             seen,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, cause, figures, parting_at, ratio
+from pytest_modelhealth.probes.words import began, cause, figures, ratio
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -194,6 +194,8 @@ def _has_effect(found: Effects) -> bool:
 
 def _parting(runs: Runs, padding: PaddedPlaces, found: Effects, refill: Refill) -> Parting:
     """Return where padding gets in, and by what kind of evidence."""
+    from pytest_modelhealth.probes.intervening.locating import parting_at
+
     place = refill.where()
     if found.asked is None or not found.asked.effect > 0.0:
         assert found.aside is not None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, figures, parting_at, ratio
+from pytest_modelhealth.probes.words import began, figures, ratio
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -136,7 +136,11 @@ def _message(parting: Parting) -> str:
 
 def _by_seed(runs: Runs, base: Ran, other: Ran) -> Iterator[Parting]:
     """Yield what another seed changes: by a dropout, or by other noise."""
-    from pytest_modelhealth.probes.intervening.locating import largest, where_seeds_part
+    from pytest_modelhealth.probes.intervening.locating import (
+        largest,
+        parting_at,
+        where_seeds_part,
+    )
     from pytest_modelhealth.probes.intervening.repeating import unsteady
 
     found = largest(base.outputs, other.outputs)

@@ -7,41 +7,12 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.facts import at
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.locating import Apart, Place
     from pytest_modelhealth.report import LayerRecord, Parting
 
 
 def ratio(effect: float) -> str:
     """Return an effect as a few digits."""
     return f"{effect:.2g}"
-
-
-def parting_at(kind: str, found: Apart, place: Place | None) -> Parting:
-    """Return what was found at the output, and where in the model it begins.
-
-    Args:
-        kind: which of the things that the probe looks at.
-        found: how far outputs are apart.
-        place: where layers part, if that was found.
-    """
-    from pytest_modelhealth.report import Parting
-
-    if place is None:
-        return Parting(
-            kind, found.effect, place=str(found.place), before=found.before, after=found.after
-        )
-    return Parting(
-        kind,
-        found.effect,
-        place.layer,
-        role="inputs" if place.given else "activations",
-        place=str(place.apart.place),
-        before=place.apart.before,
-        after=place.apart.after,
-        between=place.between,
-        taker=place.given,
-        line=place.line,
-    )
 
 
 def began(parting: Parting) -> str:

@@ -17,7 +17,7 @@ from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.report import Call, Flow, Observation, Vertex
+from pytest_modelhealth.report import Call, Flow, Observation, Parting, Vertex
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors of a run that are kept in memory; the rest lies in a temporary file."""
@@ -289,3 +289,29 @@ def _own_code(call: Call, flow: Flow) -> set[int]:
             found.add(number)
             pending += vertices[number].operands
     return found
+
+
+def parting_at(kind: str, found: Apart, place: Place | None) -> Parting:
+    """Return what was found at the output, and where in the model it begins.
+
+    Args:
+        kind: which of the things that the probe looks at.
+        found: how far outputs are apart.
+        place: where layers part, if that was found.
+    """
+    if place is None:
+        return Parting(
+            kind, found.effect, place=str(found.place), before=found.before, after=found.after
+        )
+    return Parting(
+        kind,
+        found.effect,
+        place.layer,
+        role="inputs" if place.given else "activations",
+        place=str(place.apart.place),
+        before=place.apart.before,
+        after=place.apart.after,
+        between=place.between,
+        taker=place.given,
+        line=place.line,
+    )
