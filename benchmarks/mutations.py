@@ -80,7 +80,7 @@ MUTATIONS = [
     # ---- capture
     Mutation(
         "random generators stay where the run left them",
-        "stack.callback(_restore_random_state, inspection.random_state)",
+        "stack.callback(restore_random_state, inspection.random_state)",
         "stack.callback(list)",
         "tests/capture/test_engine.py tests/capture/test_promises.py",
     ),
