@@ -10,7 +10,7 @@ from pytest_modelhealth.probes.words import began, cause, figures, ratio
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.locating import Apart
+    from pytest_modelhealth.probes.intervening.differences import Apart
     from pytest_modelhealth.probes.intervening.running import Ran, Runs
     from pytest_modelhealth.probes.intervening.sequences import Sequence
     from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
@@ -97,12 +97,11 @@ class Causality(Probe):
         return self._after_change(runs, base, sequence)
 
     def _after_change(self, runs: Runs, base: Ran, sequence: Sequence) -> ProbeRecord:
-        from pytest_modelhealth.probes.intervening.repeating import unsteady
-        from pytest_modelhealth.probes.intervening.sequences import is_changed, later_changed
+        from pytest_modelhealth.probes.intervening.sequences import later_changed
 
         changed = _changed(sequence)
         batch = later_changed(runs, sequence)
-        if not is_changed(runs, sequence, batch):
+        if not runs.is_changed(batch, sequence.tensors):
             return self.not_told("all steps of the sequence are equal; give some that differ")
         ran = runs.forward(batch)
         if ran.error:
@@ -118,7 +117,7 @@ class Causality(Probe):
         most = max(before)
         if not most.effect > 0.0:
             return self.judged(changed=changed)
-        if why := unsteady(runs):
+        if why := runs.unsteady:
             return self.not_told(why, changed)
         return self.judged(self._parting(runs, sequence, most), changed=changed)
 
@@ -172,8 +171,8 @@ def _effects(
     import torch
 
     from pytest_modelhealth.probes.intervening.batches import along
-    from pytest_modelhealth.probes.intervening.locating import ROUNDING, apart
-    from pytest_modelhealth.probes.intervening.sequences import at_places, reads, seen, step_axis
+    from pytest_modelhealth.probes.intervening.differences import apart, is_rounding
+    from pytest_modelhealth.probes.intervening.sequences import reads, seen, step_axis
 
     real, half = seen(runs, sequence), sequence.half
     is_read = any(gradient is not None for gradient in base.read)
@@ -186,10 +185,10 @@ def _effects(
         early = along(torch.arange(sequence.length) < half, output, axis)
         read = early & reads(gradient, output, axis)
         if real is not None and output.shape[0] == len(real):
-            read = read & at_places(real, output, axis)
+            read = read & along(real, output, 0, axis)
         found, later = apart(output, ran.outputs[n], read), apart(output, ran.outputs[n], ~early)
         if found is not None and later is not None:
-            floor = ROUNDING.get(output.dtype, 1e-5)
-            before.append(found if found.effect > floor else found._replace(effect=0.0))
+            is_noise = is_rounding(found, output.dtype)
+            before.append(found._replace(effect=0.0) if is_noise else found)
             after += [later] if later.effect > 0.0 or found.effect > 0.0 else []
     return before, after

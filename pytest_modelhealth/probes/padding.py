@@ -77,7 +77,6 @@ class Padding(Probe):
         from pytest_modelhealth.probes.intervening.paddings import (
             Refill,
             effects_of,
-            is_changed,
             shown_by,
         )
 
@@ -90,7 +89,7 @@ class Padding(Probe):
         share = float((~padding.real).float().mean())
         changed = f"real values in the padding ({share:.0%} of the places, by {padding.why})"
         refill = Refill(runs, padding)
-        if not is_changed(runs, padding, refill.batch()):
+        if not runs.is_changed(refill.batch(), padding.values):
             return self.not_told("padding holds what real places hold; give a batch that differs")
         ran = refill.run()
         assert ran is not None
@@ -128,7 +127,6 @@ class Padding(Probe):
             asks_for_the_first_step,
             effects_of,
         )
-        from pytest_modelhealth.probes.intervening.repeating import unsteady
 
         found = effects_of(runs, ran, padding)
         partings, notes = list(_in_loss(runs.base, ran)), tuple[str, ...]()
@@ -138,7 +136,7 @@ class Padding(Probe):
             return self.not_told("no output has a row for each sample", changed)
         if not _has_effect(found):
             return self.judged(*partings, changed=changed, notes=notes)
-        if why := unsteady(runs):
+        if why := runs.unsteady:
             return self.not_told(why, changed)
         if not padding.is_sure:
             return self.not_told(

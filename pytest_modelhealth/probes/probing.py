@@ -78,5 +78,6 @@ def _record(probe: Probe, runs: Runs) -> ProbeRecord:
     except InspectionError as error:  # another thread inspects this model by now
         return probe.not_told(str(error))
     except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return probe.not_told(f"an error in pytest-modelhealth: {text}")
+        from pytest_modelhealth.probes.intervening.running import said
+
+        return probe.not_told(f"an error in pytest-modelhealth: {said(error)}")

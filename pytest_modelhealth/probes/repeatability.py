@@ -136,15 +136,11 @@ def _message(parting: Parting) -> str:
 
 def _by_seed(runs: Runs, base: Ran, other: Ran) -> Iterator[Parting]:
     """Yield what another seed changes: by a dropout, or by other noise."""
-    from pytest_modelhealth.probes.intervening.locating import (
-        largest,
-        parting_at,
-        where_seeds_part,
-    )
-    from pytest_modelhealth.probes.intervening.repeating import unsteady
+    from pytest_modelhealth.probes.intervening.differences import largest
+    from pytest_modelhealth.probes.intervening.locating import parting_at, where_seeds_part
 
     found = largest(base.outputs, other.outputs)
-    if found is None or not found.effect > 0.0 or unsteady(runs):
+    if found is None or not found.effect > 0.0 or runs.unsteady:
         return
     place = where_seeds_part(runs, (runs.batch(), runs.batch()), _SEED)
     kind = "noise"
@@ -160,7 +156,7 @@ def _by_seed(runs: Runs, base: Ran, other: Ran) -> Iterator[Parting]:
 
 def _by_call(runs: Runs, calls: Calls) -> Iterator[Parting]:
     """Yield what a call before it changes in a call, and what calls leave behind."""
-    from pytest_modelhealth.probes.intervening.locating import largest
+    from pytest_modelhealth.probes.intervening.differences import largest
     from pytest_modelhealth.probes.intervening.replaced_inputs import named_inputs
     from pytest_modelhealth.report import Parting
 

@@ -68,10 +68,17 @@ def kept(samples: int, parity: int) -> Tensor:
     return neighbours(samples, parity) == torch.arange(samples)
 
 
-def along(which: Tensor, tensor: Tensor, dimension: int) -> Tensor:
-    """Return a mask of one dimension in a form that broadcasts along that of a tensor."""
+def along(which: Tensor, tensor: Tensor, *axes: int) -> Tensor:
+    """Return a mask in a form that broadcasts to a tensor.
+
+    Args:
+        which: the mask.
+        tensor: what it is of.
+        axes: the dimensions of the tensor that those of the mask are, in ascending order.
+    """
     shape = [1] * tensor.ndim
-    shape[dimension] = len(which)
+    for axis, size in zip(axes, which.shape, strict=True):
+        shape[axis] = size
     return which.reshape(shape).to(tensor.device)
 
 

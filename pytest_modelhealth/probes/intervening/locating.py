@@ -2,96 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Call, Flow, Observation, Parting, Vertex
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors of a run that are kept in memory; the rest lies in a temporary file."""
-
-ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Differences, by the root mean square, that another order of the same additions may make."""
-
-
-class Apart(NamedTuple):
-    """How far two tensors are apart where they should be equal.
-
-    Args:
-        effect: the largest difference there, by the root mean square of the finite numbers of the
-            first tensor; infinite where a number is finite in one of them alone.
-        place: the index of it.
-        before: the value of the first tensor there.
-        after: that of the second.
-    """
-
-    effect: float
-    place: tuple[int, ...]
-    before: float
-    after: float
-
-
-def apart(before: Tensor, after: Tensor, same: Tensor | None = None) -> Apart | None:
-    """Return how far two tensors are apart; ``None`` where they hold no numbers to hold together.
-
-    Args:
-        before: the tensor of one run, of any dtype.
-        after: that of the other.
-        same: where the two should be equal, a boolean that broadcasts to their shape; ``None`` is
-            everywhere.
-    """
-    if before.shape != after.shape or not before.numel():
-        return None
-    with torch.no_grad():
-        a, b = _real(before), _real(after)
-        if same is not None and before.is_complex():
-            same = same.unsqueeze(-1)
-        scale = _rms(a) or _rms(b)
-        if not math.isfinite(scale):
-            return None
-        difference = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-        difference = difference.masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)
-        if same is not None:
-            difference = difference.masked_fill(~same, 0.0)
-        index = int(difference.argmax())
-        most = float(difference.reshape(-1)[index])
-        place = tuple(int(n) for n in np.unravel_index(index, a.shape))
-        return Apart(
-            most / scale if scale else 0.0,
-            place[: before.ndim],
-            float(a.reshape(-1)[index]),
-            float(b.reshape(-1)[index]),
-        )
-
-
-def largest(before: Sequence[Tensor], after: Sequence[Tensor]) -> Apart | None:
-    """Return how far the two are apart that differ most, of tensors in the same places."""
-    found = [apart(a, b) for a, b in zip(before, after, strict=False)]
-    return max((one for one in found if one is not None), default=None)
-
-
-def _rms(values: Tensor) -> float:
-    """Return the root mean square of the finite numbers, NaN where there are none."""
-    return float(values[values.isfinite()].square().mean().sqrt())
-
-
-def _real(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.to(torch.float64)
 
 
 @dataclass(frozen=True)
@@ -244,7 +172,7 @@ class _Finder(_Visitor):
             return
         ways = [apart(before, after, mask) for mask in self._same(before)]
         found = min((way for way in ways if way is not None), default=None)
-        if found is not None and found.effect > ROUNDING.get(value.dtype, 1e-5):
+        if found is not None and not is_rounding(found, value.dtype):
             self.found = event, found
 
 

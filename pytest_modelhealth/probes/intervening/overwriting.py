@@ -17,16 +17,8 @@ from pytest_modelhealth.probes.intervening.batches import (
     overwritten,
     rows_of,
 )
-from pytest_modelhealth.probes.intervening.locating import (
-    ROUNDING,
-    Apart,
-    Place,
-    apart,
-    largest,
-    parting_at,
-    where_they_part,
-)
-from pytest_modelhealth.probes.intervening.repeating import unsteady
+from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding, largest
+from pytest_modelhealth.probes.intervening.locating import Place, parting_at, where_they_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
 from pytest_modelhealth.report import LayerRecord, Parting
 
@@ -155,7 +147,7 @@ class _Overwriting:
             (found, n, parity)
             for parity, one in enumerate(ran)
             for n, found in self._effects(one, parity).items()
-            if found.effect > ROUNDING.get(self._runs.base.outputs[n].dtype, 1e-5)
+            if not is_rounding(found, self._runs.base.outputs[n].dtype)
         ]
 
     def _no_samples(self, fewer: Ran) -> str:
@@ -221,7 +213,7 @@ class _Overwriting:
         place = where_they_part(runs, before, after, rows_of(self._samples, parity))
         parting = parting_at(_kind(place), found, place)
         doubt = "" if place is None else self._doubt(place)
-        return parting, doubt or unsteady(runs)
+        return parting, doubt or runs.unsteady
 
     def _doubt(self, place: Place) -> str:
         """Return why samples may see each other by design; ``""`` where none is known."""

@@ -11,16 +11,11 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.locating import (
-    ROUNDING,
-    Apart,
-    Place,
-    Same,
-    apart,
-    where_they_part,
-)
+from pytest_modelhealth.probes.intervening.batches import along
+from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding
+from pytest_modelhealth.probes.intervening.locating import Place, Same, where_they_part
 from pytest_modelhealth.probes.intervening.lookups import OtherRows
-from pytest_modelhealth.probes.intervening.running import Ran, Runs, changeable
+from pytest_modelhealth.probes.intervening.running import Ran, Runs
 
 _SEED = 20_240_229
 _KEPT = ("label", "target")
@@ -238,12 +233,6 @@ def _widened(real: Tensor, by: int) -> Tensor:
     return real
 
 
-def is_changed(runs: Runs, padding: Padding, batch: Inputs) -> bool:
-    """Whether padded places hold other values than in the unchanged batch."""
-    changed = changeable(batch)
-    return any(not torch.equal(runs.tensors[n], changed[n]) for n in padding.values)
-
-
 def real_places(padding: Padding) -> Same:
     """Return which places of any tensor of the model are real.
 
@@ -265,24 +254,17 @@ def real_places(padding: Padding) -> Same:
                     others = _joined(real, tensor, tensor.ndim - 1)
                     yield from (a & b for a, b in zip(ways, others, strict=True))
         elif tensor.ndim and sizes[0] == samples:
-            masks = [_shaped(real, tensor, (0, axis)) for axis in axes]
+            masks = [along(real, tensor, 0, axis) for axis in axes]
             yield from masks
             if len(masks) > 1:
                 yield torch.stack([m.expand(sizes) for m in masks]).all(dim=0)
         if tensor.ndim > 1 and sizes[:2] == (steps, samples):
-            yield _shaped(real.T, tensor, (0, 1))
+            yield along(real.T, tensor, 0, 1)
         if tensor.ndim and sizes[0] == samples * steps:
-            yield _shaped(real.reshape(-1), tensor, (0,))
-            yield _shaped(real.T.reshape(-1), tensor, (0,))
+            yield along(real.reshape(-1), tensor, 0)
+            yield along(real.T.reshape(-1), tensor, 0)
 
     return same
-
-
-def _shaped(real: Tensor, tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
-    shape = [1] * tensor.ndim
-    for axis, size in zip(axes, real.shape, strict=True):
-        shape[axis] = size
-    return real.reshape(shape)
 
 
 def _joined(real: Tensor, tensor: Tensor, axis: int) -> Iterator[Tensor]:
@@ -293,7 +275,7 @@ def _joined(real: Tensor, tensor: Tensor, axis: int) -> Iterator[Tensor]:
     more = tensor.shape[axis] - real.shape[1]
     if more > 0:
         for sides in ((0, more), (more, 0)):
-            yield _shaped(F.pad(real, sides, value=True), tensor, (0, axis))
+            yield along(F.pad(real, sides, value=True), tensor, 0, axis)
 
 
 def judged_places(output: Tensor, padding: Padding) -> list[Tensor]:
@@ -306,10 +288,10 @@ def judged_places(output: Tensor, padding: Padding) -> list[Tensor]:
         return []
     real = padding.real.to(output.device)
     if output.ndim > 1 and output.shape[1] == steps:
-        return [_shaped(real, output, (0, 1))]
+        return [along(real, output, 0, 1)]
     axes = [axis for axis in range(1, output.ndim) if output.shape[axis] == steps]
     if len(axes) == 1:
-        return [_shaped(real, output, (0, axes[0]))]
+        return [along(real, output, 0, axes[0])]
     if axes:
         return []
     whole = torch.ones((), dtype=torch.bool, device=output.device)
@@ -357,7 +339,7 @@ def effects_of(runs: Runs, ran: Ran, padding: Padding) -> Effects:
         one = min((way for way in ways if way is not None), default=None)
         if one is None:
             continue
-        if one.effect <= ROUNDING.get(before.dtype, 1e-5):
+        if is_rounding(one, before.dtype):
             one = one._replace(effect=0.0)
         is_beside = _nearness(before, padding) < nearest
         if is_beside and base.loss is not None and any(looked) and not looked[n]:

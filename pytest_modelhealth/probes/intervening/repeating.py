@@ -11,7 +11,6 @@ from torch import Tensor
 from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.probes.intervening.batches import rolled
-from pytest_modelhealth.probes.intervening.locating import largest
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
 
 Change = tuple[str, str, str, float]
@@ -19,8 +18,6 @@ Change = tuple[str, str, str, float]
 
 _CONTAINERS = (list, deque, dict, set)
 _LEAST = 1e-6
-_STEADY = 1e-5
-"""Kernels that add up in any order make less of a difference."""
 
 
 class Calls(NamedTuple):
@@ -58,22 +55,6 @@ def call_again(runs: Runs, seed: int) -> Calls:
     if changed and _differ(runs.base, other):  # which may be by the random numbers alone
         changed = _changed_by_calls(runs)
     return Calls(again, other, changed)
-
-
-def unsteady(runs: Runs) -> str:
-    """Return why nothing can be told from runs that differ; ``""`` where the batch repeats itself.
-
-    What a forward keeps where nobody can put it back makes every run another one.
-    """
-    again = runs.forward(runs.batch())
-    found = largest(runs.base.outputs, again.outputs)
-    if not again.error and (found is None or found.effect <= _STEADY):
-        return ""
-    return (
-        "the same model, batch and random numbers give another output each time: the forward "
-        "keeps something outside of its modules (a global, an object of your own), or draws "
-        "numbers that no seed sets"
-    )
 
 
 def _differ(one: Ran, other: Ran) -> bool:

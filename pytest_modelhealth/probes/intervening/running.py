@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,6 +21,7 @@ from pytest_modelhealth.capture.step.loss_value import compute_loss
 from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.intervening.differences import largest
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
@@ -163,6 +164,22 @@ class Runs:
         self.base_seconds += time.perf_counter() - start
         return ran
 
+    @cached_property
+    def unsteady(self) -> str:
+        """Why nothing can be told from runs that differ; ``""`` where the batch repeats itself.
+
+        What a forward keeps where nobody can put it back makes every run another one.
+        """
+        again = self.forward(self.batch())
+        found = largest(self.base.outputs, again.outputs)
+        if not again.error and (found is None or found.effect <= _STEADY):
+            return ""
+        return (
+            "the same model, batch and random numbers give another output each time: the forward "
+            "keeps something outside of its modules (a global, an object of your own), or draws "
+            "numbers that no seed sets"
+        )
+
     def forward(
         self,
         batch: Inputs,
@@ -213,6 +230,11 @@ class Runs:
         with torch.no_grad():
             ran.outputs = [tensor.detach().clone() for tensor in find_tensors(output)]
 
+    def is_changed(self, batch: Inputs, numbers: Iterable[int]) -> bool:
+        """Whether a batch holds other values than the unchanged one in some of `tensors`."""
+        changed = changeable(batch)
+        return any(not torch.equal(self.tensors[n], changed[n]) for n in numbers)
+
     def count(self, forwards: int, backwards: int = 0) -> None:
         """Take down runs that a probe makes by itself."""
         self._forwards += forwards
@@ -259,6 +281,8 @@ class Runs:
             )
 
 
+_STEADY = 1e-5
+"""Kernels that add up in any order make less of a difference."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 

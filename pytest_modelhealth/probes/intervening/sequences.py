@@ -12,7 +12,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.batches import along
 from pytest_modelhealth.probes.intervening.locating import Same
-from pytest_modelhealth.probes.intervening.running import Runs, changeable
+from pytest_modelhealth.probes.intervening.running import Runs
 
 _SHORTEST = 4
 _AGREED = 0.95
@@ -161,12 +161,6 @@ def later_changed(runs: Runs, sequence: Sequence) -> Inputs:
     return runs.changed(change)
 
 
-def is_changed(runs: Runs, sequence: Sequence, batch: Inputs) -> bool:
-    """Whether a batch holds other values than the unchanged one in a sequence."""
-    changed = changeable(batch)
-    return any(not torch.equal(runs.tensors[n], changed[n]) for n in sequence.tensors)
-
-
 def seen(runs: Runs, sequence: Sequence) -> Tensor | None:
     """Return which places ``(samples, steps)`` hold no padding; ``None`` where all do.
 
@@ -209,7 +203,7 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
         masks = [along(torch.arange(length) < half, tensor, axis) for axis in axes]
         if real is not None and tensor.ndim and tensor.shape[0] == len(real):
             masks = [
-                mask & at_places(real, tensor, axis) if axis else mask
+                mask & along(real, tensor, 0, axis) if axis else mask
                 for axis, mask in zip(axes, masks, strict=True)
             ]
         yield from masks
@@ -225,13 +219,6 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
                 yield along(index // (size // length) < half, tensor, axis)
 
     return same
-
-
-def at_places(which: Tensor, tensor: Tensor, axis: int) -> Tensor:
-    """Return places ``(samples, steps)`` in a form that broadcasts to a tensor with both."""
-    shape = [1] * tensor.ndim
-    shape[0], shape[axis] = which.shape
-    return which.to(tensor.device).reshape(shape)
 
 
 def step_axis(output: Tensor, sequence: Sequence) -> int | None:
