@@ -13,7 +13,7 @@ from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.contracting_chains import STEEPEST, contracting_chains
 from pytest_modelhealth.checks.facts import called, completed, enclosing, flow_of, trainable
 from pytest_modelhealth.checks.freshness import looks_trained
-from pytest_modelhealth.checks.gradient_extremes import singular, unmoving
+from pytest_modelhealth.checks.gradient_extremes import gradient_norm, singular, unmoving
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
 from pytest_modelhealth.checks.weights import is_scale, linear_maps
 from pytest_modelhealth.settings import Setting, Settings, Severity
@@ -151,7 +151,7 @@ def _absolute(
     records: list[LayerRecord], observation: Observation, settings: Settings
 ) -> Iterator[Violation]:
     for record in records:
-        norm = math.sqrt(math.fsum(s.norm**2 for s in _gradients(record)) / observation.batches)
+        norm = gradient_norm(record, observation)
         for name, word, sign, cause in (
             ("max_grad_norm", "over", 1.0, _exploding_cause),
             ("min_grad_norm", "under", -1.0, _small_cause),

@@ -45,7 +45,8 @@ def singular(
     over = [
         record
         for record in records
-        if _norm(record, observation) > settings.limit("singular_grad_norm", record.name).value
+        if gradient_norm(record, observation)
+        > settings.limit("singular_grad_norm", record.name).value
     ]
     if not over:
         yield from exploding
@@ -56,7 +57,7 @@ def singular(
     if not risky and exploding:
         yield from exploding
         return
-    norm = _norm(last, observation)
+    norm = gradient_norm(last, observation)
     limit = settings.limit("singular_grad_norm", last.name)
     yield check.violation(
         last if culprit is None else culprit,
@@ -89,7 +90,11 @@ def _where_singular(
     return None, first_of(made, EDGED, QUOTIENTS)
 
 
-def _norm(record: LayerRecord, observation: Observation) -> float:
+def gradient_norm(record: LayerRecord, observation: Observation) -> float:
+    """Return the L2 norm of the gradients of a layer's own parameters.
+
+    Over several batches it is the root mean square of theirs.
+    """
     gradients = record.parameter_gradients.values()
     return math.sqrt(math.fsum(s.norm**2 for s in gradients) / observation.batches)
 
