@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from corpus.cards import GROUPS, KINDS, ROLES, Case, Shelf
 from corpus.pair import Sides
 from corpus.scoring import Finding, Tool
-from corpus.subject import Subject, loss_of, run
+from corpus.subject import Subject, Training, loss_of, run
 
 __all__ = [
     "GROUPS",
@@ -38,6 +38,7 @@ __all__ = [
     "Sides",
     "Subject",
     "Tool",
+    "Training",
     "cases",
     "loss_of",
     "run",

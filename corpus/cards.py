@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from corpus.pair import Edit, Sides
-from corpus.subject import Healthy, Subject
+from corpus.subject import Healthy
 
 KINDS = {
     "initialisation": "weights and biases as they are first drawn, or as a checkpoint has them",
@@ -24,6 +24,8 @@ KINDS = {
     "step": "what surrounds one: modes, registered parameters, running statistics, the last step",
     "leak": "what one place sees that it must not: "
     "another sample, the future, padding, chance, an earlier call",
+    "training": "the user's own training step: optimizer, order of calls, scale, modes, state",
+    "loop": "a training of some hundred steps: one that goes wrong on the way",
     "refactor": "two models, of which one was made from the other and should compute the same",
     "healthy": "models as they are used, which look like no fault",
 }
@@ -103,7 +105,7 @@ class Case:
         return any(word in said for word in self.words)
 
 
-Sabotage = Callable[[Subject], object]
+Sabotage = Callable[[Any], object]
 """Puts a fault into a healthy subject."""
 
 
@@ -128,7 +130,7 @@ class Shelf:
         """Add the fault that the decorated function puts into a healthy subject."""
 
         def add(sabotage: Sabotage) -> Sabotage:
-            def build() -> Subject:
+            def build() -> Any:
                 sick = healthy()
                 sabotage(sick)
                 return sick

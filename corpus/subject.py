@@ -1,4 +1,4 @@
-"""What is judged: a model with its batch and loss."""
+"""What is judged: a model with its batch and loss, or with its training step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,33 @@ class Subject:
     draw: Draw | None = None
 
 
-Healthy = Callable[[], Subject]
+@dataclass
+class Training:
+    """A model with a user's own training step; a fault changes any part of it.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer, or a tuple of several.
+        step: called as ``step(model, optimizer, batch)``: does one whole training step, as a loop
+            would have it, and returns the loss.
+        batch: what a step is given.
+        restore: what else a step changes, each with `state_dict` and `load_state_dict`: a scaler,
+            a schedule, a moving average.
+        batches: draws the batch of a step, by its number, for a whole training.
+        steps: how many steps a whole training has.
+    """
+
+    model: nn.Module
+    optimizer: Any
+    step: Callable[[nn.Module, Any, Any], Any]
+    batch: Any
+    restore: tuple[Any, ...] = ()
+    batches: Callable[[int], Any] | None = None
+    steps: int = 0
+
+
+Healthy = Callable[[], Any]
+"""Makes a `Subject`, or a `Training`."""
 
 
 def subject(model: nn.Module, draw: Draw, loss: Any, batch: int = 64) -> Subject:
@@ -42,10 +68,12 @@ def subject(model: nn.Module, draw: Draw, loss: Any, batch: int = 64) -> Subject
     return Subject(model, *draw(batch), loss, draw)
 
 
-_trained: dict[tuple[Healthy, int, int], tuple[Subject, Tensor]] = {}
+_trained: dict[tuple[Callable[[], Subject], int, int], tuple[Subject, Tensor]] = {}
 
 
-def trained(healthy: Healthy, steps: int = 80, rate: float = 3e-3, batch: int = 64) -> Subject:
+def trained(
+    healthy: Callable[[], Subject], steps: int = 80, rate: float = 3e-3, batch: int = 64
+) -> Subject:
     """Return the subject after `steps` of Adam on batches of its own, of 64 samples each.
 
     A run trains each subject once for each random seed; what is returned is a copy, and random
