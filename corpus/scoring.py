@@ -48,9 +48,9 @@ class Finding:
 
 
 Tool = Callable[[Any], Iterable[Finding]]
-"""Judges what a case builds: a `Subject`, a `Training`, or the `Sides` of a pair. It returns what it
-objects to, the gravest first, of a pair the place where the two part; nothing where all is well. It
-may raise `NotImplementedError` where it does not judge what it is given."""
+"""Judges what a case builds: a `Subject`, a `Training`, or the `Sides` of a pair. It returns what
+it objects to, the gravest first, of a pair the place where the two part; nothing where all is well.
+It may raise `NotImplementedError` where it does not judge what it is given."""
 
 
 @dataclass(frozen=True)

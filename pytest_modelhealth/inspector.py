@@ -25,7 +25,7 @@ from pytest_modelhealth.errors import (
     suggest,
 )
 from pytest_modelhealth.layers import Pattern, Rule, Selection
-from pytest_modelhealth.probes import default_settings
+from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, LayerRecord, Observation, Status
 from pytest_modelhealth.statistics import TensorStatistics, reduce
+from pytest_modelhealth.training import default_settings
 
 
 def layer(

@@ -55,6 +55,10 @@ class Check(ABC):
     is_probe: ClassVar[bool] = False
     """Whether it changes something and runs the model again; see `pytest_modelhealth.probes`."""
 
+    judges_steps: ClassVar[bool] = False
+    """Whether it judges a training step of the user's own, too, of which only statistics are seen:
+    neither the loss's way nor who feeds whom."""
+
     reads_scale: ClassVar[bool] = False
     """Whether depth alone brings about what it finds where nothing is normalised.
 

@@ -6,6 +6,6 @@ is `intervening`, which loads with the first probe that runs.
 """
 
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.shelf import all_probes, default_settings, every_check
+from pytest_modelhealth.probes.shelf import all_probes
 
-__all__ = ["Probe", "all_probes", "default_settings", "every_check"]
+__all__ = ["Probe", "all_probes"]

@@ -43,6 +43,15 @@ from pytest_modelhealth.report.observation import (
     ZeroSlices,
 )
 from pytest_modelhealth.report.probing import Outcome, Parting, Probed, ProbeRecord
+from pytest_modelhealth.report.stepping import (
+    HalfInfluence,
+    LayerMode,
+    LeftOver,
+    LossSlope,
+    Stepped,
+    SteppedOptimizer,
+    SteppedParameter,
+)
 
 __all__ = [
     "ROLES",
@@ -55,15 +64,19 @@ __all__ = [
     "Gate",
     "GivenTensor",
     "Graph",
+    "HalfInfluence",
     "HealthReport",
     "Inconclusive",
     "Judge",
     "Judgement",
     "Kind",
+    "LayerMode",
     "LayerRecord",
     "LayerRecords",
+    "LeftOver",
     "LossCall",
     "LossPath",
+    "LossSlope",
     "Noises",
     "Observation",
     "Option",
@@ -75,6 +88,9 @@ __all__ = [
     "Reference",
     "Status",
     "Step",
+    "Stepped",
+    "SteppedOptimizer",
+    "SteppedParameter",
     "TaskGradients",
     "TaskPair",
     "UnregisteredParameter",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.stepping import Stepped
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
@@ -442,6 +443,7 @@ class Observation:
         tasks: what each of several named losses asks of the model, those of the first batch.
         flow: who feeds whom in the first batch; ``None`` where nothing was recorded.
         probes: what probes did with the first batch, and what followed.
+        stepped: what a training step did; ``None`` where none was run.
         given: the tensors that the model was called with, those of the first batch.
         own_functions: whether a custom `torch.autograd.Function` of the user's took part.
         sample_deviation: by how much samples deviate from each other, relative to the deviation of
@@ -465,9 +467,15 @@ class Observation:
     tasks: tuple[TaskGradients, ...] = ()
     flow: Flow | None = None
     probes: Probed = field(default_factory=Probed)
+    stepped: Stepped | None = None
     given: tuple[GivenTensor, ...] = ()
     own_functions: bool = False
     sample_deviation: float | None = None
+
+    @property
+    def is_of_own_step(self) -> bool:
+        """Whether a training step of the user's own was seen, not a run of ours."""
+        return self.stepped is not None and self.flow is None
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.
@@ -495,6 +503,7 @@ class Observation:
             tasks=self.tasks,
             flow=self.flow,
             probes=self.probes,
+            stepped=self.stepped,
             given=self.given,
             own_functions=self.own_functions or other.own_functions,
             sample_deviation=max(

@@ -15,9 +15,9 @@ from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.observing.flow import functions, rows
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Flow, Kind
+from pytest_modelhealth.training import default_settings
 
 
 @torch.jit.script

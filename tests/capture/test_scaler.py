@@ -10,7 +10,7 @@ from torch.amp import GradScaler
 
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.probes import default_settings
+from pytest_modelhealth.training import default_settings
 from tests.capture.models import Small, x
 from tests.capture.oracle import assert_statistics, numbers, projection
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from pytest_modelhealth import Inspector, LayerNotFoundError, ModelHealthError, SettingsError
 from pytest_modelhealth.checks import Check, all_checks
-from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.settings.waiver import Waiver
+from pytest_modelhealth.training import default_settings
 
 
 @pytest.fixture

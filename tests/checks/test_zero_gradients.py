@@ -13,8 +13,8 @@ from torch import nn
 from pytest_modelhealth.checks.judging.judge import judge
 from pytest_modelhealth.checks.missing_gradients import MissingGradients
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
-from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.report.flow.index import Index
+from pytest_modelhealth.training import default_settings
 
 
 def told(report):

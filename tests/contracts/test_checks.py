@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_modelhealth.checks import Check
-from pytest_modelhealth.probes import every_check
+from pytest_modelhealth.training import every_check
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "checks.md"
 

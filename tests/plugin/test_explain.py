@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_modelhealth.probes import every_check
+from pytest_modelhealth.training import every_check
 
 
 def explained(pytester: pytest.Pytester, *options: str) -> list[str]:

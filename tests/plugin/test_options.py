@@ -134,7 +134,7 @@ def test_none_spells_no_limit(pytester: pytest.Pytester) -> None:
 
 def test_help_names_every_setting_twice(pytester: pytest.Pytester) -> None:
     """`pytest --help` lists each setting as an option and as an ini name."""
-    from pytest_modelhealth.probes import default_settings
+    from pytest_modelhealth.training import default_settings
 
     text = pytester.runpytest("--help").stdout.str()
     for setting in default_settings().declarations:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import ModelHealthError
-from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.settings import Limit
+from pytest_modelhealth.training import default_settings
 from tests.rendering import reports
 
 

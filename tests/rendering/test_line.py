@@ -1,8 +1,8 @@
 import pytest
 
-from pytest_modelhealth.probes import default_settings
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport
+from pytest_modelhealth.training import default_settings
 from tests.builders import layer, observation
 from tests.rendering import reports
 

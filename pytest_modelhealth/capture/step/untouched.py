@@ -35,7 +35,7 @@ def untouched(inspection: Inspection, batch: Any) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(restore_random_state, inspection.random_state)
         for generator in state.generators:
-            stack.callback(_generator_restorer(generator))
+            stack.callback(generator_restorer(generator))
         stack.callback(state.restore_containers)
         stack.callback(Memory(state.tensors).restore)
         stack.enter_context(gradients_set_aside(leaves))
@@ -91,7 +91,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
         torch.mps.set_rng_state(state["mps"])
 
 
-def _generator_restorer(generator: Any) -> Callable[[], Any]:
+def generator_restorer(generator: Any) -> Callable[[], Any]:
     """Return a function that puts a generator back where it stands now."""
     if isinstance(generator, torch.Generator):
         return partial(generator.set_state, generator.get_state())

@@ -31,9 +31,12 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
             layer.
         SettingsError: no check is left to run.
     """
-    observation = with_flow(observation)
-    judged = _judged_layers(observation, settings)
     checks = _chosen_checks(settings)
+    if observation.is_of_own_step:
+        checks = [check for check in checks if check.judges_steps]
+    else:
+        observation = with_flow(observation)
+    judged = _judged_layers(observation, settings)
     findings: list[Finding] = []
     broken: list[BrokenCheck] = []
     for check in checks:

@@ -1,0 +1,222 @@
+"""What a training step did in a few calls, and in changed ones, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SteppedParameter:
+    """One parameter over the calls of a step; each tuple has an entry a call.
+
+    Args:
+        name: its full name.
+        layer: the layer that has it.
+        own: its own name there.
+        dimensions: how many it has.
+        dtype: its dtype, without ``torch.``.
+        trainable: whether it required a gradient before the first call.
+        held: whether an optimizer that was given, or that stepped, holds it.
+        added: largest absolute value of what backward passes left as its gradient, before anything
+            else was done to it; ``None`` where none reached it.
+        gradients: L2 norm of its gradient when its optimizer first stepped in the call; ``None``
+            where it had none then, or no optimizer of it stepped.
+        updates: L2 norm of what its optimizers changed in the call, by that of its values before;
+            0 where no optimizer of it stepped.
+        changes: the same of the whole call, whoever changed it.
+        rates: learning rate of its group when the optimizer first stepped; ``None`` where none did.
+        left_over: whether, when the first backward pass since an optimizer stepped reached it, a
+            gradient of an earlier call was still there.
+        swallowed: share of its elements that had a gradient and did not change, over all calls.
+    """
+
+    name: str
+    layer: str
+    own: str
+    dimensions: int
+    dtype: str
+    trainable: bool
+    held: bool
+    added: tuple[float | None, ...] = ()
+    gradients: tuple[float | None, ...] = ()
+    updates: tuple[float, ...] = ()
+    changes: tuple[float, ...] = ()
+    rates: tuple[float | None, ...] = ()
+    left_over: tuple[bool, ...] = ()
+    swallowed: float = 0.0
+
+
+@dataclass(frozen=True)
+class SteppedOptimizer:
+    """One optimizer.
+
+    Args:
+        type_name: its class.
+        given: whether it was given to `run_step`; others were seen as they stepped.
+        holds: how many tensors it holds.
+        foreign: how many of them are not the model's.
+        steps: how often it stepped, a number a call.
+        rates: largest learning rate of its groups when it first stepped in a call, else at the end
+            of the call; one entry a call.
+        initial_rate: its largest rate by a schedule's reckoning; ``None`` without a schedule.
+        decay: largest rate times weight decay of a group.
+        eps: largest ``eps`` of a group; ``None`` where it has none.
+        second_moment: root mean square of its estimates of the gradient's second moment, the
+            median over parameters, after the last call; ``None`` where it keeps none.
+        maximizes: whether a group maximizes.
+        closure: whether it was given a closure.
+        repeated: whether it stepped twice with the same gradient, of a call in which it did.
+        stale: whether it stepped in a call before any backward pass of that call reached it.
+        direction: cosine between its first update and the gradient that it was made from; ``None``
+            where there was none.
+    """
+
+    type_name: str
+    given: bool
+    holds: int
+    foreign: int
+    steps: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+    initial_rate: float | None = None
+    decay: float = 0.0
+    eps: float | None = None
+    second_moment: float | None = None
+    maximizes: bool = False
+    closure: bool = False
+    repeated: bool = False
+    stale: bool = False
+    direction: float | None = None
+
+
+@dataclass(frozen=True)
+class LayerMode:
+    """In which modes a layer ran.
+
+    Args:
+        layer: its name.
+        training: of each call of the step, whether the layer was in training mode whenever it ran
+            with gradients on; ``None`` where it did not run so.
+        without_gradient: whether it ran, and always with gradients off.
+        trainable: whether it has a parameter that requires a gradient.
+        kind: ``"dropout"``, ``"batch_norm"`` or ``""``.
+        still: whether it keeps running statistics, ran in training mode, and they never moved.
+    """
+
+    layer: str
+    training: tuple[bool | None, ...] = ()
+    without_gradient: bool = False
+    trainable: bool = False
+    kind: str = ""
+    still: bool = False
+
+
+@dataclass(frozen=True)
+class LossSlope:
+    """How the gradient at the optimizer's step lies to the slope of the loss that is returned.
+
+    Args:
+        slope: of the loss along the gradient, per unit of length of all parameters.
+        gradient: L2 norm of the gradient at the step; the slope, if it is that of the loss.
+        added: L2 norm of what backward passes left, before clipping or unscaling; ``None`` where
+            another direction stands there.
+        why_not: why it could not be measured; ``""`` if it was.
+    """
+
+    slope: float = 0.0
+    gradient: float = 0.0
+    added: float | None = None
+    why_not: str = ""
+
+    @property
+    def factor(self) -> float:
+        """The gradient by the slope: 1 where the optimizer descends the loss that is returned."""
+        return self.gradient / self.slope if self.slope else float("inf")
+
+
+@dataclass(frozen=True)
+class HalfInfluence:
+    """What the samples of one half of the batch do to the gradient.
+
+    Args:
+        half: ``"first"`` or ``"second"``.
+        samples: how many samples the half has.
+        effect: largest change of a gradient at the optimizer's step, by its norm, when they are
+            replaced by the other half's.
+        rows: share of the half's rows at the model's output to which no gradient came.
+        moved_rows: the same where the samples are the other half's.
+    """
+
+    half: str
+    samples: int
+    effect: float
+    rows: float | None = None
+    moved_rows: float | None = None
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """What gradients of the call before do to a call.
+
+    Args:
+        effect: largest change of the gradient at an optimizer's step, by its norm, when they are
+            cleared before the call.
+        layer, own: the parameter that it is largest at.
+    """
+
+    effect: float
+    layer: str = ""
+    own: str = ""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a training step did.
+
+    Args:
+        step: what was run, for people.
+        losses: what each call returned; ``None`` for what is no number.
+        parameters: every parameter of the model.
+        optimizers: every optimizer that was given, or stepped.
+        modes: every layer that ran.
+        slope: the gradient by the slope of the loss; ``None`` where that was not looked at.
+        halves: what each half of the batch does.
+        why_no_halves: why that was not judged.
+        left_over: what gradients of the first call do to the second; ``None`` if none were left.
+        raised: what a later call raised, and its number; ``""`` if none did.
+        raised_at: number of that call, from 1.
+        growing: lists that grew by a tensor with its graph in each call.
+        untied: weights that are tied by configuration, and not in the model.
+        copies: parts of the model that started equal to another and learn by gradient.
+        overfit: loss of the first and the best of the last calls on the one batch; ``None`` where
+            that was not asked for.
+        resumed: what differs after the step is resumed from its saved state, the first such;
+            ``""`` where nothing does, ``None`` where that was not asked for.
+        calls: how often the step was called in all.
+        seconds: how long all of it took.
+        notes: what else a reader should know.
+    """
+
+    step: str
+    losses: tuple[float | None, ...] = ()
+    parameters: tuple[SteppedParameter, ...] = ()
+    optimizers: tuple[SteppedOptimizer, ...] = ()
+    modes: tuple[LayerMode, ...] = ()
+    slope: LossSlope | None = None
+    halves: tuple[HalfInfluence, ...] = ()
+    why_no_halves: str = ""
+    left_over: LeftOver | None = None
+    raised: str = ""
+    raised_at: int = 0
+    growing: tuple[str, ...] = ()
+    untied: tuple[str, ...] = ()
+    copies: tuple[tuple[str, str], ...] = ()
+    overfit: tuple[float, float, int] | None = None
+    resumed: str | None = None
+    calls: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def trained(self) -> tuple[SteppedParameter, ...]:
+        """The trainable parameters that an optimizer holds."""
+        return tuple(p for p in self.parameters if p.trainable and p.held)

@@ -1,0 +1,52 @@
+"""Every half of the batch has an influence on the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.training.contract.step_check import StepCheck, place
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import HalfInfluence, Observation, Stepped
+    from pytest_modelhealth.settings import Settings
+
+
+class BatchInfluence(StepCheck):
+    """No half of the batch is dropped on the way to the optimizer."""
+
+    name = "batch_influence"
+    summary = "Each half of the batch changes the gradient that the optimizer steps on."
+    rank = 64
+    role = "inputs"
+    definition = (
+        "The samples of one half are replaced by those of the other, in all tensors of the batch: "
+        "a violation if no gradient changes, bit for bit, although the other half's does. Not so "
+        "if the same samples get no gradient at the model's output wherever they stand, as masked "
+        "labels do."
+    )
+    source = "exact: the gradient is looked at, as the first update of Adam is but its sign"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield the half that is dropped."""
+        idle = [half for half in stepped.halves if not half.effect and not _is_masked(half)]
+        if len(idle) != 1:
+            return
+        half = idle[0]
+        yield self.violation(
+            place(observation),
+            f"the {half.half} half of the batch ({half.samples} samples) has no influence on the "
+            "gradient: replaced by other samples, it leaves every number as it was",
+            value=0.0,
+            cause="a slice of the batch, a loop over micro-batches of which one is kept, a part "
+            "whose backward pass is missing, or a mask over places instead of samples",
+            independent=True,
+        )
+
+
+def _is_masked(half: HalfInfluence) -> bool:
+    """Whether it is the samples that have no gradient, not their places in the batch."""
+    return half.rows == 1.0 and half.moved_rows == 1.0

@@ -1,0 +1,176 @@
+"""A step moves the parameters that it has a gradient of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.training.contract.step_check import StepCheck, listed, place
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Observation, Stepped, SteppedParameter
+    from pytest_modelhealth.settings import Settings
+
+_TINY = 1e-8
+"""Adam's epsilon: below it nothing is expected to move."""
+_MORE_CALLS = "give run_step more calls, such as calls=8"
+
+
+class ParameterUpdates(StepCheck):
+    """Calling the step changes the model."""
+
+    name = "parameter_updates"
+    summary = "A training step moves the parameters that the optimizer holds."
+    rank = 61
+    definition = (
+        "A violation: no parameter moves in any call, or a learning rate falls to exactly 0 after "
+        "the first call and stays there. Warned of: parameters whose group has a rate of 0 while "
+        "others move. Inconclusive: gradients below 1e-8 or that only add up from call to call, a "
+        "scaler that skips every call, a rate of 0 by a schedule that the step does not advance."
+    )
+    source = "exact; 1e-8 is the epsilon of Adam"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield why nothing moves, or what does not."""
+        root = place(observation)
+        if not any(p.trainable for p in stepped.parameters):
+            yield self.violation(
+                root,
+                "no parameter of the model requires a gradient: there is nothing to train",
+                value=0.0,
+                cause="requires_grad_(False) left over from another stage, or a model in "
+                "inference mode",
+                independent=True,
+            )
+        elif not any(any(p.changes) for p in stepped.parameters if p.trainable):
+            yield self._nothing_moves(stepped, observation)
+        else:
+            yield from self._fallen(stepped, observation)
+            yield from self._standing(stepped, observation)
+
+    def _nothing_moves(self, stepped: Stepped, observation: Observation) -> Finding:
+        calls = len(stepped.losses)
+        held = [p for p in stepped.parameters if p.trainable and p.held]
+        added = [size for p in held for size in p.added if size is not None]
+        doubt = _doubt(stepped, held, added)
+        if doubt:
+            return self.inconclusive(place(observation), doubt)
+        why, cause = _why_nothing(stepped, held, added)
+        return self.violation(
+            place(observation),
+            f"no parameter moves in {calls} calls of the step: {why}",
+            value=0.0,
+            cause=cause,
+            independent=True,
+        )
+
+    def _fallen(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
+        for optimizer in stepped.optimizers:
+            rates = [r for r, n in zip(optimizer.rates, optimizer.steps, strict=True) if n]
+            if len(rates) > 1 and rates[0] > 0.0 and not any(rates[1:]):
+                yield self.violation(
+                    place(observation),
+                    f"the learning rate of {optimizer.type_name} falls from {rates[0]:.3g} to "
+                    "exactly 0 after the first call, and stays there",
+                    value=0.0,
+                    cause="the schedule is stepped each batch although it counts epochs, is given "
+                    "too few steps, or divides where it should multiply",
+                    independent=True,
+                )
+
+    def _standing(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
+        still = [p for p in stepped.parameters if _stands_by_its_rate(p)]
+        if still:
+            layers = list(dict.fromkeys(p.layer for p in still))
+            yield self.violation(
+                place(observation, layers[0]),
+                f"{len(still)} parameters get a gradient and do not move: the learning rate of "
+                f"their group is 0: {listed([p.name for p in still])}",
+                value=0.0,
+                tensor=still[0].own,
+                cause="a schedule, or a group without its rate; what should not learn is frozen "
+                "by requires_grad_(False)",
+                affected=layers[1:],
+                severity="warn",
+            )
+
+
+def _stands_by_its_rate(parameter: SteppedParameter) -> bool:
+    rates = [rate for rate in parameter.rates if rate is not None]
+    gets = any(size for size in parameter.gradients if size is not None)
+    return gets and bool(rates) and not any(rates) and not any(parameter.changes)
+
+
+def _doubt(stepped: Stepped, held: list[SteppedParameter], added: list[float]) -> str:
+    """Return why it cannot be told that nothing moves; ``""`` if it can."""
+    stepping = any(any(o.steps) for o in stepped.optimizers)
+    if any(not math.isfinite(size) for size in added):
+        return f"the gradients overflow in every call, and a scaler skips them: {_MORE_CALLS}"
+    if added and 0.0 < max(added) < _TINY:
+        return f"the largest gradient is {max(added):.2g}, too small to move anything"
+    if not stepping and _add_up(held):
+        return (
+            f"no optimizer steps in {len(stepped.losses)} calls, and gradients add up from call to "
+            f"call, as micro-batches do: {_MORE_CALLS}"
+        )
+    for optimizer in stepped.optimizers:
+        is_scheduled = bool(optimizer.initial_rate) or len(set(optimizer.rates)) > 1
+        if any(optimizer.steps) and not any(optimizer.rates) and is_scheduled:
+            return (
+                f"the learning rate of {optimizer.type_name} is 0 by its schedule, whose start is "
+                f"{optimizer.initial_rate:.3g}: advance it first, or in the step"
+            )
+    return ""
+
+
+def _add_up(held: list[SteppedParameter]) -> bool:
+    """Whether the gradients left by a call grow in every later one."""
+    grown = [p.added for p in held if len(p.added) > 1 and None not in p.added and any(p.added)]
+    return bool(grown) and all(added[-1] > added[0] for added in grown)  # type: ignore[operator]
+
+
+def _why_nothing(
+    stepped: Stepped, held: list[SteppedParameter], added: list[float]
+) -> tuple[str, str]:
+    """Return why nothing moves, and the likely cause."""
+    stepping = [o for o in stepped.optimizers if any(o.steps)]
+    if not added:
+        return (
+            "no backward pass reaches a parameter that an optimizer holds",
+            (
+                "loss.backward() is missing, the loss is detached (.item(), .detach(), no_grad), or "
+                "it was made from a new tensor: torch.tensor(loss)"
+            ),
+        )
+    if not max(added):
+        return (
+            "every gradient is exactly zero",
+            "the loss is multiplied by zero or masked out whole, or all of the model is saturated",
+        )
+    if not stepping:
+        return (
+            "no optimizer steps, although there are gradients",
+            "optimizer.step() is missing, or is called on another optimizer than the one given",
+        )
+    if not any(size for p in held for size in p.gradients if size is not None):
+        return (
+            "when the optimizer steps there is no gradient any more",
+            "zero_grad() stands between backward() and step(); or step() stands before backward()",
+        )
+    if not any(any(o.rates) for o in stepping):
+        return (
+            f"the learning rate of {stepping[0].type_name} is 0",
+            "a rate of 0 was given, or a schedule ends there",
+        )
+    largest = max(size for p in held for size in p.gradients if size is not None)
+    return (
+        (
+            f"{stepping[0].type_name} steps at a rate of {max(stepping[0].rates):.3g} on gradients of "
+            f"a norm up to {largest:.3g}, and no value changes"
+        ),
+        "updates too small for the precision of the weights, or values that are put back",
+    )

@@ -1,0 +1,59 @@
+"""The optimizer goes down its own gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.training.contract.step_check import StepCheck, place
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Observation, Stepped
+    from pytest_modelhealth.settings import Settings
+
+_UP = 0.1
+
+
+class UpdateDirection(StepCheck):
+    """An update lies against the gradient that it is made from."""
+
+    name = "update_direction"
+    summary = "An optimizer descends the gradient that it steps on."
+    rank = 67
+    definition = (
+        "The cosine between the first update of an optimizer and the gradient that it was made "
+        "from exceeds 0.1, and the loss that is returned rises over the calls. Inconclusive where "
+        "the optimizer is told to maximize."
+    )
+    source = "healthy optimizers have a negative cosine; weight decay and momentum alone stay below"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield the optimizers that climb."""
+        losses = [loss for loss in stepped.losses if loss is not None]
+        if len(losses) < 2 or not losses[-1] > losses[0]:
+            return
+        for optimizer in stepped.optimizers:
+            if optimizer.direction is None or optimizer.direction <= _UP:
+                continue
+            what = (
+                f"{optimizer.type_name} climbs its own gradient (cosine "
+                f"{optimizer.direction:.2f}), and the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}"
+            )
+            if optimizer.maximizes:
+                yield self.inconclusive(
+                    place(observation),
+                    f"{what}: it is told to maximize, which is right for a reward, and wrong for a "
+                    "loss",
+                )
+                continue
+            yield self.violation(
+                place(observation),
+                what,
+                value=optimizer.direction,
+                cause="a negative learning rate, or an update that is added where it should be "
+                "subtracted",
+                independent=True,
+            )

@@ -1,0 +1,321 @@
+"""Calls a training step a few times and takes down what it did, as a `Stepped`."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.report.stepping import (
+    LayerMode,
+    Stepped,
+    SteppedOptimizer,
+    SteppedParameter,
+)
+from pytest_modelhealth.training.stepping.designs import copies_that_learn, untied_weights
+from pytest_modelhealth.training.stepping.growing import Lists
+from pytest_modelhealth.training.stepping.interventions import (
+    half_influence,
+    left_over,
+    loss_slope,
+    said,
+)
+from pytest_modelhealth.training.stepping.requested import overfitted, resumed
+from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in
+from pytest_modelhealth.training.stepping.watching import (
+    Watched,
+    norm,
+    parameters_of,
+    rate_of,
+    widened,
+)
+
+
+@dataclass
+class _Calls:
+    """What the first series of calls showed.
+
+    Args:
+        seen: a record a call.
+        changes: how far each parameter moved in each call, by the norm of its values before.
+        relative: the same of its optimizers' steps.
+        swallowed: share of elements with a gradient that did not change, where that was counted.
+        raised: what a later call raised.
+    """
+
+    seen: list[Watched] = field(default_factory=list)
+    changes: list[dict[int, float]] = field(default_factory=list)
+    relative: list[dict[int, float]] = field(default_factory=list)
+    rates: list[dict[int, float]] = field(default_factory=list)
+    swallowed: dict[int, float] = field(default_factory=dict)
+    raised: str = ""
+
+
+def run_contract(
+    model: nn.Module, given: TrainingStep, calls: int, *, overfit: int | None, resume: bool
+) -> Stepped:
+    """Return what the step did; model, optimizers and all else are as they were.
+
+    Raises:
+        InspectionError: the step returns no loss.
+        Exception: whatever the first call raises, untouched.
+    """
+    start = time.perf_counter()
+    given.require_sound()
+    session = Session(model, given)
+    with session.open():
+        untied, lists = untied_weights(model), Lists(model, given.step)
+        made = _call(session, calls, lists)
+        first = made.seen[0]
+        copies = copies_that_learn(session, made.seen)
+        optimizers = list(_optimizers(session, made))
+        parameters = tuple(_parameters(session, made))
+        modes = tuple(_modes(model, made, session))
+        left = None
+        if len(made.seen) > 1 and made.seen[1].left_over and made.seen[1].at_step:
+            left = left_over(session, made.seen[1])
+        slope = loss_slope(session, first)
+        halves, why_no_halves = half_influence(session, first)
+        best = None if overfit is None else overfitted(session, overfit)
+        differs = resumed(session) if resume else None
+    return Stepped(
+        step=given.name,
+        losses=tuple(loss_in(seen.result) for seen in made.seen),
+        parameters=parameters,
+        optimizers=tuple(optimizers),
+        modes=modes,
+        slope=slope,
+        halves=halves,
+        why_no_halves=why_no_halves,
+        left_over=left,
+        raised=made.raised,
+        raised_at=len(made.seen) + 1 if made.raised else 0,
+        growing=tuple(lists.growing),
+        untied=untied,
+        copies=copies,
+        overfit=best,
+        resumed=differs,
+        calls=session.called,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _call(session: Session, calls: int, lists: Lists) -> _Calls:
+    """Call the step several times from the beginning."""
+    made, watch = _Calls(), session.watch()
+    counting = _Swallowed(session)
+    for number in range(calls):
+        before = {key: p.detach().clone() for key, p in session.parameters.items()}
+        try:
+            seen = session.watched(watch)
+        except Exception as error:
+            if not number:
+                raise
+            made.raised = said(error)
+            break
+        if not number:
+            _require_loss(session, seen.result)
+        sizes = {key: norm(value) or 1.0 for key, value in before.items()}
+        made.seen.append(seen)
+        made.changes.append(
+            {key: _change(session.parameters[key], before[key]) / sizes[key] for key in before}
+        )
+        made.relative.append({key: size / sizes[key] for key, size in seen.updated.items()})
+        given = session.given.optimizers
+        made.rates.append({id(optimizer): rate_of(optimizer) for optimizer in given})
+        counting.add(seen)
+        lists.look()
+        _let_go(seen, keep=number < _COMPARED)
+    made.swallowed = counting.shares()
+    return made
+
+
+_COMPARED = 2
+
+
+def _let_go(seen: Watched, *, keep: bool) -> None:
+    """Keep no graph of a call, and gradients only of those that others are held against."""
+    seen.result = loss_in(seen.result)
+    if not keep:
+        seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
+
+
+def _require_loss(session: Session, result: Any) -> None:
+    if loss_in(result) is None:
+        shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
+        raise InspectionError(
+            f"{session.given.name} returned {type(result).__name__}{shape}, not the loss: return "
+            "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
+        )
+
+
+def _change(parameter: Tensor, before: Tensor) -> float:
+    now = parameter.detach()
+    if now.shape != before.shape:
+        return 1.0
+    if torch.equal(now, before):
+        return 0.0
+    return norm(widened(now) - widened(before))
+
+
+class _Swallowed:
+    """Counts, for weights of half precision, those that have a gradient and do not move."""
+
+    def __init__(self, session: Session) -> None:
+        half = (torch.bfloat16, torch.float16)
+        self._parameters = {k: p for k, p in session.parameters.items() if p.dtype in half}
+        self._before = {k: p.detach().clone() for k, p in self._parameters.items()}
+        self._asked = {k: torch.zeros_like(p, dtype=torch.bool) for k, p in self._before.items()}
+
+    def add(self, seen: Watched) -> None:
+        """Take in one call."""
+        for key in seen.at_step & self._parameters.keys():
+            self._asked[key] |= seen.gradients[key] != 0
+
+    def shares(self) -> dict[int, float]:
+        """Return the share of each parameter."""
+        found = {}
+        for key, asked in self._asked.items():
+            still = asked & (self._parameters[key].detach() == self._before[key])
+            found[key] = float(still.sum()) / max(int(asked.sum()), 1)
+        return found
+
+
+# ---- what was seen, as data
+
+
+def _parameters(session: Session, made: _Calls) -> Iterator[SteppedParameter]:
+    held = {id(p) for optimizer in _all_optimizers(session, made) for p in parameters_of(optimizer)}
+    for name, parameter in session.model.named_parameters():
+        key = id(parameter)
+        layer, _, own = name.rpartition(".")
+        yield SteppedParameter(
+            name=name,
+            layer=layer,
+            own=own,
+            dimensions=parameter.ndim,
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            trainable=parameter.requires_grad,
+            held=key in held,
+            added=tuple(seen.added.get(key) for seen in made.seen),
+            gradients=tuple(_gradient(seen, key) for seen in made.seen),
+            updates=tuple(relative.get(key, 0.0) for relative in made.relative),
+            changes=tuple(changes.get(key, 0.0) for changes in made.changes),
+            rates=tuple(seen.rates.get(key) for seen in made.seen),
+            left_over=tuple(key in seen.left_over for seen in made.seen),
+            swallowed=made.swallowed.get(key, 0.0),
+        )
+
+
+def _gradient(seen: Watched, key: int) -> float | None:
+    return norm(seen.gradients[key]) if key in seen.at_step else None
+
+
+def _all_optimizers(session: Session, made: _Calls) -> list[Any]:
+    given = {id(optimizer): optimizer for optimizer in session.given.optimizers}
+    for seen in made.seen:
+        given |= {key: one for key, one in seen.optimizers.items() if key not in given}
+    return list(given.values())
+
+
+def _optimizers(session: Session, made: _Calls) -> Iterator[SteppedOptimizer]:
+    known = {id(p) for p in session.model.parameters()}
+    given = {id(optimizer) for optimizer in session.given.optimizers}
+    for optimizer in _all_optimizers(session, made):
+        key, held = id(optimizer), parameters_of(optimizer)
+        steps = [seen.steps.get(key) for seen in made.seen]
+        rates = [
+            rates.get(key, 0.0) if one is None else one.rate
+            for one, rates in zip(steps, made.rates, strict=True)
+        ]
+        groups = optimizer.param_groups
+        initial = [float(g["initial_lr"]) for g in groups if "initial_lr" in g]
+        yield SteppedOptimizer(
+            type_name=type(optimizer).__name__,
+            given=key in given,
+            holds=len(held),
+            foreign=sum(id(p) not in known for p in held),
+            steps=tuple(0 if one is None else one.count for one in steps),
+            rates=tuple(rates),
+            initial_rate=max(initial, default=None),
+            decay=max((_decay(group) for group in groups), default=0.0),
+            eps=max((float(g["eps"]) for g in groups if _is_number(g.get("eps"))), default=None),
+            second_moment=_second_moment(optimizer),
+            maximizes=any(group.get("maximize") for group in groups),
+            closure=any(one is not None and one.closure for one in steps),
+            repeated=any(one is not None and one.repeated for one in steps),
+            stale=any(one is not None and one.stale for one in steps),
+            direction=next((_cosine(one.along) for one in steps if one is not None), None),
+        )
+
+
+def _decay(group: dict[str, Any]) -> float:
+    return float(group.get("lr") or 0.0) * float(group.get("weight_decay") or 0.0)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _cosine(along: tuple[float, float, float]) -> float | None:
+    product, update, gradient = along
+    return product / math.sqrt(update * gradient) if update and gradient else None
+
+
+def _second_moment(optimizer: Any) -> float | None:
+    """Return the median over parameters of the root mean square of the gradient, as it keeps it."""
+    roots = []
+    for kept in getattr(optimizer, "state", {}).values():
+        moment = kept.get("exp_avg_sq", kept.get("square_avg")) if isinstance(kept, dict) else None
+        if isinstance(moment, Tensor) and moment.numel():
+            roots.append(math.sqrt(max(float(moment.double().mean()), 0.0)))
+    return statistics.median(roots) if roots else None
+
+
+def _modes(model: nn.Module, made: _Calls, session: Session) -> Iterator[LayerMode]:
+    still = _still_statistics(session, made)
+    for name, module in model.named_modules():
+        ran = [seen.modes.get(module, set()) for seen in made.seen]
+        if not any(ran):
+            continue
+        own = list(module.parameters(recurse=False))
+        with_gradient = [{training for training, enabled in one if enabled} for one in ran]
+        yield LayerMode(
+            layer=name,
+            training=tuple(all(modes) if modes else None for modes in with_gradient),
+            without_gradient=not any(with_gradient),
+            trainable=any(p.requires_grad for p in own),
+            kind=_kind(module),
+            still=module in still,
+        )
+
+
+def _kind(module: nn.Module) -> str:
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0:
+        return "dropout"
+    if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
+        return "dropout"
+    if isinstance(module, nn.MultiheadAttention) and module.dropout:
+        return "dropout"
+    is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    if is_norm and module.running_mean is not None:
+        return "batch_norm"
+    return ""
+
+
+def _still_statistics(session: Session, made: _Calls) -> set[nn.Module]:
+    """Return the normalisations that ran in training mode and kept their statistics."""
+    before = session.first_statistics
+    return {
+        module
+        for module, mean in before.items()
+        if any((True, True) in seen.modes.get(module, set()) for seen in made.seen)
+        and torch.equal(mean, module.running_mean)  # type: ignore[arg-type]
+    }

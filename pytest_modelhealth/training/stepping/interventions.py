@@ -1,0 +1,193 @@
+"""Calls of a step under changed conditions: shifted weights, other samples, cleared gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.report.stepping import HalfInfluence, LeftOver, LossSlope
+from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
+from pytest_modelhealth.training.stepping.watching import Watched, norm, widened
+
+SHIFTS = (1e-3, 3e-4)
+"""How far weights are moved along the gradient, by their norm."""
+_AGREE = 0.2
+_ROUNDING = 200 * 2.0**-23
+"""A difference of losses below this share of the loss is rounding of float32."""
+
+
+# ---- the slope of the loss
+
+
+def loss_slope(session: Session, first: Watched) -> LossSlope:
+    """Hold the gradient at the optimizer's step against the slope of the loss that is returned."""
+    why_not = _why_no_slope(first)
+    if why_not:
+        return LossSlope(why_not=why_not)
+    gradients = {key: first.gradients[key] for key in first.at_step}
+    length = _length(gradients.values())
+    if not length or not math.isfinite(length):
+        return LossSlope(why_not="the gradient at the optimizer's step is zero or not finite")
+    weights = _length(session.parameters[key].detach() for key in gradients)
+    slopes = [_slope(session, gradients, length, shift * max(weights, 1e-3)) for shift in SHIFTS]
+    if isinstance(slopes[0], str) or isinstance(slopes[1], str):
+        return LossSlope(why_not=next(s for s in slopes if isinstance(s, str)))
+    wide, narrow = slopes
+    if abs(wide - narrow) > _AGREE * max(abs(wide), abs(narrow)):
+        return LossSlope(why_not="the loss is too curved or too noisy for a slope")
+    return LossSlope(narrow, length, _added(first, length))
+
+
+def _why_no_slope(first: Watched) -> str:
+    stepped = [steps for steps in first.steps.values() if steps.count]
+    if not stepped or not first.at_step:
+        return "no optimizer stepped on a gradient in the first call"
+    if any(steps.count > 1 or steps.closure for steps in stepped):
+        return "an optimizer steps several times in a call, or by a closure"
+    if len(stepped) > 1 and len(first.passes) > 1:
+        return "several optimizers descend losses of their own"
+    if loss_in(first.result) is None:
+        return "the step returns no number"
+    return ""
+
+
+def _slope(
+    session: Session, gradients: Mapping[int, Tensor], length: float, shift: float
+) -> float | str:
+    ends: list[float] = []
+    for sign in (1.0, -1.0):
+        session.rewind()
+        _move(session, gradients, sign * shift / length)
+        session.snapshot.restore_random_numbers()
+        try:
+            loss = loss_in(session.call())
+        except Exception as error:  # noqa: BLE001 - the user's, on weights that we moved
+            return f"on weights moved a little the step raises {said(error)}"
+        if loss is None or not math.isfinite(loss):
+            return "on weights moved a little the loss is not finite"
+        ends.append(loss)
+    difference = ends[0] - ends[1]
+    if difference and abs(difference) < _ROUNDING * max(map(abs, ends)):
+        return "the loss does not change by more than rounding"
+    return difference / (2.0 * shift)
+
+
+@torch.no_grad()
+def _move(session: Session, along: Mapping[int, Tensor], by: float) -> None:
+    for key, gradient in along.items():
+        parameter = session.parameters[key]
+        moved = widened(parameter.detach()) + by * widened(gradient)
+        parameter.data.copy_(moved.to(parameter.dtype))
+
+
+def _added(first: Watched, length: float) -> float | None:
+    """Return the norm of what backward passes left, where it only was scaled afterwards."""
+    sizes = {key: norm(first.gradients[key]) for key in first.at_step}
+    if set(sizes) - set(first.raw):
+        return None
+    raw = math.sqrt(math.fsum(first.raw[key] ** 2 for key in sizes))
+    ratio = raw / length
+    is_scaled = all(abs(first.raw[key] - ratio * size) <= 1e-3 * raw for key, size in sizes.items())
+    return raw if is_scaled else None
+
+
+def _length(tensors: object) -> float:
+    return math.sqrt(math.fsum(norm(t) ** 2 for t in tensors))  # type: ignore[attr-defined]
+
+
+def said(error: Exception) -> str:
+    """Return an exception as one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+# ---- halves of the batch
+
+
+def half_influence(session: Session, first: Watched) -> tuple[tuple[HalfInfluence, ...], str]:
+    """Replace each half of the batch by the other; return what follows, or why nothing is told."""
+    samples = session.samples
+    half = samples // 2
+    why_not = _why_no_halves(session, first)
+    if why_not:
+        return (), why_not
+    ends = list(range(half, samples))
+    starts = list(range(half))
+    first_by_second = [*(ends[i % len(ends)] for i in starts), *ends]
+    second_by_first = [*starts, *(starts[i % half] for i in range(len(ends)))]
+    runs = []
+    for order in (first_by_second, second_by_first):
+        session.rewind()
+        try:
+            runs.append(session.watched(session.watch(), session.changed_batch(order)))
+        except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
+            return (), f"on samples that repeat the step raises {said(error)}"
+    rows = [seen.rows[0] if len(seen.rows) == 1 else None for seen in (first, *runs)]
+    made = []
+    for place, name in enumerate(("first", "second")):
+        base, other = rows[0], rows[2 - place]
+        effect = _difference(first, runs[place])
+        made.append(
+            HalfInfluence(
+                name,
+                half if place == 0 else samples - half,
+                effect,
+                None if base is None else base[place],
+                None if other is None else other[1 - place],
+            )
+        )
+    return tuple(made), ""
+
+
+def _why_no_halves(session: Session, first: Watched) -> str:
+    tensors = rows_in(session.given.batch)
+    samples = session.samples
+    if samples < 2:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
+        return f"the tensors of the batch have no samples in common ({shapes or 'there are none'})"
+    if not first.gradients:
+        return "no gradient was seen"
+    first_half, second_half = slice(0, samples // 2), slice(samples // 2, 2 * (samples // 2))
+    if all(torch.equal(t[first_half], t[second_half]) for t in tensors):
+        return "both halves of the batch are equal"
+    return ""
+
+
+def _difference(a: Watched, b: Watched) -> float:
+    return max((difference for difference, _ in _differences(a, b)), default=0.0)
+
+
+def _differences(a: Watched, b: Watched) -> list[tuple[float, int]]:
+    """Return by how much each gradient differs, by the norm of the first one's, with its key."""
+    found = []
+    for key in {*a.gradients, *b.gradients}:
+        one, other = a.gradients.get(key), b.gradients.get(key)
+        if one is None or other is None:
+            left = one if other is None else other
+            found.append((1.0 if left is not None and bool(left.any()) else 0.0, key))
+        elif not torch.equal(one, other):
+            size = norm(one) or 1.0
+            found.append((norm(widened(one) - widened(other)) / size, key))
+    return found
+
+
+# ---- gradients of the call before
+
+
+def left_over(session: Session, second: Watched) -> LeftOver | None:
+    """Clear all gradients after the first call; return what that changes in the second."""
+    session.rewind()
+    try:
+        session.call()
+        session.clear_gradients()
+        cleared = session.watched(session.watch())
+    except Exception:  # noqa: BLE001 - the user's, without the gradients that it counts on
+        return None
+    held = second.at_step | cleared.at_step
+    found = [(size, key) for size, key in _differences(second, cleared) if key in held]
+    effect, key = max(found, default=(0.0, 0))
+    names = {id(p): name for name, p in session.model.named_parameters()}
+    layer, _, own = names.get(key, "").rpartition(".")
+    return LeftOver(effect, layer, own)

@@ -1,0 +1,237 @@
+"""A user's training step, called again and again from the state that it has now."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.apart import Inspection
+from pytest_modelhealth.capture.step.batch import deep_copy
+from pytest_modelhealth.capture.step.collection import collected_rarely
+from pytest_modelhealth.capture.step.interruption import exited_whole
+from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.training.stepping.snapshot import Snapshot
+from pytest_modelhealth.training.stepping.watching import Watch, Watched, parameters_of
+
+
+class TrainingStep(NamedTuple):
+    """What a user gives to be run.
+
+    Args:
+        step: called as ``step(model, optimizer, batch)``.
+        optimizer: an optimizer, or a tuple, list or mapping of several.
+        batch: what a step is given.
+        restore: what else a step changes, each with `state_dict` and `load_state_dict`.
+        name: what the step is called in messages.
+    """
+
+    step: Callable[[Any, Any, Any], Any]
+    optimizer: Any
+    batch: Any
+    restore: tuple[Any, ...] = ()
+    name: str = "step"
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers, each by itself."""
+        given = self.optimizer
+        if isinstance(given, Mapping):
+            return list(given.values())
+        return list(given) if isinstance(given, tuple | list) else [given]
+
+    def require_sound(self) -> None:
+        """Do nothing if all of it is of the right type.
+
+        Raises:
+            InspectionError: something is not; the message says what is expected.
+        """
+        if not callable(self.step):
+            raise InspectionError(
+                f"the step must be a function step(model, optimizer, batch), not {self.step!r}"
+            )
+        for optimizer in self.optimizers:
+            if not isinstance(optimizer, torch.optim.Optimizer) and not _acts_as_one(optimizer):
+                raise InspectionError(
+                    "optimizer must be a torch.optim.Optimizer, or a tuple of several, not "
+                    f"{_described(optimizer)}"
+                )
+        if not self.optimizers:
+            raise InspectionError("optimizer is empty: give the optimizer that the step steps")
+        for one in self.restore:
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise InspectionError(
+                    "restore takes objects with state_dict and load_state_dict, such as a scaler, "
+                    f"a scheduler or a moving average, not {_described(one)}"
+                )
+        self._require_arguments()
+
+    def _require_arguments(self) -> None:
+        try:
+            signature = inspect.signature(self.step)
+        except (TypeError, ValueError):
+            return
+        try:
+            signature.bind(None, None, None)
+        except TypeError:
+            raise InspectionError(
+                f"{self.name}{signature} cannot be called as {self.name}(model, optimizer, batch): "
+                "it must take these three; bind what else it needs with functools.partial, or take "
+                "it from around the function"
+            ) from None
+
+
+def _acts_as_one(optimizer: Any) -> bool:
+    """Whether an object wraps an optimizer, as sharpness-aware ones and accelerators do."""
+    return hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Iterator):
+        return f"an iterator of type {type(value).__name__}"
+    return f"an object of type {type(value).__name__}"
+
+
+class Session:
+    """Calls of a step, each series of them from the state and the random numbers of the first.
+
+    Args:
+        model: the model.
+        given: the step, and what it works on.
+    """
+
+    def __init__(self, model: nn.Module, given: TrainingStep) -> None:
+        self.model, self.given = model, given
+        self.snapshot = Snapshot(model, given.optimizers, given.restore, given.step)
+        self.called = 0
+        held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
+        everything = [*model.parameters(), *held]
+        self.parameters = {id(p): p for p in everything}
+        self.samples = samples_of(given.batch)
+        self.first_parts = {name: print_ for name, print_ in _prints(model) if print_}
+        self.first_statistics = {
+            module: mean.clone()
+            for module in model.modules()
+            if isinstance(mean := getattr(module, "running_mean", None), Tensor)
+        }
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Put everything back in the end, however it ends."""
+        inspection = Inspection(State(self.model), self.model)
+        inspection.doing = "training step"
+        with exited_whole(self._put_back(), inspection.apart(), collected_rarely()):
+            yield
+
+    @contextmanager
+    def _put_back(self) -> Iterator[None]:
+        try:
+            self.snapshot.rewind()
+            yield
+        finally:
+            self.snapshot.restore()
+
+    def rewind(self) -> None:
+        """Go back to the beginning."""
+        self.snapshot.rewind()
+
+    def clear_gradients(self) -> None:
+        """Leave no gradient on anything that an optimizer or the model holds."""
+        for leaf in self.snapshot.leaves:
+            leaf.grad = None
+
+    def watch(self) -> Watch:
+        """Return what watches calls, from the first on."""
+        return Watch(self.model, self.parameters, self.samples)
+
+    def watched(self, watch: Watch, batch: Any = None) -> Watched:
+        """Call the step once, watched."""
+        with watch.call() as seen:
+            seen.result = self.call(batch)
+        return seen
+
+    def call(self, batch: Any = None) -> Any:
+        """Call the step once, on a copy of the batch unless another is given."""
+        self.called += 1
+        batch = self.batch() if batch is None else batch
+        return self.given.step(self.model, self.given.optimizer, batch)
+
+    def batch(self) -> Any:
+        """Return a copy of the batch; the batch itself where it cannot be copied."""
+        try:
+            return deep_copy(self.given.batch)
+        except Exception:  # noqa: BLE001 - an object of the user's
+            return self.given.batch
+
+    def changed_batch(self, order: list[int]) -> Any:
+        """Return a copy of the batch whose samples are others of it, by their numbers."""
+        batch = deep_copy(self.given.batch)
+        for tensor in rows_in(batch):
+            tensor.data = tensor.detach()[order].clone()
+        return batch
+
+
+def _prints(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what tells each part of a model from others: its parameters' names, shapes and sums."""
+    with torch.no_grad():
+        for name, part in model.named_modules():
+            if name:
+                yield (
+                    name,
+                    tuple(
+                        (own, tuple(p.shape), float(p.double().sum()), float(p.double().norm()))
+                        for own, p in part.named_parameters()
+                        if not p.is_complex()
+                    ),
+                )
+
+
+def rows_in(batch: Any) -> list[Tensor]:
+    """Return the tensors of a batch that have dimensions."""
+    return [t for t in find_tensors(batch) if t.ndim and t.layout is torch.strided]
+
+
+def samples_of(batch: Any) -> int:
+    """Return how many samples a batch has; 0 where its tensors share no first dimension."""
+    sizes = {len(tensor) for tensor in rows_in(batch) if not tensor.is_nested}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def loss_in(result: Any) -> float | None:
+    """Return the loss that a step returned; ``None`` where there is no number.
+
+    It is a number or a tensor of one, the entry ``loss`` of a mapping or an attribute of this name,
+    or the sum of the numbers in a tuple, list or mapping.
+    """
+    if isinstance(result, Tensor):
+        return float(result.detach()) if result.numel() == 1 and not result.is_complex() else None
+    if isinstance(result, bool) or result is None:
+        return None
+    if isinstance(result, int | float):
+        return float(result)
+    if isinstance(result, Mapping):
+        if "loss" in result:
+            return loss_in(result["loss"])
+        return _summed(list(result.values()))
+    if isinstance(result, tuple | list):
+        return _summed(result)
+    if hasattr(result, "loss"):
+        return loss_in(result.loss)
+    return float(result) if hasattr(result, "__float__") and _is_scalar(result) else None
+
+
+def _summed(values: Any) -> float | None:
+    numbers = [loss_in(value) for value in values]
+    known = [number for number in numbers if number is not None]
+    return math.fsum(known) if known and len(known) == len(numbers) else None
+
+
+def _is_scalar(value: Any) -> bool:
+    return getattr(value, "shape", ()) == ()

@@ -1,0 +1,311 @@
+"""One call of a training step, watched through public hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from pytest_modelhealth.capture.eager import is_compiled
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+
+
+@dataclass
+class Steps:
+    """The steps of one optimizer in one call.
+
+    Args:
+        count: how many.
+        rate: its largest learning rate at the first.
+        closure: whether it was given one.
+        repeated: whether it stepped again with the very gradient of the step before.
+        early: whether it stepped before any backward pass of this call reached it.
+        stale: whether it did so, and one reached it later in the call.
+        along: inner product of the first update and the gradient, and both squared norms.
+    """
+
+    count: int = 0
+    rate: float = 0.0
+    closure: bool = False
+    repeated: bool = False
+    early: bool = False
+    stale: bool = False
+    along: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+@dataclass
+class Watched:
+    """What one call did; parameters by their `id`.
+
+    Args:
+        result: what the step returned.
+        steps: of each optimizer, by its `id`.
+        optimizers: those that stepped.
+        gradients: a copy of each gradient when its optimizer first stepped, else as it was when the
+            call ended.
+        at_step: which of these were taken at a step.
+        added: largest absolute value of what backward passes left.
+        raw: L2 norm of the same.
+        updated: L2 norm of what optimizers changed.
+        rates: learning rate at the first step.
+        left_over: whether a gradient from before an optimizer's step was still there.
+        passes: the backward passes that reached a parameter.
+        modes: by module, whether it was in training mode and gradients were on, of each run.
+        rows: share of rows of the model's output without gradient, in each half of the batch.
+    """
+
+    result: Any = None
+    steps: dict[int, Steps] = field(default_factory=dict)
+    optimizers: dict[int, Optimizer] = field(default_factory=dict)
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    at_step: set[int] = field(default_factory=set)
+    added: dict[int, float] = field(default_factory=dict)
+    raw: dict[int, float] = field(default_factory=dict)
+    updated: dict[int, float] = field(default_factory=dict)
+    rates: dict[int, float] = field(default_factory=dict)
+    left_over: set[int] = field(default_factory=set)
+    passes: set[int] = field(default_factory=set)
+    modes: dict[nn.Module, set[tuple[bool, bool]]] = field(default_factory=dict)
+    rows: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def steps_in_all(self) -> int:
+        """How often any optimizer stepped."""
+        return sum(steps.count for steps in self.steps.values())
+
+
+class Watch:
+    """Watches calls of a step one after the other; nothing of it stays on the model.
+
+    Args:
+        model: the model.
+        parameters: every tensor that may get a gradient, the model's and the optimizers'.
+        samples: size of the batch; 0 where it has none.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Mapping[int, Tensor], samples: int) -> None:
+        self._model, self._parameters, self._samples = model, parameters, samples
+        self._stepped: set[int] = set()  # parameters whose gradient an optimizer has used up
+        self._reached: set[int] = set()  # that a backward pass reached since
+        self._before: dict[int, Tensor] = {}
+        self.seen = Watched()
+
+    @contextmanager
+    def call(self) -> Iterator[Watched]:
+        """Watch one call."""
+        self.seen = seen = Watched()
+        self._reached.clear()
+        bare = [(p, p._backward_hooks, p._post_accumulate_grad_hooks) for p in self._leaves()]
+        with ExitStack() as stack:
+            stack.callback(_unhooked, bare)
+            for hook in self._hooks():
+                stack.callback(hook.remove)
+            yield seen
+        for key, steps in seen.steps.items():
+            held = parameters_of(seen.optimizers[key])
+            steps.stale = steps.early and any(id(p) in self._reached for p in held)
+        for key, parameter in self._parameters.items():
+            gradient = parameter.grad
+            if key not in seen.gradients and gradient is not None:
+                seen.gradients[key] = dense(gradient).clone()
+        self._before.clear()
+
+    def _hooks(self) -> Iterator[Any]:
+        yield register_optimizer_step_pre_hook(self._before_step)
+        yield register_optimizer_step_post_hook(self._after_step)
+        for parameter in self._leaves():
+            yield parameter.register_hook(self._seeing(id(parameter)))
+            yield parameter.register_post_accumulate_grad_hook(self._summing(id(parameter)))
+        for module, inside in _open_modules(self._model):
+            yield module.register_forward_pre_hook(self._entering(inside))
+        if self._samples:
+            yield self._model.register_forward_hook(self._returning)
+
+    def _leaves(self) -> list[Tensor]:
+        return [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
+
+    # ---- gradients
+
+    def _seeing(self, key: int) -> Callable[[Tensor], None]:
+        parameter = self._parameters[key]
+
+        def see(_: Tensor) -> None:
+            if key in self._stepped:
+                self._stepped.discard(key)
+                if parameter.grad is not None and is_nonzero(parameter.grad):
+                    self.seen.left_over.add(key)
+
+        return see
+
+    def _summing(self, key: int) -> Callable[[Tensor], None]:
+        def add(parameter: Tensor) -> None:
+            self._reached.add(key)
+            self.seen.passes.add(torch._C._current_graph_task_id())
+            if parameter.grad is not None:
+                gradient = dense(parameter.grad)
+                self.seen.added[key] = largest(gradient)
+                self.seen.raw[key] = norm(gradient)
+
+        return add
+
+    # ---- the optimizer
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        seen = self.seen
+        steps = seen.steps.setdefault(id(optimizer), Steps())
+        seen.optimizers[id(optimizer)] = optimizer
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        held = [p for p in parameters_of(optimizer) if id(p) in self._parameters]
+        if not steps.count:
+            steps.rate = rate_of(optimizer)
+        else:
+            steps.repeated |= self._is_repeated(held)
+        steps.count += 1
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                seen.rates.setdefault(id(parameter), float(group.get("lr") or 0.0))
+        self._before = {id(p): p.detach().clone() for p in held}
+        if closure is None:
+            steps.early |= not any(id(p) in self._reached for p in held)
+            self._take(held)
+            return None
+        steps.closure = True
+        return self._with_closure(closure, held, args, kwargs)
+
+    def _with_closure(self, closure: Any, held: list[Tensor], args: Any, kwargs: Any) -> Any:
+        """Take the gradient after the closure first ran, where the optimizer has one."""
+
+        def evaluated() -> Any:
+            value = closure()
+            self._take(held)
+            return value
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": evaluated}
+        return (args[0], evaluated, *args[2:]), kwargs
+
+    def _take(self, held: list[Tensor]) -> None:
+        for parameter in held:
+            key = id(parameter)
+            if key in self._stepped and parameter.grad is not None and is_nonzero(parameter.grad):
+                self.seen.left_over.add(key)
+            if key not in self.seen.at_step and parameter.grad is not None:
+                self.seen.gradients[key] = dense(parameter.grad).clone()
+                self.seen.at_step.add(key)
+
+    def _is_repeated(self, held: list[Tensor]) -> bool:
+        known = [p for p in held if id(p) in self.seen.at_step and p.grad is not None]
+        if not known or any(id(p) in self._reached for p in held):
+            return False
+        return all(torch.equal(dense(p.grad), self.seen.gradients[id(p)]) for p in known)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        seen, steps = self.seen, self.seen.steps[id(optimizer)]
+        along, updates, gradients = 0.0, 0.0, 0.0
+        for parameter in parameters_of(optimizer):
+            key = id(parameter)
+            self._stepped.add(key)
+            self._reached.discard(key)
+            if key not in self._before:
+                continue
+            update = widened(parameter.detach()) - widened(self._before[key])
+            size = float(update.norm())
+            seen.updated[key] = seen.updated.get(key, 0.0) + size
+            if steps.count == 1 and key in seen.gradients:
+                gradient = widened(seen.gradients[key])
+                along += float((update * gradient.conj()).sum().real)
+                updates += size**2
+                gradients += float(gradient.norm()) ** 2
+        if steps.count == 1:
+            steps.along = along, updates, gradients
+
+    # ---- layers
+
+    def _entering(self, inside: list[nn.Module]) -> Callable[[nn.Module, Any], None]:
+        def enter(module: nn.Module, _: Any) -> None:
+            enabled = torch.is_grad_enabled()
+            for one in inside:
+                self.seen.modes.setdefault(one, set()).add((one.training, enabled))
+
+        return enter
+
+    def _returning(self, _: nn.Module, __: Any, output: Any) -> None:
+        for tensor in find_tensors(output):
+            is_rows = tensor.ndim > 1 and len(tensor) == self._samples
+            if tensor.requires_grad and is_rows:
+                tensor.register_hook(self._row_gradients)
+                return
+
+    def _row_gradients(self, gradient: Tensor) -> None:
+        idle = (dense(gradient).reshape(self._samples, -1) == 0).all(1).double()
+        half = self._samples // 2
+        self.seen.rows.append((float(idle[:half].mean()), float(idle[half:].mean())))
+
+
+def _unhooked(bare: list[tuple[Tensor, Any, Any]]) -> None:
+    """Leave no empty dictionary of hooks where there was none."""
+    for parameter, before, after in bare:
+        if before is None:
+            parameter._backward_hooks = None
+        if after is None:
+            parameter._post_accumulate_grad_hooks = None
+
+
+def _open_modules(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
+    """Yield each module whose hooks are called, with those that it runs unseen, itself first.
+
+    A hook inside compiled code would have it compiled anew.
+    """
+    hidden: set[nn.Module] = set()
+    for module in model.modules():
+        if module in hidden or isinstance(module, torch.jit.ScriptModule):
+            continue
+        inside = list(module.modules()) if is_compiled(module) else [module]
+        hidden.update(inside[1:])
+        yield module, inside
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    """Return the tensors that an optimizer holds, each once."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    return list({id(p): p for p in held}.values())
+
+
+def rate_of(optimizer: Any) -> float:
+    """Return the largest learning rate of an optimizer's groups."""
+    return max((float(group.get("lr") or 0.0) for group in optimizer.param_groups), default=0.0)
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Return a gradient as a plain tensor."""
+    gradient = gradient.detach()
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a tensor in double precision."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def norm(tensor: Tensor) -> float:
+    """Return the L2 norm, reckoned in double precision."""
+    return float(torch.linalg.vector_norm(widened(tensor)))
+
+
+def largest(tensor: Tensor) -> float:
+    """Return the largest absolute value; 0 of an empty tensor."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def is_nonzero(gradient: Tensor) -> bool:
+    """Whether any number of a gradient is not zero."""
+    return bool(dense(gradient).any())
