@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,7 @@ from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.waiver import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration
+from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -247,6 +249,52 @@ class Inspector:
         if merged is None:
             raise InspectionError("there was no batch to run: batches is empty, or max_batches=0")
         return self._reported(merged, self._settings)
+
+    def monitor(
+        self,
+        every: int = 1,
+        *,
+        csv: str | os.PathLike[str] | None = None,
+        json: str | os.PathLike[str] | None = None,
+        scaler: GradScaler | None = None,
+        keep: int = 1024,
+    ) -> TrainingMonitor:
+        """Return a monitor of the user's own training loop.
+
+        ``with inspector.monitor(every=10) as monitor:`` goes around the loop, which calls
+        ``monitor.step_end(step, loss=loss)`` after each step. Nothing is run, and no number of the
+        training changes; steps that are not watched cost nothing.
+
+        Args:
+            every: watch the first step, and those whose number is divisible by it.
+            csv: a file that gets a row for each watched step, at once.
+            json: a file that gets a line of JSON for each watched step, at once.
+            scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
+                without its scale.
+            keep: the most watched steps that ``monitor.history`` holds; of more, every second one.
+
+        Raises:
+            InspectionError: an argument is of a wrong type, or the model is none that a loop can
+                train.
+        """
+        if self._engine.compiled or not isinstance(self._model, nn.Module):
+            raise InspectionError(
+                "a monitor watches a torch.nn.Module as the loop runs it: make the inspector of "
+                "that module, without compiled='observe'"
+            )
+        return TrainingMonitor(
+            self._model,
+            self._selection,
+            self._report_of,
+            every=every,
+            csv=csv,
+            json=json,
+            scaler=scaler,
+            keep=keep,
+        )
+
+    def _report_of(self, observation: Observation) -> HealthReport:
+        return HealthReport(observation, self._settings, judge, renderer=renderer)
 
     @property
     def report(self) -> HealthReport:
