@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 
 from benchmarks import comparing_peers, peers
-from corpus import Finding, Sides, Subject, Tool
+from corpus import Finding, Sides, Subject, Tool, Training
 from corpus.pair import as_module
 from pytest_modelhealth import HealthReport, InspectionError, Inspector, compare, snapshot
 from pytest_modelhealth.snapshot.drift import DriftReport
@@ -40,14 +40,16 @@ class Entrant:
 # ---- modelhealth --------------------------------------------------------------------------------
 
 
-def modelhealth(made: Subject | Sides) -> list[Finding]:
-    """Inspect a subject once, or compare the sides of a pair."""
+def modelhealth(made: Subject | Training | Sides) -> list[Finding]:
+    """Inspect a subject once, run a training step, or compare the sides of a pair."""
+    if isinstance(made, Training):
+        return by_monitor(made) if made.steps else by_step(made)
     return by_comparison(made) if isinstance(made, Sides) else by_inspection(made)
 
 
-def probed(made: Subject | Sides) -> list[Finding]:
+def probed(made: Subject | Training | Sides) -> list[Finding]:
     """Inspect a subject once, and run every probe."""
-    if isinstance(made, Sides):
+    if not isinstance(made, Subject):
         raise NotImplementedError
     return by_inspection(made, probes=True)
 
@@ -60,6 +62,23 @@ def by_inspection(subject: Subject, *, probes: bool | None = None) -> list[Findi
         )
     except InspectionError as error:
         return [Finding("", "inspection", str(error))]
+    return _findings(report)
+
+
+def by_step(training: Training) -> list[Finding]:
+    """Run the user's own training step a few times."""
+    report = Inspector(training.model).run_step(
+        training.step, training.optimizer, training.batch, restore=training.restore
+    )
+    return _findings(report)
+
+
+def by_monitor(training: Training) -> list[Finding]:
+    """Watch a whole training."""
+    raise NotImplementedError
+
+
+def _findings(report: HealthReport) -> list[Finding]:
     return [
         Finding(found.layer, found.check, f"{found.message} {found.cause}", warns=warns)
         for found_by, warns in ((report.violations, False), (report.warnings, True))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
@@ -25,7 +27,6 @@ from pytest_modelhealth.errors import (
     suggest,
 )
 from pytest_modelhealth.layers import Pattern, Rule, Selection
-from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer
@@ -33,6 +34,11 @@ from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.waiver import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration
+from pytest_modelhealth.training import default_settings
+from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
+from pytest_modelhealth.training.stepping.contract import Asked, run_contract
+from pytest_modelhealth.training.stepping.session import TrainingStep
+from pytest_modelhealth.training.stepping.usual import UsualStep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -247,6 +253,103 @@ class Inspector:
         if merged is None:
             raise InspectionError("there was no batch to run: batches is empty, or max_batches=0")
         return self._reported(merged, self._settings)
+
+    def monitor(
+        self,
+        every: int = 1,
+        *,
+        csv: str | os.PathLike[str] | None = None,
+        json: str | os.PathLike[str] | None = None,
+        scaler: GradScaler | None = None,
+        keep: int = 1024,
+    ) -> TrainingMonitor:
+        """Return a monitor of the user's own training loop.
+
+        ``with inspector.monitor(every=10) as monitor:`` goes around the loop, which calls
+        ``monitor.step_end(step, loss=loss)`` after each step. Nothing is run, and no number of the
+        training changes; steps that are not watched cost nothing.
+
+        Args:
+            every: watch the first step, and those whose number is divisible by it.
+            csv: a file that gets a row for each watched step, at once.
+            json: a file that gets a line of JSON for each watched step, at once.
+            scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
+                without its scale.
+            keep: the most watched steps that ``monitor.history`` holds; of more, every second one.
+
+        Raises:
+            InspectionError: an argument is of a wrong type, or the model is none that a loop can
+                train.
+        """
+        if self._engine.compiled or not isinstance(self._model, nn.Module):
+            raise InspectionError(
+                "a monitor watches a torch.nn.Module as the loop runs it: make the inspector of "
+                "that module, without compiled='observe'"
+            )
+        return TrainingMonitor(
+            self._model,
+            self._selection,
+            self._report_of,
+            every=every,
+            csv=csv,
+            json=json,
+            scaler=scaler,
+            keep=keep,
+        )
+
+    def _report_of(self, observation: Observation) -> HealthReport:
+        return HealthReport(observation, self._settings, judge, renderer=renderer)
+
+    def run_step(
+        self,
+        step: Callable[[Any, Any, Any], Any] | None = None,
+        optimizer: Any = None,
+        batch: Any = None,
+        *,
+        calls: int = 3,
+        restore: Iterable[Any] = (),
+        overfit: int | None = None,
+        resume: bool = False,
+        inputs: Any = None,
+        target: Any = None,
+        loss: Loss | None = None,
+    ) -> HealthReport:
+        """Run a training step a few times on one batch and report on what it does.
+
+        Everything is put back in place: parameters, buffers, attributes, gradients, the optimizers'
+        state, random numbers, and what the step's closure holds.
+
+        Args:
+            step: the user's own, ``step(model, optimizer, batch)``, which does all that one step of
+                the training does and returns the loss: a scalar tensor, a number, or a mapping
+                with the key ``loss``. ``None`` makes the usual step of `inputs`, `target` and
+                `loss`, and inspects that batch, too.
+            optimizer: the optimizer that it steps, or a tuple or mapping of several.
+            batch: what it is given; a copy for each call.
+            calls: how often it is called from the beginning; six calls or more look at what follows
+                from a change.
+            restore: what else it changes, each with `state_dict` and `load_state_dict`: a scaler, a
+                scheduler, a moving average.
+            overfit: call it so often on the batch, and require the loss to fall.
+            resume: save and load the state, and require the next step to be the same, bit for bit.
+            inputs, target, loss: of the usual step, as in `run_inspection`.
+
+        Raises:
+            InspectionError: the step takes other arguments or returns no loss, or an argument is of
+                a wrong type; the message says what is expected.
+            Exception: whatever the first call raises, untouched.
+        """
+        self._begin()
+        usual = step is None
+        if usual:
+            step, batch = UsualStep(loss), (inputs, target)
+        given = TrainingStep.of(step, optimizer, batch, restore)
+        asked = Asked(calls, overfit, resume)
+        observation = run_contract(self._model, given, asked, self._selection)
+        if usual:
+            whole = self._observe(self._request(inputs, target, loss, None, given.scaler))
+            observation = replace(whole, stepped=observation.stepped)
+        return self._reported(observation, self._settings)
 
     @property
     def report(self) -> HealthReport:

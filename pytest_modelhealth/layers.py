@@ -305,6 +305,17 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
     return inner if isinstance(inner, nn.Module) else None
 
 
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether a module only forwards to another one and so is no layer."""
+    return _wrapped(module) is not None
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the layer in a module, itself if it is no wrapper."""
+    inner = _wrapped(module)
+    return module if inner is None else unwrapped(inner)
+
+
 Pattern = str | re.Pattern[str]
 
 _ALL_ROLES = frozenset(ROLES)

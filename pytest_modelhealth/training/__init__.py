@@ -1,6 +1,7 @@
 """What a training does: the contract of one step, and the monitor of many.
 
-`contract` is a shelf of checks of a training step, `stepping` runs the step for them.
+`contract` is a shelf of checks of a training step, `stepping` runs the step for them, `monitoring`
+watches the steps of the user's own loop.
 """
 
 from pytest_modelhealth.training.shelf import all_step_checks, default_settings, every_check

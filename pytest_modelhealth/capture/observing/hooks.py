@@ -111,15 +111,18 @@ class Hooks:
         refuses to do it itself, yet runs hooks at the script's root.
         """
         for module, layer in self.recorder.by_module.items():
-            if layer.opaque:
-                continue
-            self._modules.append(module)
-            module._forward_pre_hooks[self._id] = _EnterHook(self, layer)
-            module._forward_pre_hooks_with_kwargs[self._id] = True
-            module._forward_hooks[self._id] = _CompleteHook(self, layer)
-            # called after an exception too, so that the stack of calls stays right where the
-            # user's forward catches it
-            module._forward_hooks_always_called[self._id] = True
+            if not layer.opaque:
+                self.hook(module, layer)
+
+    def hook(self, module: nn.Module, layer: Layer) -> None:
+        """Take the calls of `module` for those of `layer`."""
+        self._modules.append(module)
+        module._forward_pre_hooks[self._id] = _EnterHook(self, layer)
+        module._forward_pre_hooks_with_kwargs[self._id] = True
+        module._forward_hooks[self._id] = _CompleteHook(self, layer)
+        # called after an exception too, so that the stack of calls stays right where the
+        # user's forward catches it
+        module._forward_hooks_always_called[self._id] = True
 
     def end_calls(self) -> None:
         """End the calls that an exception left open."""

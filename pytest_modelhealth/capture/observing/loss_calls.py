@@ -120,6 +120,10 @@ class LossCalls:
         self._errors = errors
         self._waiting: list[SeenLoss] = []
 
+    def expect(self, samples: int) -> None:
+        """Take the size of the batch that comes now."""
+        self._samples = samples
+
     def add(
         self,
         layer: Layer | None,

@@ -27,6 +27,10 @@ class Reader:
         self._samples = samples
         self._known = KnownTensors[Entry]()
 
+    def expect(self, samples: int, scale: LossScale) -> None:
+        """Take the size of the batch that comes now, and the scale of its loss."""
+        self._samples, self._scale = samples, scale
+
     def forget(self) -> None:
         """Look at every tensor anew: compiled code writes to memory without a new version."""
         self._known = KnownTensors()

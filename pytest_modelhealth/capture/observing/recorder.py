@@ -96,6 +96,12 @@ class Recorder:
             )
             self.layers[name] = self.by_module[module] = layer
 
+    def expect(self, samples: int, scale: LossScale) -> None:
+        """Take the size of the batch that comes now, and the scale of its loss."""
+        self._samples = samples
+        self.reader.expect(samples, scale)
+        self.loss_calls.expect(samples)
+
     # What a layer is.
 
     def functional_layer(

@@ -87,6 +87,14 @@ class Inspection:
         raise InspectionError(f"cannot inspect {self._label}: {whole}, {place}; {_NEXT_MOVE}")
 
 
+def is_inspecting() -> bool:
+    """Whether an inspection is running in this thread."""
+    if not _running:
+        return False
+    here = threading.current_thread()
+    return any(inspection._thread is here for inspection in _running)
+
+
 _NEXT_MOVE = (
     "one inspection of a model at a time: make the other one before or after it, or on a copy, "
     "copy.deepcopy(model)"

@@ -26,6 +26,17 @@ def exited_whole(*managers: AbstractContextManager[Any]) -> Iterator[Any]:
         yield entered[-1]
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have a signal that arrives inside handled when this is left."""
+    signals = _Signals()
+    try:
+        signals.hold()
+        yield
+    finally:
+        signals.deliver()
+
+
 class _Signals:
     """Those that arrive between `hold` and `deliver`.
 

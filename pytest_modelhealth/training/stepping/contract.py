@@ -6,15 +6,17 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.report.stepping import (
+from pytest_modelhealth.layers import Selection
+from pytest_modelhealth.report import (
     LayerMode,
+    Observation,
     Stepped,
     SteppedOptimizer,
     SteppedParameter,
@@ -47,21 +49,52 @@ class _Calls:
         changes: how far each parameter moved in each call, by the norm of its values before.
         relative: the same of its optimizers' steps.
         swallowed: share of elements with a gradient that did not change, where that was counted.
+        observation: the layers of the first call.
         raised: what a later call raised.
     """
 
     seen: list[Watched] = field(default_factory=list)
     changes: list[dict[int, float]] = field(default_factory=list)
     relative: list[dict[int, float]] = field(default_factory=list)
+    observation: Observation | None = None
     rates: list[dict[int, float]] = field(default_factory=list)
     swallowed: dict[int, float] = field(default_factory=dict)
     raised: str = ""
 
 
+class Asked(NamedTuple):
+    """What is asked of a step.
+
+    Args:
+        calls: how often it is called from the beginning.
+        overfit: how often on the one batch; ``None`` not at all.
+        resume: whether it has to resume from its saved state.
+    """
+
+    calls: int = 3
+    overfit: int | None = None
+    resume: bool = False
+
+    def require_sound(self) -> None:
+        """Do nothing if all of it is of the right type.
+
+        Raises:
+            InspectionError: something is not; the message says what is expected.
+        """
+        for name, value, least in (("calls", self.calls, 1), ("overfit", self.overfit, 2)):
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            if not ((value is None and name == "overfit") or (is_number and value >= least)):
+                raise InspectionError(
+                    f"{name} must be a whole number from {least} on, not {value!r}"
+                )
+        if not isinstance(self.resume, bool):
+            raise InspectionError(f"resume must be True or False, not {self.resume!r}")
+
+
 def run_contract(
-    model: nn.Module, given: TrainingStep, calls: int, *, overfit: int | None, resume: bool
-) -> Stepped:
-    """Return what the step did; model, optimizers and all else are as they were.
+    model: nn.Module, given: TrainingStep, asked: Asked, selection: Selection
+) -> Observation:
+    """Return what the step did, and the layers of its first call; all else is as it was.
 
     Raises:
         InspectionError: the step returns no loss.
@@ -69,10 +102,11 @@ def run_contract(
     """
     start = time.perf_counter()
     given.require_sound()
-    session = Session(model, given)
+    asked.require_sound()
+    session = Session(model, given, selection)
     with session.open():
         untied, lists = untied_weights(model), Lists(model, given.step)
-        made = _call(session, calls, lists)
+        made = _call(session, asked.calls, lists)
         first = made.seen[0]
         copies = copies_that_learn(session, made.seen)
         optimizers = list(_optimizers(session, made))
@@ -83,9 +117,9 @@ def run_contract(
             left = left_over(session, made.seen[1])
         slope = loss_slope(session, first)
         halves, why_no_halves = half_influence(session, first)
-        best = None if overfit is None else overfitted(session, overfit)
-        differs = resumed(session) if resume else None
-    return Stepped(
+        best = None if asked.overfit is None else overfitted(session, asked.overfit)
+        differs = resumed(session) if asked.resume else None
+    stepped = Stepped(
         step=given.name,
         losses=tuple(loss_in(seen.result) for seen in made.seen),
         parameters=parameters,
@@ -105,6 +139,8 @@ def run_contract(
         calls=session.called,
         seconds=time.perf_counter() - start,
     )
+    assert made.observation is not None
+    return replace(made.observation, stepped=stepped)
 
 
 def _call(session: Session, calls: int, lists: Lists) -> _Calls:
@@ -114,7 +150,10 @@ def _call(session: Session, calls: int, lists: Lists) -> _Calls:
     for number in range(calls):
         before = {key: p.detach().clone() for key, p in session.parameters.items()}
         try:
-            seen = session.watched(watch)
+            if number:
+                seen = session.watched(watch)
+            else:
+                seen, made.observation = session.observed(watch)
         except Exception as error:
             if not number:
                 raise

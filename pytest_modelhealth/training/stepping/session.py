@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.apart import Inspection
+from pytest_modelhealth.capture.passive.watch import PassiveWatch
 from pytest_modelhealth.capture.step.batch import deep_copy
 from pytest_modelhealth.capture.step.collection import collected_rarely
 from pytest_modelhealth.capture.step.interruption import exited_whole
-from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import Selection
+from pytest_modelhealth.report import Observation
 from pytest_modelhealth.training.stepping.snapshot import Snapshot
 from pytest_modelhealth.training.stepping.watching import Watch, Watched, parameters_of
 
@@ -39,6 +40,22 @@ class TrainingStep(NamedTuple):
     restore: tuple[Any, ...] = ()
     name: str = "step"
 
+    @classmethod
+    def of(cls, step: Any, optimizer: Any, batch: Any, restore: Any) -> TrainingStep:
+        """Return what was given, once `restore` is a tuple of objects.
+
+        Raises:
+            InspectionError: no optimizer was given.
+        """
+        if optimizer is None:
+            raise InspectionError(
+                "run_step needs the optimizer that the step steps: "
+                "run_step(step, optimizer, batch), or run_step(optimizer=..., inputs=..., loss=...)"
+            )
+        several = isinstance(restore, tuple | list | set)
+        name = getattr(step, "__name__", "step")
+        return cls(step, optimizer, batch, tuple(restore) if several else (restore,), name)
+
     @property
     def optimizers(self) -> list[Any]:
         """The optimizers, each by itself."""
@@ -46,6 +63,12 @@ class TrainingStep(NamedTuple):
         if isinstance(given, Mapping):
             return list(given.values())
         return list(given) if isinstance(given, tuple | list) else [given]
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The gradient scaler that is put back after the step, if one is."""
+        kinds = torch.amp.GradScaler
+        return next((one for one in self.restore if isinstance(one, kinds)), None)
 
     def require_sound(self) -> None:
         """Do nothing if all of it is of the right type.
@@ -105,10 +128,12 @@ class Session:
     Args:
         model: the model.
         given: the step, and what it works on.
+        selection: which roles of which layers to observe in the first call.
     """
 
-    def __init__(self, model: nn.Module, given: TrainingStep) -> None:
+    def __init__(self, model: nn.Module, given: TrainingStep, selection: Selection) -> None:
         self.model, self.given = model, given
+        self.passive = PassiveWatch(model, selection, given.scaler)
         self.snapshot = Snapshot(model, given.optimizers, given.restore, given.step)
         self.called = 0
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
@@ -124,11 +149,21 @@ class Session:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Put everything back in the end, however it ends."""
-        inspection = Inspection(State(self.model), self.model)
-        inspection.doing = "training step"
-        with exited_whole(self._put_back(), inspection.apart(), collected_rarely()):
+        """Put everything back in the end, however it ends.
+
+        Raises:
+            InspectionError: the model is being inspected or monitored.
+        """
+        with exited_whole(self._claimed(), self._put_back(), collected_rarely()):
             yield
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        self.passive.open()
+        try:
+            yield
+        finally:
+            self.passive.close()
 
     @contextmanager
     def _put_back(self) -> Iterator[None]:
@@ -156,6 +191,15 @@ class Session:
         with watch.call() as seen:
             seen.result = self.call(batch)
         return seen
+
+    def observed(self, watch: Watch) -> tuple[Watched, Observation]:
+        """Call the step once, with its layers watched as well."""
+        self.passive.begin()
+        try:
+            seen = self.watched(watch)
+            return seen, self.passive.end(loss_in(seen.result)).observation
+        finally:
+            self.passive.discard()
 
     def call(self, batch: Any = None) -> Any:
         """Call the step once, on a copy of the batch unless another is given."""

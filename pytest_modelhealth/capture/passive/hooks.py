@@ -1,0 +1,138 @@
+"""Hooks for a step that the user runs: what belongs to it is told from what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.capture.observing.recorder import Recorder
+from pytest_modelhealth.capture.passive.compiled import Compiled
+from pytest_modelhealth.capture.step.apart import is_inspecting
+
+MOST_PASSES = 256
+"""Forward passes that are read in one step: what is found in each stays until the step is over."""
+
+
+class PassiveHooks(Hooks):
+    """Sees the forward passes of a training step, and what flows back from its loss.
+
+    A pass is a call of a layer that no other layer makes: of the model as a rule. Passed over are
+    those without gradients, such as a validation between two steps, those of an inspection, and
+    those of other threads. The flow between layers is not recorded.
+
+    Args:
+        recorder: takes everything down.
+        is_functional: whether calls of functional layers are to be seen.
+        on_pass: told of the arguments when a pass begins.
+        on_backward: called when a backward pass is over that gave gradients to layers.
+
+    Attributes:
+        passes: how many forward passes there were.
+        saw_backward: whether gradients came back.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        is_functional: bool,
+        on_pass: Callable[[Any], None],
+        on_backward: Callable[[], None],
+    ) -> None:
+        super().__init__(recorder)
+        recorder.flow.is_on = False
+        self.passes = 0
+        self.saw_backward = False
+        self._is_functional = is_functional
+        self._on_pass: Callable[[Any], None] | None = on_pass
+        self._on_backward: Callable[[], None] | None = on_backward
+        self._thread = get_ident()
+        self._passed_over: Layer | None = None
+        self._backward_pass = self._graph_task
+
+    def register_around(self, compiled: Compiled) -> None:
+        """Hook every layer that hooks reach; of compiled ones the outside, where that shows."""
+        layers = self.recorder.by_module
+        for module, layer in layers.items():
+            if not (layer.opaque or module in compiled.inside):
+                self.hook(module, layer)
+        for wrapper, inside in compiled.wrappers.items():
+            self.hook(wrapper, layers[inside])
+
+    def remove(self) -> None:
+        """Remove every hook, and our hooks only."""
+        self.functions.turn_off()
+        super().remove()
+        self._on_pass = self._on_backward = None
+
+    def enter(self, layer: Layer, arguments: Any) -> None:
+        """Begin a call of a layer."""
+        if get_ident() != self._thread and not self._is_recomputation():
+            return
+        if not self._stack:
+            if self._passed_over is not None:
+                return
+            if not self._belongs():
+                self._passed_over = layer
+                return
+            self._begin_pass(arguments)
+        super().enter(layer, arguments)
+
+    def complete(self, layer: Layer, output: Any) -> None:
+        """End the latest call of a layer, which returned `output` or raised."""
+        if get_ident() != self._thread and not self._is_recomputation():
+            return
+        if self._passed_over is not None:
+            if self._passed_over is layer:
+                self._passed_over = None
+            return
+        super().complete(layer, output)
+        if not self._stack:
+            self.functions.suspend()
+
+    def takes_gradients(self, layers: list[Layer]) -> bool:
+        """Whether what flows back now is a gradient of the user's loss.
+
+        A pass that builds a graph is a part of computing a loss, and so is one inside a forward.
+        """
+        if torch.is_grad_enabled():
+            self.recorder.note_pass_with_graph(layers)
+            return False
+        if self._stack:
+            return False
+        self._note_backward()
+        return True
+
+    def _belongs(self) -> bool:
+        """Whether a pass that begins is one of the user's training."""
+        if not torch.is_grad_enabled() or is_inspecting():
+            return False
+        return self.passes < MOST_PASSES or self._is_recomputation()
+
+    def _begin_pass(self, arguments: Any) -> None:
+        if not self._is_recomputation():
+            self.passes += 1
+            if self._on_pass is not None:
+                self._on_pass(arguments)
+        if self._is_functional:
+            self.functions.turn_on()
+
+    def _note_backward(self) -> None:
+        """Have the end of the backward pass told that runs, once."""
+        task = torch._C._current_graph_task_id()
+        if task == self._backward_pass:
+            return
+        self._backward_pass = task
+        self.saw_backward = True
+        if self._on_backward is not None:
+            engine: Any = Variable._execution_engine
+            engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        if self._on_backward is not None:
+            self._on_backward()

@@ -1,0 +1,225 @@
+"""One step of the user's training, watched: what goes forward and back, and what it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pytest_modelhealth.capture.observing.layer import Held, Layer
+from pytest_modelhealth.capture.observing.recorder import Recorder, merged_entries
+from pytest_modelhealth.capture.observing.records import layer_records
+from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
+from pytest_modelhealth.capture.observing.tensors import KnownTensors, find_tensors
+from pytest_modelhealth.capture.passive.compiled import WHY_OPAQUE, Compiled
+from pytest_modelhealth.capture.passive.hooks import MOST_PASSES, PassiveHooks
+from pytest_modelhealth.capture.passive.updates import OptimizerSteps
+from pytest_modelhealth.layers import Selection, named_modules
+from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.statistics import Entry, TensorStatistics, UnsupportedTensorError
+
+
+@dataclass(eq=False)
+class WatchedStep:
+    """What was seen of a step.
+
+    Args:
+        observation: all of it, as of an inspection; there is no flow, and of the loss the value.
+        updates: what an optimizer changed, by layer and own name of the parameter; of one that no
+            optimizer touched there is nothing.
+        passes: how many forward passes there were.
+        optimizer_steps: how many steps of optimizers.
+    """
+
+    observation: Observation
+    updates: dict[tuple[str, str], TensorStatistics]
+    passes: int
+    optimizer_steps: int
+    _layers: list[Layer]
+
+    @cached_property
+    def layers(self) -> dict[str, Layer]:
+        """Every layer by name, in execution order, those never called last."""
+        never = float("inf")
+        ordered = sorted(
+            self._layers, key=lambda lyr: never if lyr.entered is None else lyr.entered
+        )
+        return {layer.name: layer for layer in ordered}
+
+    def statistics(self, layer: Layer, role: str) -> TensorStatistics | None:
+        """Return what was seen of a layer in a role, merged over its tensors."""
+        entries: Iterable[Entry] = layer.seen.get(role) or layer.own.get(role, {}).values()
+        return merged_entries(entries)
+
+
+class PassiveStep:
+    """A step that is being watched.
+
+    Args:
+        model: the model.
+        selection: which roles of which layers to observe.
+        scaler: the gradient scaler, if any.
+        is_functional: whether functional layers are to be seen.
+    """
+
+    def __init__(
+        self, model: nn.Module, selection: Selection, scaler: Any, is_functional: bool
+    ) -> None:
+        self._scaler = scaler
+        self._scale = NO_SCALE
+        self._batch = self._samples = 0
+        self._compiled = Compiled.of(model)
+        self._recorder = recorder = Recorder(named_modules(model), selection)
+        for module in self._compiled.hidden.intersection(recorder.by_module):
+            recorder.note_opaque(recorder.by_module[module], WHY_OPAQUE)
+        self._held = {id(held[2]): held for held in recorder.held("_parameters")}
+        self._before = KnownTensors[bool]()  # gradients of earlier steps
+        for _, _, parameter in self._held.values():
+            if parameter.grad is not None:
+                self._before.put(parameter.grad, True)
+        self._gradients: dict[int, Entry] = {}  # as the latest backward pass left them
+        self._taken: dict[int, Entry] = {}  # of those, what an optimizer took
+        self._is_state_read = False
+        is_functional = is_functional and not self._compiled.inside
+        self._hooks = PassiveHooks(recorder, is_functional, self._begin_pass, self._end_backward)
+        wanted = {n: (p, "parameters" in lyr.roles) for n, (lyr, _, p) in self._held.items()}
+        ledger = recorder.reader.ledger
+        self._steps = OptimizerSteps(wanted, ledger, self._begin_update, self._fail)
+
+    def register(self) -> None:
+        """Put hooks on the model, and have torch tell of optimizers."""
+        self._hooks.register_around(self._compiled)
+        self._steps.register()
+
+    def remove(self) -> None:
+        """Leave nothing on the model."""
+        self._hooks.end_calls()
+        self._hooks.remove()
+        self._steps.remove()
+
+    # What happens meanwhile.
+
+    def _begin_pass(self, arguments: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            tensors = find_tensors(arguments)
+            self._batch = next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
+        self._samples += self._batch
+        self._scale = LossScale.of(self._scaler)
+        self._recorder.expect(self._batch, self._scale)
+
+    def _end_backward(self) -> None:
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                self._read_gradients(self._changed())
+        except Exception as error:  # noqa: BLE001 - ours: it must not reach the user's backward
+            self._fail(error)
+
+    def _changed(self) -> list[Held]:
+        """Return the parameters with a gradient that is not from before this step."""
+        return [
+            held
+            for held in self._held.values()
+            if held[2].grad is not None and not self._before.get(held[2].grad)
+        ]
+
+    def _begin_update(self, parameters: list[int], optimizer: Optimizer) -> None:
+        """Take what an optimizer is about to use; what no backward pass showed is read now."""
+        missing = [self._held[number] for number in parameters if number not in self._gradients]
+        scale = getattr(optimizer, "grad_scale", None)  # where the optimizer itself unscales
+        self._read_gradients(missing, NO_SCALE if scale is None else LossScale(float(scale)))
+        for number in parameters:
+            if number in self._gradients:
+                self._taken[number] = self._gradients[number]
+        self._read_parameters()
+
+    def _read_gradients(self, parameters: Iterable[Held], scale: LossScale | None = None) -> None:
+        """Read the gradients of parameters, which a loss scale still is in."""
+        reader = self._recorder.reader
+        held = [
+            (layer, name, parameter.grad, id(parameter))
+            for layer, name, parameter in parameters
+            if parameter.grad is not None and "parameter_gradients" in layer.roles
+        ]
+        self._recorder.expect(self._batch, self._scale if scale is None else scale)
+        try:
+            found = reader.read_many([gradient for _, _, gradient, _ in held], gradients=True)
+            for (layer, name, gradient, number), entry in zip(held, found, strict=True):
+                try:
+                    self._gradients[number] = entry or reader.read_gradient(gradient)
+                except UnsupportedTensorError as error:
+                    layer.unsupported = f"{name}: {error}"
+        finally:
+            self._recorder.expect(self._batch, self._scale)
+
+    def _read_parameters(self) -> None:
+        if not self._is_state_read:
+            self._is_state_read = True
+            self._recorder.add_state("parameters", self._held.values())
+
+    def _fail(self, error: Exception) -> None:
+        self._recorder.errors.append(f"{type(error).__name__}: {error}")
+
+    # What was seen.
+
+    def settle(self, loss: Any) -> WatchedStep:
+        """Take everything off the model, and return what was seen."""
+        self.remove()
+        recorder = self._recorder
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            missing = [held for held in self._changed() if id(held[2]) not in self._gradients]
+            self._read_gradients(missing, NO_SCALE if self._is_unscaled() else self._scale)
+            self._read_parameters()
+            recorder.add_state("buffers", recorder.held("_buffers"))
+            if isinstance(loss, Tensor):
+                recorder.add_loss(loss)
+        for number, entry in {**self._gradients, **self._taken}.items():
+            layer, name, _ = self._held[number]
+            layer.own.setdefault("parameter_gradients", {})[name] = entry
+        recorder.note_options()
+        recorder.note_ties()
+        layers = list(recorder.layers.values())
+        records = layer_records(layers, backward=self._hooks.saw_backward)
+        recorder.let_go()
+        recorder.loss_calls.settle()
+        updates = {self._held[n][:2]: entry for n, entry in self._steps.updates.items()}
+        return WatchedStep(
+            self._observation(records, loss),
+            {(layer.name, name): entry.statistics for (layer, name), entry in updates.items()},
+            self._hooks.passes,
+            self._steps.count,
+            layers,
+        )
+
+    def _is_unscaled(self) -> bool:
+        """Whether the scaler has taken its scale off gradients that no optimizer took."""
+        if self._scaler is None or self._scale.factor == 1.0:
+            return True
+        states = getattr(self._scaler, "_per_optimizer_states", {}).values()
+        is_done = any(state["found_inf_per_device"] for state in states)
+        return is_done or LossScale.of(self._scaler).factor != self._scale.factor
+
+    def _observation(self, records: Any, loss: Any) -> Observation:
+        recorder = self._recorder
+        value = recorder.loss if isinstance(loss, Tensor) else loss
+        layers: dict[str, LayerRecord] = records
+        if recorder.reader.ledger.has_queued:  # what waits on a device is tensors
+            layers = dict(records)
+        notes = [*recorder.notes]
+        if self._hooks.passes >= MOST_PASSES:
+            notes.append(f"only the first {MOST_PASSES} forward passes of the step were watched")
+        return Observation(
+            layers=layers,
+            model_type=recorder.layers[""].type_name,
+            loss=None if value is None else float(value),
+            backward=self._hooks.saw_backward,
+            samples=self._samples,
+            notes=tuple(notes),
+            errors=tuple(recorder.errors),
+            loss_calls=tuple(recorder.loss_calls.settled),
+            sample_deviation=recorder.sample_deviation,
+        )

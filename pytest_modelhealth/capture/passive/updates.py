@@ -1,0 +1,133 @@
+"""What an optimizer does to parameters: by how much each changes in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from pytest_modelhealth.capture.step.apart import is_inspecting
+from pytest_modelhealth.statistics import Entry, Ledger
+
+_COPIED = frozenset({Tensor, nn.Parameter})
+
+
+class OptimizerSteps:
+    """Sees the steps of every optimizer that holds one of a model's parameters.
+
+    Weights are copied when a step begins, and the copies become the differences when it ends; they
+    are gone before the optimizer's `step` returns.
+
+    Args:
+        parameters: those of the model by id, each with whether its update is to be seen.
+        ledger: reads the differences.
+        on_step: told of the ids of the parameters, and the optimizer, when a step begins.
+        on_error: told of errors of ours.
+
+    Attributes:
+        updates: what was found in the difference of each parameter in its latest step, by id.
+        count: how many steps were seen.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[int, tuple[Tensor, bool]],
+        ledger: Ledger,
+        on_step: Callable[[list[int], Optimizer], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self.updates: dict[int, Entry] = {}
+        self.count = 0
+        self._parameters = parameters
+        self._ledger = ledger
+        self._on_step: Callable[[list[int], Optimizer], None] | None = on_step
+        self._on_error: Callable[[Exception], None] | None = on_error
+        self._copies: dict[int, tuple[list[int], list[Tensor]]] = {}
+        self._handles: list[RemovableHandle] = []
+        self._thread = get_ident()
+
+    def register(self) -> None:
+        """Have torch tell of every optimizer's steps."""
+        self._handles.append(register_optimizer_step_pre_hook(self._before))
+        self._handles.append(register_optimizer_step_post_hook(self._after))
+
+    def remove(self) -> None:
+        """Hear of nothing any longer, and hold nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._copies.clear()
+        self._on_step = self._on_error = None
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling() or not self._is_here():
+            return
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                self._begin(optimizer)
+        except Exception as error:  # noqa: BLE001 - ours: it must not reach the user's training
+            self._fail(error)
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling() or id(optimizer) not in self._copies:
+            return
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                self._end(*self._copies.pop(id(optimizer)))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _is_here(self) -> bool:
+        return get_ident() == self._thread and not is_inspecting()
+
+    def _begin(self, optimizer: Optimizer) -> None:
+        held = [id(p) for p in _parameters_of(optimizer) if id(p) in self._parameters]
+        if not held:
+            return
+        self.count += 1
+        if self._on_step is not None:
+            self._on_step(held, optimizer)
+        numbers, copies = [], []
+        for number in held:
+            parameter, is_wanted = self._parameters[number]
+            if is_wanted and _can_be_copied(parameter):
+                numbers.append(number)
+                copies.append(parameter.detach().clone())
+        self._copies[id(optimizer)] = numbers, copies
+
+    def _end(self, numbers: list[int], copies: list[Tensor]) -> None:
+        if not numbers:
+            return
+        torch._foreach_sub_(copies, [self._parameters[number][0].detach() for number in numbers])
+        found = self._ledger.add_many(copies)
+        for number, difference, entry in zip(numbers, copies, found, strict=True):
+            self.updates[number] = entry or self._ledger.add(difference)
+
+    def _fail(self, error: Exception) -> None:
+        if self._on_error is not None:
+            self._on_error(error)
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterable[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _can_be_copied(parameter: Tensor) -> bool:
+    """Whether the parameter is one whose values can be subtracted from a copy of it."""
+    return (
+        type(parameter) in _COPIED
+        and parameter.requires_grad
+        and parameter.layout is torch.strided
+        and not parameter.is_nested
+        and not parameter.is_meta
+    )

@@ -1,0 +1,103 @@
+"""`PassiveWatch`: sees the steps of a training that the user runs, one at a time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import nn
+
+from pytest_modelhealth.capture.passive.compiled import has_compiled_functions
+from pytest_modelhealth.capture.passive.step import PassiveStep, WatchedStep
+from pytest_modelhealth.capture.step.apart import is_inspecting
+from pytest_modelhealth.capture.step.interruption import uninterrupted
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import Selection
+
+_lock = threading.Lock()
+_watching: list[PassiveWatch] = []
+
+
+class PassiveWatch:
+    """Sees those steps of a training that lie between `begin` and `end`.
+
+    Outside of them nothing of ours is on the model, nor on any optimizer.
+
+    Args:
+        model: the model that is trained.
+        selection: which roles of which layers to observe.
+        scaler: the gradient scaler that the training uses, if any.
+    """
+
+    def __init__(self, model: nn.Module, selection: Selection, scaler: Any = None) -> None:
+        self._model = model
+        self._selection = selection
+        self._scaler = scaler
+        self._step: PassiveStep | None = None
+        self._is_functional = not has_compiled_functions(model)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a step is being watched."""
+        return self._step is not None
+
+    def open(self) -> None:
+        """Claim the model: one watch at a time.
+
+        Raises:
+            InspectionError: another watches it, or a part of it, or it is being inspected.
+        """
+        name = type(self._model).__name__
+        if is_inspecting():
+            raise InspectionError(
+                f"cannot monitor {name} from within an inspection: begin the monitor outside of it"
+            )
+        own = set(self._model.modules())
+        with _lock:
+            for other in _watching:
+                if not own.isdisjoint(other._model.modules()):
+                    raise InspectionError(
+                        f"{name} is being monitored already: one monitor of a model at a time; "
+                        "end the other one first, or monitor a copy, copy.deepcopy(model)"
+                    )
+            _watching.append(self)
+
+    def close(self) -> None:
+        """Take everything off the model and let go of it."""
+        with uninterrupted():
+            self.discard()
+            with _lock:
+                if self in _watching:
+                    _watching.remove(self)
+
+    def begin(self) -> None:
+        """Watch from here on.
+
+        Raises:
+            InspectionError: the layers of the model cannot be listed.
+        """
+        self.discard()
+        with uninterrupted():
+            step = PassiveStep(self._model, self._selection, self._scaler, self._is_functional)
+            self._step = step
+            step.register()
+
+    def end(self, loss: Any = None) -> WatchedStep:
+        """Watch no longer, and return what was seen.
+
+        Args:
+            loss: the loss of the step: a tensor, a number or ``None``.
+        """
+        step = self._step
+        assert step is not None
+        try:
+            return step.settle(loss)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Watch no longer, and forget what was seen."""
+        with uninterrupted():
+            if self._step is not None:
+                self._step.remove()
+                self._step = None

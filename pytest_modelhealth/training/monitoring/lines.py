@@ -1,0 +1,216 @@
+"""Writes a line for each watched step, at once, so that a crash loses one at most."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
+from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
+
+COLUMNS = ("step", "loss", "gradient_norm", "update_ratio")
+"""The first columns; one for each layer and statistic follows, ``encoder.0:gradient_norm``."""
+
+
+class Lines(ABC):
+    """A file to which a line is added for each watched step.
+
+    A file that is there is continued; an unfinished last line, which a crash left, is removed.
+
+    Args:
+        path: where it lies.
+        layers: names of the layers that are known from the start.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], layers: Sequence[str]) -> None:
+        self.path = Path(path)
+        self._layers = layers
+        self._file: IO[bytes] | None = None
+
+    def open(self) -> None:
+        """Open the file.
+
+        Raises:
+            InspectionError: it cannot be written, or what is in it does not fit.
+        """
+        try:
+            self._file = self.path.open("r+b" if self.path.exists() else "x+b")
+            self._end_at_a_line(self._file)
+            self._check(self._file)
+            self._file.seek(0, os.SEEK_END)
+        except OSError as error:
+            self.close()
+            raise InspectionError(f"cannot write {str(self.path)!r}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def write(self, row: StepRow) -> None:
+        """Add a line. A file that cannot be written any longer is left alone, with a warning."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(self._text(row).encode())
+            self._file.flush()
+        except OSError as error:
+            self._file = None
+            warnings.warn(
+                f"cannot write {str(self.path)!r} any longer, after step {row.step}: {error}; the "
+                "training goes on, and the monitor keeps its history",
+                ModelHealthWarning,
+                stacklevel=4,
+            )
+
+    @abstractmethod
+    def _check(self, file: IO[bytes]) -> None:
+        """Do nothing if what is in the file fits what will be written."""
+
+    @abstractmethod
+    def _text(self, row: StepRow) -> str:
+        """Return the text to add for a step."""
+
+    @staticmethod
+    def _end_at_a_line(file: IO[bytes]) -> None:
+        """Remove an unfinished last line."""
+        size = end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 4096)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
+class CsvLines(Lines):
+    """A table: a row a step, a column for each layer and statistic.
+
+    The first row settles the columns. A cell is empty where nothing was seen.
+    """
+
+    _columns: list[str] | None = None
+    _is_warned = False
+
+    def _check(self, file: IO[bytes]) -> None:
+        file.seek(0)
+        header = next(csv.reader([file.readline().decode(errors="replace")]), [])
+        if not header:
+            return
+        expected = [*COLUMNS, *_cells(self._layers)]
+        missing = [column for column in expected if column not in header]
+        known = set(expected)
+        further = [c for c in header if c not in known and not self._may_be_functional(c)]
+        if missing or further:
+            which = f"lacks {missing[0]!r}" if missing else f"has {further[0]!r}"
+            raise InspectionError(
+                f"{str(self.path)!r} is a table of something else: its header {which}, "
+                f"{len(missing)} columns are missing and {len(further)} unknown. It was written of "
+                "another model, selection or version: give another path, or move it away"
+            )
+        self._columns = header
+
+    def _may_be_functional(self, column: str) -> bool:
+        layer, colon, statistic = column.rpartition(":")
+        return bool(colon) and statistic in STATISTICS and layer.rpartition(".")[0] in self._layers
+
+    def _text(self, row: StepRow) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if self._columns is None:
+            self._columns = [*COLUMNS, *_cells(dict.fromkeys((*self._layers, *row.layers)))]
+            writer.writerow(self._columns)
+        cells: dict[str, Any] = {
+            "step": row.step,
+            "loss": row.loss,
+            "gradient_norm": row.gradient_norm,
+            "update_ratio": row.update_ratio,
+        }
+        for statistic in STATISTICS:
+            numbers = row.values[statistic].tolist()
+            for layer, number in zip(row.layers, numbers, strict=True):
+                cells[f"{layer}:{statistic}"] = "" if math.isnan(number) else number
+        self._warn_of_new(row, cells)
+        writer.writerow([cells.get(column, "") for column in self._columns])
+        return text.getvalue()
+
+    def _warn_of_new(self, row: StepRow, cells: Iterable[str]) -> None:
+        new = set(cells).difference(self._columns or ())
+        if new and not self._is_warned:
+            self._is_warned = True
+            layers = sorted({column.rpartition(":")[0] for column in new})
+            warnings.warn(
+                f"step {row.step} has layers that the header of {str(self.path)!r} does not know: "
+                f"{', '.join(layers[:3])}. They are left out of it; json=... writes them, and the "
+                "history has them",
+                ModelHealthWarning,
+                stacklevel=5,
+            )
+
+
+class JsonLines(Lines):
+    """A JSON object a step, on a line of its own; ``null`` where nothing was seen.
+
+    Beside the columns of the table it has the origin of what is no number, and the numbers of
+    forward passes and of optimizer steps. A loss that is no number is a string: ``"nan"``.
+    """
+
+    def _check(self, file: IO[bytes]) -> None:
+        file.seek(0)
+        first = file.readline()
+        try:
+            fits = not first or {*COLUMNS, "layers"} <= json.loads(first).keys()
+        except (ValueError, AttributeError):
+            fits = False
+        if not fits:
+            raise InspectionError(
+                f"{str(self.path)!r} holds something else than lines of a monitor: give another "
+                "path, or move it away"
+            )
+
+    def _text(self, row: StepRow) -> str:
+        numbers = {statistic: row.values[statistic].tolist() for statistic in STATISTICS}
+        layers = {
+            layer: {name: _plain(values[at]) for name, values in numbers.items()}
+            for at, layer in enumerate(row.layers)
+        }
+        data = {
+            "step": row.step,
+            "loss": _named(row.loss),
+            "gradient_norm": _named(row.gradient_norm),
+            "update_ratio": _plain(row.update_ratio),
+            "passes": row.passes,
+            "optimizer_steps": row.optimizer_steps,
+            "origin": None if row.origin is None else vars(row.origin),
+            "layers": layers,
+        }
+        return json.dumps(data, allow_nan=False) + "\n"
+
+
+def _cells(layers: Iterable[str]) -> list[str]:
+    return [f"{layer}:{statistic}" for layer in layers for statistic in STATISTICS]
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _named(value: float | None) -> float | str | None:
+    """Return a number, or what it is called where JSON has no number for it."""
+    return value if value is None or math.isfinite(value) else str(value)

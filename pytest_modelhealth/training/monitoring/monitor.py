@@ -1,0 +1,310 @@
+"""`TrainingMonitor`: sees steps of the user's own training loop."""
+
+from __future__ import annotations
+
+import operator
+import os
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.observing.scaling import LossScale
+from pytest_modelhealth.capture.passive.step import WatchedStep
+from pytest_modelhealth.capture.passive.watch import PassiveWatch
+from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
+from pytest_modelhealth.layers import Selection, ensure_match, named_modules
+from pytest_modelhealth.report import HealthReport, Observation
+from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
+from pytest_modelhealth.training.monitoring.row import StepRow, require_statistic, row_of
+
+Observer = Callable[[StepRow], object]
+MakeReport = Callable[[Observation], HealthReport]
+Path = str | os.PathLike[str]
+
+
+class TrainingMonitor:
+    """Watches steps of a training loop; made by `Inspector.monitor`.
+
+    It is a context. Inside, the loop calls `step_end` after each step. It runs nothing of its own,
+    holds no tensor and changes no number; between watched steps nothing of it is on the model.
+
+    Args:
+        model: the model that is trained.
+        selection: which roles of which layers to observe.
+        make_report: makes the report of a step.
+        every: watch the first step and those whose number is divisible by it.
+        csv, json: files to write a line to for each watched step.
+        scaler: the gradient scaler of the training.
+        keep: the most watched steps that the history holds.
+
+    Attributes:
+        history: the watched steps as arrays.
+        observers: called with each new `StepRow`, in order, when the step is in the history and in
+            the files.
+
+    Raises:
+        InspectionError: an argument is of a wrong type.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        selection: Selection,
+        make_report: MakeReport,
+        *,
+        every: int = 1,
+        csv: Path | None = None,
+        json: Path | None = None,
+        scaler: Any = None,
+        keep: int = 1024,
+    ) -> None:
+        self.every = _whole(every, "every", 1)
+        self.history = History(_whole(keep, "keep", 2))
+        self.observers: list[Observer] = []
+        LossScale.of(scaler)
+        self._model = model
+        self._selection = selection
+        self._make_report = make_report
+        names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
+        self._files: list[Lines] = []
+        if csv is not None:
+            self._files.append(CsvLines(_path(csv, "csv"), names))
+        if json is not None:
+            self._files.append(JsonLines(_path(json, "json"), names))
+        if csv is not None and json is not None and self._files[0].path == self._files[1].path:
+            raise InspectionError(f"csv and json are the same file, {str(csv)!r}: give two")
+        self._watch = PassiveWatch(model, selection, scaler)
+        self._state = "new"
+        self._last: int | None = None
+        self._stride = 1
+        self._latest: StepRow | None = None
+        self._latest_seen: WatchedStep | None = None
+        self._report: HealthReport | None = None
+
+    # Begin and end.
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> Self:
+        """Begin to watch: what entering the context does, for loops that cannot be put into one.
+
+        Raises:
+            InspectionError: the model is monitored already, a file cannot be written, or this
+                monitor was started before.
+        """
+        if self._state != "new":
+            raise InspectionError(
+                f"this monitor was {self._state} already: each watches one training; "
+                "make another, inspector.monitor(...)"
+            )
+        self._watch.open()
+        try:
+            for file in self._files:
+                file.open()
+            self._watch.begin()
+        except BaseException:
+            self.close()
+            self._state = "new"
+            raise
+        self._state = "started"
+        return self
+
+    def close(self) -> None:
+        """Take everything off the model, and close the files; the numbers stay."""
+        self._watch.close()
+        for file in self._files:
+            file.close()
+        self._state = "closed"
+
+    # Steps.
+
+    def step_end(self, step: int | None = None, loss: Any = None) -> None:
+        """Say that a training step is over, its optimizer's step included.
+
+        Args:
+            step: its number, higher than that of the step before; ``None`` counts from 0.
+            loss: its loss, a scalar tensor or a number. It is looked at only in watched steps.
+
+        Raises:
+            InspectionError: the monitor is not running, the number is no higher than the one
+                before, or the loss is no scalar.
+        """
+        number = self._number(step)
+        row = None
+        if self._watch.is_on:
+            value = _scalar(loss)
+            seen = self._watch.end(value)
+            self._stride = number - (number - 1 if self._last is None else self._last)
+            row = self._take(number, seen)
+        elif self._last is not None:
+            self._stride = number - self._last
+        self._last = number
+        if (number + self._stride) // self.every != number // self.every:
+            self._watch.begin()
+        if row is not None:
+            self._tell(row)
+
+    def _number(self, step: object) -> int:
+        if self._state != "started":
+            why = "has ended" if self._state == "closed" else "has not begun"
+            raise InspectionError(
+                f"step_end() was called, but the monitor {why}: call it inside "
+                "'with inspector.monitor(...) as monitor:'"
+            )
+        last = self._last
+        if step is None:
+            return 0 if last is None else last + 1
+        number = _whole(step, "step", 0)
+        if last is not None and number <= last:
+            what = "twice" if number == last else f"after step {last}"
+            raise InspectionError(
+                f"step_end({number}) was called {what}: numbers of steps must rise; call it once a "
+                "training step, or leave the number out to have steps counted"
+            )
+        return number
+
+    def _take(self, number: int, seen: WatchedStep) -> StepRow:
+        if self._latest is None:
+            self._check_first(number, seen)
+        row = row_of(number, seen)
+        self._latest, self._latest_seen, self._report = row, seen, None
+        return row
+
+    def _check_first(self, number: int, seen: WatchedStep) -> None:
+        """Warn if nothing was seen of the model, and refuse patterns without a layer."""
+        if seen.passes:
+            named = [(layer.name, self._modules.get(layer.name)) for layer in seen.layers.values()]
+            ensure_match(self._selection.rules, named, self._model)
+        elif not any(layer.opaque for layer in seen.layers.values()):
+            warnings.warn(
+                f"no forward pass of {type(self._model).__name__} was seen in step {number}: does "
+                "the loop train this very object, with gradients on, before step_end()?",
+                ModelHealthWarning,
+                stacklevel=4,
+            )
+
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {named.name: named.module for named in named_modules(self._model)}
+
+    def _tell(self, row: StepRow) -> None:
+        self.history.add(row)
+        for file in self._files:
+            file.write(row)
+        for observer in self.observers:
+            observer(row)
+
+    # What was seen.
+
+    @property
+    def latest(self) -> StepRow:
+        """The latest watched step; as text, one line.
+
+        Raises:
+            InspectionError: none was watched yet.
+        """
+        if self._latest is None:
+            raise InspectionError("no step was watched yet: step_end() ends the first one")
+        return self._latest
+
+    @property
+    def report(self) -> HealthReport:
+        """The report of the latest watched step, without what only an inspection can know.
+
+        Raises:
+            InspectionError: none was watched yet.
+        """
+        if self._report is None:
+            assert self.latest is not None
+            assert self._latest_seen is not None
+            self._report = self._make_report(self._latest_seen.observation)
+        return self._report
+
+    def top(
+        self, k: int = 5, by: str = "gradient_norm", *, containers: bool = False
+    ) -> list[tuple[str, float]]:
+        """Return the layers of the latest watched step with the largest values of a statistic.
+
+        Args:
+            k: how many at most.
+            by: the statistic, one of `STATISTICS`.
+            containers: whether layers that hold others are among them.
+
+        Raises:
+            InspectionError: no step was watched yet, or there is no such statistic.
+        """
+        require_statistic(by)
+        row, most = self.latest, _whole(k, "k", 1)
+        holders = {layer.rpartition(".")[0] for layer in row.layers if layer}
+        values = row.values[by]
+        order = np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable")
+        ranked = [(row.layers[at], float(values[at])) for at in order if values[at] == values[at]]
+        return [found for found in ranked if containers or found[0] not in holders][:most]
+
+    def __str__(self) -> str:
+        if self._latest is None:
+            return f"monitor of {type(self._model).__name__}: no step was watched yet"
+        return str(self._latest)
+
+
+def _whole(value: object, name: str, least: int) -> int:
+    """Return a whole number, given as int or as an integer of NumPy.
+
+    Raises:
+        InspectionError: it is none, or too small.
+    """
+    try:
+        number = operator.index(value) if not isinstance(value, bool | Tensor) else None  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise InspectionError(
+            f"{name} must be a whole number from {least} on, not {value!r} ({type(value).__name__})"
+        )
+    return number
+
+
+def _path(path: object, name: str) -> Path:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise InspectionError(
+            f"{name} must be the path of the file to write, such as 'health.{name}', not {path!r} "
+            f"({type(path).__name__})"
+        )
+    return path
+
+
+def _scalar(loss: Any) -> Tensor | float | None:
+    """Return a loss that was given.
+
+    Raises:
+        InspectionError: it is no scalar.
+    """
+    if loss is None:
+        return None
+    if isinstance(loss, Tensor):
+        if loss.numel() == 1 and not loss.is_complex():
+            return loss.detach()
+        shape = f"a tensor of shape {tuple(loss.shape)}"
+        what = "a complex tensor" if loss.is_complex() else shape
+        raise InspectionError(f"the loss given to step_end() is {what}, not a real scalar")
+    try:
+        return float(loss)
+    except (TypeError, ValueError):
+        raise InspectionError(
+            f"the loss given to step_end() is {loss!r} ({type(loss).__name__}), not a scalar "
+            "tensor or a number"
+        ) from None

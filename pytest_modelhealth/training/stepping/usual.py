@@ -1,0 +1,44 @@
+"""The usual training step of a batch, a target and a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.loss_value import compute_loss
+from pytest_modelhealth.capture.step.tasks import TaskLosses
+from pytest_modelhealth.errors import InspectionError
+
+
+class UsualStep:
+    """Clears the gradients, runs forward and backward, and steps each optimizer once.
+
+    Args:
+        loss: what is differentiated, as in an inspection.
+    """
+
+    def __init__(self, loss: Any) -> None:
+        self._loss: Any = TaskLosses(loss) if isinstance(loss, Mapping) else loss
+
+    def __call__(self, model: nn.Module, optimizer: Any, batch: tuple[Any, Any]) -> Any:
+        """Make one step on inputs and target; return the loss."""
+        inputs, target = Inputs.of(batch[0]), batch[1]
+        optimizers = _each(optimizer)
+        for one in optimizers:
+            one.zero_grad()
+        loss = compute_loss(model(*inputs.args, **inputs.kwargs), target, self._loss)
+        if loss is None:
+            raise InspectionError("the model returns no number to differentiate: give loss=...")
+        loss.backward()
+        for one in optimizers:
+            one.step()
+        return loss
+
+
+def _each(optimizer: Any) -> list[Any]:
+    if isinstance(optimizer, Mapping):
+        return list(optimizer.values())
+    return list(optimizer) if isinstance(optimizer, tuple | list) else [optimizer]
