@@ -37,7 +37,7 @@ class GradientFactor(StepCheck):
     source = (
         "healthy steps give 1.000, clipping less, sharpness-aware ones 1.03; 4.000 is four "
         "micro-batches that are not divided, 65536 a scale that is never removed; detach() in a "
-        "loss moves it to between 1.5 and 4.4 on purpose in 4 of 35 healthy steps, hence the warning"
+        "loss moves it to 1.5 to 4.4 on purpose in 4 of 35 healthy steps, hence the warning"
     )
     settings = (
         Setting(
@@ -75,8 +75,8 @@ class GradientFactor(StepCheck):
             severity="fail" if fails else "warn",
             details=[
                 (
-                    f"the gradient at the step has a norm of {slope.gradient:.4g}; along it the loss "
-                    f"that is returned has a slope of {slope.slope:.4g}"
+                    f"the gradient at the step has a norm of {slope.gradient:.4g}; along it the "
+                    f"loss that is returned has a slope of {slope.slope:.4g}"
                 )
             ],
         )
@@ -106,26 +106,26 @@ def _said(slope: LossSlope) -> tuple[str, str] | None:
                 "gradient that the optimizer steps on is not zero"
             ),
             (
-                "it returns another number than the loss it differentiates: a running mean, a metric, "
-                "the loss before the forward"
+                "it returns another number than the loss it differentiates: a running mean, a "
+                "metric, the loss before the forward"
             ),
         )
     if factor < 0.0:
         return (
             (
-                f"the optimizer climbs the loss that the step returns: its gradient is {factor:.3g} "
-                "times the slope"
+                f"the optimizer climbs the loss that the step returns: its gradient is "
+                f"{factor:.3g} times the slope"
             ),
             (
-                "a flipped sign: -loss is differentiated, or returned; where a reward is returned on "
-                "purpose, return its negative"
+                "a flipped sign: -loss is differentiated, or returned; where a reward is returned "
+                "on purpose, return its negative"
             ),
         )
     if factor > _DOUBTFUL:
         return (
             (
-                f"the gradient that the optimizer steps on is {factor:.4g} times the slope of the loss "
-                "that the step returns"
+                f"the gradient that the optimizer steps on is {factor:.4g} times the slope of the "
+                "loss that the step returns"
             ),
             _why_large(factor),
         )
@@ -133,8 +133,8 @@ def _said(slope: LossSlope) -> tuple[str, str] | None:
     if factor < 1.0 / _DOUBTFUL and (not is_clipped or factor < _UNSCALED):
         return (
             (
-                f"the gradient that the optimizer steps on is {factor:.3g} times the slope of the loss "
-                "that the step returns"
+                f"the gradient that the optimizer steps on is {factor:.3g} times the slope of the "
+                "loss that the step returns"
             ),
             "it is scaled down after the backward pass: clipped before scaler.unscale_, clipped to "
             "far too little, or unscaled twice"

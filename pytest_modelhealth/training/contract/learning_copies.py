@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.settings import Severity
@@ -22,7 +22,7 @@ class LearningCopies(StepCheck):
         "A target, teacher or moving average that starts as a copy does not learn by gradient."
     )
     rank = 74
-    severity: Severity = "warn"
+    severity: ClassVar[Severity] = "warn"
     definition = (
         "A part called target, teacher, ema, momentum, shadow, slow or average starts equal to "
         "another part, and an optimizer moves it. It goes by names, and only warns."

@@ -142,8 +142,8 @@ def _why_nothing(
         return (
             "no backward pass reaches a parameter that an optimizer holds",
             (
-                "loss.backward() is missing, the loss is detached (.item(), .detach(), no_grad), or "
-                "it was made from a new tensor: torch.tensor(loss)"
+                "loss.backward() is missing, the loss is detached (.item(), .detach(), no_grad), "
+                "or it was made from a new tensor: torch.tensor(loss)"
             ),
         )
     if not max(added):
@@ -169,8 +169,8 @@ def _why_nothing(
     largest = max(size for p in held for size in p.gradients if size is not None)
     return (
         (
-            f"{stepping[0].type_name} steps at a rate of {max(stepping[0].rates):.3g} on gradients of "
-            f"a norm up to {largest:.3g}, and no value changes"
+            f"{stepping[0].type_name} steps at a rate of {max(stepping[0].rates):.3g} on gradients "
+            f"of a norm up to {largest:.3g}, and no value changes"
         ),
         "updates too small for the precision of the weights, or values that are put back",
     )

@@ -40,7 +40,8 @@ class UpdateDirection(StepCheck):
                 continue
             what = (
                 f"{optimizer.type_name} climbs its own gradient (cosine "
-                f"{optimizer.direction:.2f}), and the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}"
+                f"{optimizer.direction:.2f}), and the loss rises from {losses[0]:.4g} to "
+                f"{losses[-1]:.4g}"
             )
             if optimizer.maximizes:
                 yield self.inconclusive(

@@ -99,7 +99,8 @@ class UpdateSize(StepCheck):
             yield self.violation(
                 place(observation, worst.layer),
                 f"call {call + 1} changes weights by {statistics.median(ratios):.2g} of their "
-                f"norm, the median over {len(ratios)} matrices; {worst.name} by {worst.updates[call]:.2g}",
+                f"norm, the median over {len(ratios)} matrices; {worst.name} by "
+                f"{worst.updates[call]:.2g}",
                 value=statistics.median(ratios),
                 limit=limit,
                 tensor=worst.own,

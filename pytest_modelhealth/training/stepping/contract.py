@@ -81,14 +81,16 @@ class Asked(NamedTuple):
         Raises:
             InspectionError: something is not; the message says what is expected.
         """
-        for name, value, least in (("calls", self.calls, 1), ("overfit", self.overfit, 2)):
-            is_number = isinstance(value, int) and not isinstance(value, bool)
-            if not ((value is None and name == "overfit") or (is_number and value >= least)):
-                raise InspectionError(
-                    f"{name} must be a whole number from {least} on, not {value!r}"
-                )
+        _require_number(self.calls, "calls", 1)
+        if self.overfit is not None:
+            _require_number(self.overfit, "overfit", 2)
         if not isinstance(self.resume, bool):
             raise InspectionError(f"resume must be True or False, not {self.resume!r}")
+
+
+def _require_number(value: object, name: str, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InspectionError(f"{name} must be a whole number from {least} on, not {value!r}")
 
 
 def run_contract(

@@ -63,4 +63,4 @@ def copies_that_learn(session: Session, seen: list[Watched]) -> tuple[tuple[str,
 def _is_copied(session: Session, name: str, other: str) -> bool:
     if name == other or other.rpartition(".")[2].lower().split("_")[0] in _FOLLOWERS:
         return False
-    return session.first_parts[name] == session.first_parts[other]
+    return bool(session.first_parts[name] == session.first_parts[other])

@@ -32,13 +32,19 @@ def loss_slope(session: Session, first: Watched) -> LossSlope:
     if not length or not math.isfinite(length):
         return LossSlope(why_not="the gradient at the optimizer's step is zero or not finite")
     weights = _length(session.parameters[key].detach() for key in gradients)
-    slopes = [_slope(session, gradients, length, shift * max(weights, 1e-3)) for shift in SHIFTS]
-    if isinstance(slopes[0], str) or isinstance(slopes[1], str):
-        return LossSlope(why_not=next(s for s in slopes if isinstance(s, str)))
-    wide, narrow = slopes
+    try:
+        wide, narrow = (
+            _slope(session, gradients, length, shift * max(weights, 1e-3)) for shift in SHIFTS
+        )
+    except _UntellableError as error:
+        return LossSlope(why_not=str(error))
     if abs(wide - narrow) > _AGREE * max(abs(wide), abs(narrow)):
         return LossSlope(why_not="the loss is too curved or too noisy for a slope")
     return LossSlope(narrow, length, _added(first, length))
+
+
+class _UntellableError(Exception):
+    """Why there is no slope."""
 
 
 def _why_no_slope(first: Watched) -> str:
@@ -54,9 +60,7 @@ def _why_no_slope(first: Watched) -> str:
     return ""
 
 
-def _slope(
-    session: Session, gradients: Mapping[int, Tensor], length: float, shift: float
-) -> float | str:
+def _slope(session: Session, gradients: Mapping[int, Tensor], length: float, shift: float) -> float:
     ends: list[float] = []
     for sign in (1.0, -1.0):
         session.rewind()
@@ -65,13 +69,15 @@ def _slope(
         try:
             loss = loss_in(session.call())
         except Exception as error:  # noqa: BLE001 - the user's, on weights that we moved
-            return f"on weights moved a little the step raises {said(error)}"
+            raise _UntellableError(
+                f"on weights moved a little the step raises {said(error)}"
+            ) from None
         if loss is None or not math.isfinite(loss):
-            return "on weights moved a little the loss is not finite"
+            raise _UntellableError("on weights moved a little the loss is not finite")
         ends.append(loss)
     difference = ends[0] - ends[1]
     if difference and abs(difference) < _ROUNDING * max(map(abs, ends)):
-        return "the loss does not change by more than rounding"
+        raise _UntellableError("the loss does not change by more than rounding")
     return difference / (2.0 * shift)
 
 

@@ -203,10 +203,11 @@ class Watch:
                 self.seen.at_step.add(key)
 
     def _is_repeated(self, held: list[Tensor]) -> bool:
-        known = [p for p in held if id(p) in self.seen.at_step and p.grad is not None]
-        if not known or any(id(p) in self._reached for p in held):
+        known = [(p.grad, id(p)) for p in held if id(p) in self.seen.at_step]
+        pairs = [(dense(g), self.seen.gradients[key]) for g, key in known if g is not None]
+        if not pairs or any(id(p) in self._reached for p in held):
             return False
-        return all(torch.equal(dense(p.grad), self.seen.gradients[id(p)]) for p in known)
+        return all(torch.equal(now, before) for now, before in pairs)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         seen, steps = self.seen, self.seen.steps[id(optimizer)]
@@ -255,7 +256,7 @@ def _unhooked(bare: list[tuple[Tensor, Any, Any]]) -> None:
     """Leave no empty dictionary of hooks where there was none."""
     for parameter, before, after in bare:
         if before is None:
-            parameter._backward_hooks = None
+            parameter._backward_hooks = None  # type: ignore[assignment]
         if after is None:
             parameter._post_accumulate_grad_hooks = None
 
