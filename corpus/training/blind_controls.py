@@ -6,9 +6,7 @@ is done to batch and gradient in between.
 
 from __future__ import annotations
 
-import copy
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -30,35 +28,27 @@ from torch.optim.lr_scheduler import (
 from corpus.cards import Shelf
 from corpus.models.healthy_steps import (
     Count,
-    backbone,
     controls_of,
     descend,
     entropy,
     trained,
     usual,
 )
-from corpus.models.parts import PreNorm, SmallLM, conv_net, normal, perceptron, zeroed
+from corpus.models.parts import SmallLM, conv_net, perceptron
 from corpus.models.small import (
     CNN,
     GPT,
     LSTM,
     MLP,
-    Autoencoder,
-    Multitask,
     ResNet,
     UNet,
     ViT,
-    both_targets,
     flat,
     images,
-    ink_loss,
-    itself,
-    label_loss,
     language_loss,
     next_words,
     noisy,
     patients,
-    tumours,
     words,
 )
 from corpus.subject import Training
