@@ -27,6 +27,9 @@ class SteppedParameter:
         rates: learning rate of its group when the optimizer first stepped; ``None`` where none did.
         left_over: whether, when the first backward pass since an optimizer stepped reached it, a
             gradient of an earlier call was still there.
+        erased: whether its gradient was all zero when the optimizer stepped, in every call, although
+            backward passes left another.
+        shared: whether several optimizers that stepped hold it.
         swallowed: share of its elements that had a gradient and did not change, over all calls.
     """
 
@@ -44,6 +47,8 @@ class SteppedParameter:
     rates: tuple[float | None, ...] = ()
     left_over: tuple[bool, ...] = ()
     swallowed: float = 0.0
+    erased: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,10 @@ class SteppedOptimizer:
             median over parameters, after the last call; ``None`` where it keeps none.
         maximizes: whether a group maximizes.
         closure: whether it was given a closure.
+        piled: whether its closure added to the gradient of the evaluation before.
+        constant: whether its closure returned the very same number three times or more.
+        betas: decay rates of its averages; empty where it has none.
+        spread: least positive learning rate of its groups, by the largest.
         repeated: whether it stepped twice with the same gradient, of a call in which it did.
         stale: whether it stepped in a call before any backward pass of that call reached it.
         direction: cosine between its first update and the gradient that it was made from; ``None``
@@ -83,6 +92,10 @@ class SteppedOptimizer:
     second_moment: float | None = None
     maximizes: bool = False
     closure: bool = False
+    piled: bool = False
+    constant: bool = False
+    betas: tuple[float, ...] = ()
+    spread: float = 1.0
     repeated: bool = False
     stale: bool = False
     direction: float | None = None
@@ -182,6 +195,17 @@ class Stepped:
         halves: what each half of the batch does.
         why_no_halves: why that was not judged.
         left_over: what gradients of the first call do to the second; ``None`` if none were left.
+        unlearned: parameters that ran, are held and have no gradient, on which the returned loss
+            depends all the same, and its slope along them.
+        passes: how many backward passes the first call had.
+        mixed: an optimizer that steps on gradients of another's loss, too; ``""`` if none does.
+        climbs: cosine between the gradient and what moved weights beside optimizers in the first
+            call; ``None`` where nothing did.
+        switched: whether the step itself brings the model to evaluation mode to train in it.
+        advances: whether a learning rate schedule moved on.
+        seeds: whether the random numbers drawn are the same in every call.
+        strays: parameters that get a gradient, or were made by the step, and that no optimizer
+            holds, as the model did not know them.
         raised: what a later call raised, and its number; ``""`` if none did.
         raised_at: number of that call, from 1.
         growing: lists that grew by a tensor with its graph in each call.
@@ -205,6 +229,14 @@ class Stepped:
     halves: tuple[HalfInfluence, ...] = ()
     why_no_halves: str = ""
     left_over: LeftOver | None = None
+    unlearned: tuple[tuple[str, ...], float] = ((), 0.0)
+    passes: int = 0
+    mixed: str = ""
+    climbs: float | None = None
+    switched: bool = False
+    advances: bool = False
+    seeds: bool = False
+    strays: tuple[str, ...] = ()
     raised: str = ""
     raised_at: int = 0
     growing: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from pytest_modelhealth.training.stepping.interventions import (
     left_over,
     loss_slope,
     said,
+    slope_without_gradient,
 )
 from pytest_modelhealth.training.stepping.requested import overfitted, resumed
 from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in
@@ -56,10 +57,14 @@ class _Calls:
     seen: list[Watched] = field(default_factory=list)
     changes: list[dict[int, float]] = field(default_factory=list)
     relative: list[dict[int, float]] = field(default_factory=list)
+    outside: dict[int, Tensor] = field(default_factory=dict)
+    names: list[tuple[str, int, bool]] = field(default_factory=list)
     observation: Observation | None = None
     rates: list[dict[int, float]] = field(default_factory=list)
     swallowed: dict[int, float] = field(default_factory=dict)
     raised: str = ""
+    advances: bool = False
+    seeds: bool = False
 
 
 class Asked(NamedTuple):
@@ -114,11 +119,10 @@ def run_contract(
         optimizers = list(_optimizers(session, made))
         parameters = tuple(_parameters(session, made))
         modes = tuple(_modes(model, made, session))
-        left = None
-        if len(made.seen) > 1 and made.seen[1].left_over and made.seen[1].at_step:
-            left = left_over(session, made.seen[1])
+        left = left_over(session) if any(seen.left_over for seen in made.seen[:2]) else None
         slope = loss_slope(session, first)
-        halves, why_no_halves = half_influence(session, first)
+        unlearned = slope_without_gradient(session, made.seen)
+        halves, why_no_halves = half_influence(session, first, len(made.seen))
         best = None if asked.overfit is None else overfitted(session, asked.overfit)
         differs = resumed(session) if asked.resume else None
     stepped = Stepped(
@@ -131,6 +135,14 @@ def run_contract(
         halves=halves,
         why_no_halves=why_no_halves,
         left_over=left,
+        unlearned=unlearned,
+        passes=len(first.passes),
+        mixed=_mixed(session, first),
+        climbs=_outside_climb(session, made),
+        switched=_switches_on_purpose(first),
+        advances=made.advances,
+        seeds=made.seeds,
+        strays=tuple(_strays(session, made)),
         raised=made.raised,
         raised_at=len(made.seen) + 1 if made.raised else 0,
         growing=tuple(lists.growing),
@@ -149,8 +161,11 @@ def _call(session: Session, calls: int, lists: Lists) -> _Calls:
     """Call the step several times from the beginning."""
     made, watch = _Calls(), session.watch()
     counting = _Swallowed(session)
-    for number in range(calls):
+    schedules, random = _schedules(session), []
+    number = -1
+    while (number := number + 1) < calls or (number < _MOST_CALLS and _waits(session, made)):
         before = {key: p.detach().clone() for key, p in session.parameters.items()}
+        random.append(torch.get_rng_state())
         try:
             if number:
                 seen = session.watched(watch)
@@ -165,25 +180,53 @@ def _call(session: Session, calls: int, lists: Lists) -> _Calls:
             _require_loss(session, seen.result)
         sizes = {key: norm(value) or 1.0 for key, value in before.items()}
         made.seen.append(seen)
+        if not number:
+            made.outside = _outside(session, before, seen)
+            made.names = [(n, id(p), p.requires_grad) for n, p in session.model.named_parameters()]
         made.changes.append(
             {key: _change(session.parameters[key], before[key]) / sizes[key] for key in before}
         )
         made.relative.append({key: size / sizes[key] for key, size in seen.updated.items()})
         given = session.given.optimizers
         made.rates.append({id(optimizer): rate_of(optimizer) for optimizer in given})
+        random[-1] = torch.equal(random[-1], torch.get_rng_state()), torch.get_rng_state()
         counting.add(seen)
         lists.look()
         _let_go(seen, keep=number < _COMPARED)
     made.swallowed = counting.shares()
+    made.advances = _schedules(session) != schedules
+    drawn = [state for is_same, state in random if not is_same] if not made.raised else []
+    made.seeds = len(drawn) > 1 and all(torch.equal(drawn[0], state) for state in drawn[1:])
     return made
 
 
 _COMPARED = 2
+_MOST_CALLS = 32
+"""A step that seems to wait for its turn is called so often to see whether it comes."""
+
+
+def _waits(session: Session, made: _Calls) -> bool:
+    """Whether nothing has moved so far, and more calls may tell: gradients add up, say."""
+    if any(any(changes.values()) for changes in made.changes) or len(made.seen) < _COMPARED:
+        return False
+    overflows = any(not math.isfinite(size) for seen in made.seen for size in seen.added.values())
+    no_step = not any(seen.steps_in_all for seen in made.seen)
+    adds_up = no_step and any(
+        made.seen[-1].added.get(key, 0.0) > size for key, size in made.seen[0].added.items() if size
+    )
+    return overflows or adds_up
+
+
+def _schedules(session: Session) -> list[int]:
+    """Return how far each learning rate schedule is that the step reaches."""
+    kinds = torch.optim.lr_scheduler.LRScheduler
+    return [one.last_epoch for one in session.snapshot.found if isinstance(one, kinds)]
 
 
 def _let_go(seen: Watched, *, keep: bool) -> None:
     """Keep no graph of a call, and gradients only of those that others are held against."""
     seen.result = loss_in(seen.result)
+    seen.moved = {}
     if not keep:
         seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
 
@@ -195,6 +238,24 @@ def _require_loss(session: Session, result: Any) -> None:
             f"{session.given.name} returned {type(result).__name__}{shape}, not the loss: return "
             "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
         )
+
+
+def _outside(session: Session, before: dict[int, Tensor], seen: Watched) -> dict[int, Tensor]:
+    """Return what changed parameters in a call beside optimizers, in double precision."""
+    found = {}
+    for key, start in before.items():
+        now = session.parameters[key].detach()
+        if now.shape != start.shape or torch.equal(now, start):
+            continue
+        rest = widened(now) - widened(start)
+        if key in seen.moved:
+            rest = rest - seen.moved[key]
+        if norm(rest) > _ROUNDED * (norm(start) or 1.0):
+            found[key] = rest
+    return found
+
+
+_ROUNDED = 1e-6
 
 
 def _change(parameter: Tensor, before: Tensor) -> float:
@@ -234,8 +295,9 @@ class _Swallowed:
 
 def _parameters(session: Session, made: _Calls) -> Iterator[SteppedParameter]:
     held = {id(p) for optimizer in _all_optimizers(session, made) for p in parameters_of(optimizer)}
-    for name, parameter in session.model.named_parameters():
-        key = id(parameter)
+    stepped = [one for one in _all_optimizers(session, made) if id(one) in _stepping(made)]
+    owners = [{id(p) for p in parameters_of(optimizer)} for optimizer in stepped]
+    for name, key, parameter in session.named:
         layer, _, own = name.rpartition(".")
         yield SteppedParameter(
             name=name,
@@ -252,7 +314,80 @@ def _parameters(session: Session, made: _Calls) -> Iterator[SteppedParameter]:
             rates=tuple(seen.rates.get(key) for seen in made.seen),
             left_over=tuple(key in seen.left_over for seen in made.seen),
             swallowed=made.swallowed.get(key, 0.0),
+            erased=all(key in seen.erased for seen in made.seen),
+            shared=sum(key in one for one in owners) > 1,
         )
+
+
+def _strays(session: Session, made: _Calls) -> Iterator[str]:
+    """Yield parameters outside of the model's registry, or newer than it, that nobody moves.
+
+    They have a gradient, and no optimizer holds them.
+    """
+    held = {id(p) for optimizer in _all_optimizers(session, made) for p in parameters_of(optimizer)}
+    reached = {key for seen in made.seen for key, size in seen.added.items() if size}
+    moved = {key for changes in made.changes for key, size in changes.items() if size}
+    for key, name in session.strays.items():
+        if key in reached - held - moved:
+            yield name
+    known = set(session.parameters)
+    yield from (
+        name
+        for name, key, trainable in made.names
+        if trainable and key not in known and key not in held
+    )
+
+
+def _mixed(session: Session, first: Watched) -> str:
+    """Return an optimizer that steps on two losses, one of which trains another one's part.
+
+    A pass that reaches only its parameters, and one that reaches another's too, both go into its
+    first step.
+    """
+    owners = [
+        (optimizer, {id(p) for p in parameters_of(optimizer)})
+        for optimizer in session.given.optimizers
+    ]
+    passes = list(first.passes.values())
+    for optimizer, own in owners:
+        others = [held - own for other, held in owners if other is not optimizer]
+        alone = [p for p in passes if p & own and not any(p & held for held in others)]
+        shared = [p for p in passes if p & own and any(p & held for held in others)]
+        steps = first.steps.get(id(optimizer))
+        if alone and shared and steps is not None and steps.passes >= len(alone) + len(shared):
+            return type(optimizer).__name__
+    return ""
+
+
+def _outside_climb(session: Session, made: _Calls) -> float | None:
+    """Return the cosine between what moved weights outside of optimizers, and their gradient.
+
+    ``None`` where nothing did, in the first call.
+    """
+    first, product, moves, gradients = made.seen[0], 0.0, 0.0, 0.0
+    for key, moved in made.outside.items():
+        gradient = first.gradients.get(key)
+        if gradient is not None and gradient.shape == moved.shape:
+            wide = widened(gradient)
+            product += float((moved * wide.conj()).sum().real)
+            moves += norm(moved) ** 2
+            gradients += norm(wide) ** 2
+    return product / math.sqrt(moves * gradients) if moves and gradients else None
+
+
+def _switches_on_purpose(first: Watched) -> bool:
+    """Whether the step itself brings the model to evaluation mode, and not for a validation."""
+    runs = first.runs
+    return (
+        first.began
+        and bool(runs)
+        and not any(training for training, _ in runs)
+        and all(enabled for _, enabled in runs)
+    )
+
+
+def _stepping(made: _Calls) -> set[int]:
+    return {key for seen in made.seen for key in seen.steps}
 
 
 def _gradient(seen: Watched, key: int) -> float | None:
@@ -291,10 +426,30 @@ def _optimizers(session: Session, made: _Calls) -> Iterator[SteppedOptimizer]:
             second_moment=_second_moment(optimizer),
             maximizes=any(group.get("maximize") for group in groups),
             closure=any(one is not None and one.closure for one in steps),
+            piled=any(one is not None and one.piled for one in steps),
+            constant=any(one is not None and _is_constant(one.evaluations) for one in steps),
+            betas=_betas(groups),
+            spread=_spread(groups),
             repeated=any(one is not None and one.repeated for one in steps),
             stale=any(one is not None and one.stale for one in steps),
             direction=next((_cosine(one.along) for one in steps if one is not None), None),
         )
+
+
+def _is_constant(evaluations: list[float]) -> bool:
+    """Whether a closure returned the very same number three times or more."""
+    return len(evaluations) > 2 and len(set(evaluations)) == 1
+
+
+def _betas(groups: list[dict[str, Any]]) -> tuple[float, ...]:
+    betas = next((g["betas"] for g in groups if isinstance(g.get("betas"), tuple)), ())
+    return tuple(float(beta) for beta in betas)
+
+
+def _spread(groups: list[dict[str, Any]]) -> float:
+    """Return the least positive learning rate of a group by the largest."""
+    rates = [float(g.get("lr") or 0.0) for g in groups if float(g.get("lr") or 0.0) > 0.0]
+    return min(rates) / max(rates) if rates else 1.0
 
 
 def _decay(group: dict[str, Any]) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_modelhealth.report.stepping import HalfInfluence, LeftOver, LossSlope
 from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
-from pytest_modelhealth.training.stepping.watching import Watched, norm, widened
+from pytest_modelhealth.training.stepping.watching import Watched, norm, parameters_of, widened
 
 SHIFTS = (1e-3, 3e-4)
 """How far weights are moved along the gradient, by their norm."""
@@ -112,8 +112,14 @@ def said(error: Exception) -> str:
 # ---- halves of the batch
 
 
-def half_influence(session: Session, first: Watched) -> tuple[tuple[HalfInfluence, ...], str]:
-    """Replace each half of the batch by the other; return what follows, or why nothing is told."""
+def half_influence(
+    session: Session, first: Watched, calls: int
+) -> tuple[tuple[HalfInfluence, ...], str]:
+    """Replace each half of the batch by the other; return what follows, or why nothing is told.
+
+    A half without influence on the first gradient is followed through all calls: a part of the loss
+    may fade in, and several optimizer steps may each look at their own part of the batch.
+    """
     samples = session.samples
     half = samples // 2
     why_not = _why_no_halves(session, first)
@@ -123,18 +129,20 @@ def half_influence(session: Session, first: Watched) -> tuple[tuple[HalfInfluenc
     starts = list(range(half))
     first_by_second = [*(ends[i % len(ends)] for i in starts), *ends]
     second_by_first = [*starts, *(starts[i % half] for i in range(len(ends)))]
-    runs = []
-    for order in (first_by_second, second_by_first):
-        session.rewind()
-        try:
-            runs.append(session.watched(session.watch(), session.changed_batch(order)))
-        except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
-            return (), f"on samples that repeat the step raises {said(error)}"
+    orders = (first_by_second, second_by_first)
+    try:
+        runs = [_on_samples(session, order) for order in orders]
+        effects = [_difference(first, seen) for seen in runs]
+        for place, effect in enumerate(effects):
+            if not effect:
+                effects[place] = _later_effect(session, orders[place], calls)
+    except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
+        return (), f"on samples that repeat the step raises {said(error)}"
     rows = [seen.rows[0] if len(seen.rows) == 1 else None for seen in (first, *runs)]
     made = []
     for place, name in enumerate(("first", "second")):
         base, other = rows[0], rows[2 - place]
-        effect = _difference(first, runs[place])
+        effect = effects[place]
         made.append(
             HalfInfluence(
                 name,
@@ -145,6 +153,28 @@ def half_influence(session: Session, first: Watched) -> tuple[tuple[HalfInfluenc
             )
         )
     return tuple(made), ""
+
+
+def _on_samples(session: Session, order: list[int]) -> Watched:
+    session.rewind()
+    return session.watched(session.watch(), session.changed_batch(order))
+
+
+def _later_effect(session: Session, order: list[int], calls: int) -> float:
+    """Return the largest change of a parameter after several calls, by its norm."""
+    ends = []
+    for chosen in (None, order):
+        session.rewind()
+        for _ in range(calls):
+            session.call(None if chosen is None else session.changed_batch(chosen))
+        ends.append([p.detach().clone() for p in session.parameters.values()])
+    return max((_relative(a, b) for a, b in zip(*ends, strict=True)), default=0.0)
+
+
+def _relative(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape or torch.equal(a, b):
+        return 0.0 if a.shape == b.shape else 1.0
+    return norm(widened(a) - widened(b)) / (norm(a) or 1.0)
 
 
 def _why_no_halves(session: Session, first: Watched) -> str:
@@ -182,18 +212,72 @@ def _differences(a: Watched, b: Watched) -> list[tuple[float, int]]:
 # ---- gradients of the call before
 
 
-def left_over(session: Session, second: Watched) -> LeftOver | None:
-    """Clear all gradients after the first call; return what that changes in the second."""
-    session.rewind()
+def left_over(session: Session) -> LeftOver | None:
+    """Clear each gradient once an optimizer has stepped on it; return what that changes.
+
+    Two calls are made either way. What differs is held against what both moved.
+    """
     try:
-        session.call()
-        session.clear_gradients()
-        cleared = session.watched(session.watch())
+        moved, start = _after_two(session, clears=False)
+        cleared, _ = _after_two(session, clears=True)
     except Exception:  # noqa: BLE001 - the user's, without the gradients that it counts on
         return None
-    held = second.at_step | cleared.at_step
-    found = [(size, key) for size, key in _differences(second, cleared) if key in held]
+    found = []
+    for key, end in moved.items():
+        if end.shape == cleared[key].shape == start[key].shape:
+            apart = norm(widened(end) - widened(cleared[key]))
+            found.append((apart / (norm(widened(end) - widened(start[key])) or 1.0), key))
     effect, key = max(found, default=(0.0, 0))
     names = {id(p): name for name, p in session.model.named_parameters()}
     layer, _, own = names.get(key, "").rpartition(".")
     return LeftOver(effect, layer, own)
+
+
+def _after_two(session: Session, *, clears: bool) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Return the parameters after two calls, and before."""
+    session.rewind()
+    start = {key: p.detach().clone() for key, p in session.parameters.items()}
+    watch = session.watch(clears=clears)
+    for _ in range(2):
+        session.watched(watch)
+    return {key: p.detach().clone() for key, p in session.parameters.items()}, start
+
+
+# ---- parameters without gradient
+
+
+def slope_without_gradient(session: Session, seen: list[Watched]) -> tuple[tuple[str, ...], float]:
+    """Return trainable parameters without gradient that the returned loss depends on, and how.
+
+    They ran, an optimizer that stepped holds them, and they are moved together along one random
+    direction.
+    """
+    reached = {key for one in seen for key, size in one.added.items() if size}
+    stepped = {
+        id(p) for one in seen for optimizer in one.optimizers.values()
+        for p in parameters_of(optimizer)
+    }  # fmt: skip
+    asked = {
+        id(p): name
+        for name, p in session.model.named_parameters()
+        if p.requires_grad and id(p) in stepped - reached and p.is_floating_point() and p.numel()
+    }
+    if not asked:
+        return (), 0.0
+    generator = torch.Generator().manual_seed(_SEED)
+    along = {
+        key: torch.randn(session.parameters[key].shape, generator=generator, dtype=torch.float64)
+        for key in asked
+    }
+    along = {key: one.to(session.parameters[key].device) for key, one in along.items()}
+    length = _length(along.values())
+    weights = max(_length(session.parameters[key].detach() for key in asked), 1e-2)
+    try:
+        wide, narrow = (_slope(session, along, length, 10.0 * shift * weights) for shift in SHIFTS)
+    except _UntellableError:
+        return (), 0.0
+    is_smooth = abs(wide - narrow) <= _AGREE * max(abs(wide), abs(narrow))
+    return (tuple(asked.values()), narrow) if is_smooth and narrow else ((), 0.0)
+
+
+_SEED = 20_240_229

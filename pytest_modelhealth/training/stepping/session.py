@@ -16,6 +16,7 @@ from pytest_modelhealth.capture.passive.watch import PassiveWatch
 from pytest_modelhealth.capture.step.batch import deep_copy
 from pytest_modelhealth.capture.step.collection import collected_rarely
 from pytest_modelhealth.capture.step.interruption import exited_whole
+from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
@@ -137,8 +138,10 @@ class Session:
         self.snapshot = Snapshot(model, given.optimizers, given.restore, given.step)
         self.called = 0
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
-        everything = [*model.parameters(), *held]
-        self.parameters = {id(p): p for p in everything}
+        kept = State(model).leaves
+        self.parameters = {id(p): p for p in (*model.parameters(), *held, *kept)}
+        self.strays = stray_names(model)
+        self.named = [(name, id(p), p) for name, p in model.named_parameters()]
         self.samples = samples_of(given.batch)
         self.first_parts = {name: print_ for name, print_ in _prints(model) if print_}
         self.first_statistics = {
@@ -182,9 +185,9 @@ class Session:
         for leaf in self.snapshot.leaves:
             leaf.grad = None
 
-    def watch(self) -> Watch:
+    def watch(self, *, clears: bool = False) -> Watch:
         """Return what watches calls, from the first on."""
-        return Watch(self.model, self.parameters, self.samples)
+        return Watch(self.model, self.parameters, self.samples, clears=clears)
 
     def watched(self, watch: Watch, batch: Any = None) -> Watched:
         """Call the step once, watched."""
@@ -220,6 +223,30 @@ class Session:
         for tensor in rows_in(batch):
             tensor.data = tensor.detach()[order].clone()
         return batch
+
+
+def stray_names(model: nn.Module) -> dict[int, str]:
+    """Return the names of modules' parameters that lists and dictionaries hold unregistered."""
+    known = {id(p) for p in model.parameters()}
+    found: dict[int, str] = {}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_"):
+                continue
+            listed = (
+                value.items()
+                if isinstance(value, dict)
+                else enumerate(value)
+                if isinstance(value, list | tuple)
+                else ()
+            )
+            for key, part in listed:
+                if isinstance(part, nn.Module):
+                    path = ".".join(filter(None, (name, attribute, str(key))))
+                    for own, parameter in part.named_parameters():
+                        if id(parameter) not in known:
+                            found.setdefault(id(parameter), f"{path}.{own}")
+    return found
 
 
 def _prints(model: nn.Module) -> Iterator[tuple[str, Any]]:

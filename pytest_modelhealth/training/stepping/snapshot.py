@@ -39,7 +39,7 @@ class Snapshot:
     ) -> None:
         restore = tuple(restore)
         found = [model, *optimizers, *restore, *reached(step)]
-        self.modules = [one for one in found if isinstance(one, nn.Module)]
+        self.found = found
         holder = nn.Module()
         vars(holder)["held"] = [_opened(one) for one in found]
         self.state = State(holder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ class Steps:
         rate: its largest learning rate at the first.
         closure: whether it was given one.
         repeated: whether it stepped again with the very gradient of the step before.
+        evaluations: what its closure returned, each time.
+        piled: whether the closure added to the gradient of its evaluation before.
+        passes: how many backward passes had reached the parameters when it first stepped.
         early: whether it stepped before any backward pass of this call reached it.
         stale: whether it did so, and one reached it later in the call.
         along: inner product of the first update and the gradient, and both squared norms.
@@ -37,6 +41,9 @@ class Steps:
     rate: float = 0.0
     closure: bool = False
     repeated: bool = False
+    evaluations: list[float] = field(default_factory=list)
+    piled: bool = False
+    passes: int = 0
     early: bool = False
     stale: bool = False
     along: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -58,8 +65,12 @@ class Watched:
         updated: L2 norm of what optimizers changed.
         rates: learning rate at the first step.
         left_over: whether a gradient from before an optimizer's step was still there.
-        passes: the backward passes that reached a parameter.
+        erased: parameters whose gradient was all zero at the step, and not as it was left.
+        moved: what optimizers changed, where that is kept.
+        passes: the parameters that each backward pass reached.
         modes: by module, whether it was in training mode and gradients were on, of each run.
+        began: whether the model was in training mode when the call began.
+        runs: the same as in `modes` of each run of the model, in order.
         rows: share of rows of the model's output without gradient, in each half of the batch.
     """
 
@@ -73,8 +84,12 @@ class Watched:
     updated: dict[int, float] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)
     left_over: set[int] = field(default_factory=set)
-    passes: set[int] = field(default_factory=set)
+    erased: set[int] = field(default_factory=set)
+    moved: dict[int, Tensor] = field(default_factory=dict)
+    passes: dict[int, set[int]] = field(default_factory=dict)
     modes: dict[nn.Module, set[tuple[bool, bool]]] = field(default_factory=dict)
+    began: bool = True
+    runs: list[tuple[bool, bool]] = field(default_factory=list)
     rows: list[tuple[float, float]] = field(default_factory=list)
 
     @property
@@ -90,10 +105,19 @@ class Watch:
         model: the model.
         parameters: every tensor that may get a gradient, the model's and the optimizers'.
         samples: size of the batch; 0 where it has none.
+        clears: whether to clear a gradient once an optimizer has stepped on it.
     """
 
-    def __init__(self, model: nn.Module, parameters: Mapping[int, Tensor], samples: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[int, Tensor],
+        samples: int,
+        *,
+        clears: bool = False,
+    ) -> None:
         self._model, self._parameters, self._samples = model, parameters, samples
+        self._clears, self._evaluating = clears, set[int]()
         self._stepped: set[int] = set()  # parameters whose gradient an optimizer has used up
         self._reached: set[int] = set()  # that a backward pass reached since
         self._before: dict[int, Tensor] = {}
@@ -102,7 +126,7 @@ class Watch:
     @contextmanager
     def call(self) -> Iterator[Watched]:
         """Watch one call."""
-        self.seen = seen = Watched()
+        self.seen = seen = Watched(began=self._model.training)
         self._reached.clear()
         bare = [(p, p._backward_hooks, p._post_accumulate_grad_hooks) for p in self._leaves()]
         with ExitStack() as stack:
@@ -139,6 +163,12 @@ class Watch:
         parameter = self._parameters[key]
 
         def see(_: Tensor) -> None:
+            self._reached.add(key)
+            if key in self._evaluating:
+                self._evaluating.discard(key)
+                if parameter.grad is not None and is_nonzero(parameter.grad):
+                    for steps in self.seen.steps.values():
+                        steps.piled |= steps.closure
             if key in self._stepped:
                 self._stepped.discard(key)
                 if parameter.grad is not None and is_nonzero(parameter.grad):
@@ -148,8 +178,8 @@ class Watch:
 
     def _summing(self, key: int) -> Callable[[Tensor], None]:
         def add(parameter: Tensor) -> None:
-            self._reached.add(key)
-            self.seen.passes.add(torch._C._current_graph_task_id())
+            task = torch._C._current_graph_task_id()
+            self.seen.passes.setdefault(task, set()).add(key)
             if parameter.grad is not None:
                 gradient = dense(parameter.grad)
                 self.seen.added[key] = largest(gradient)
@@ -167,6 +197,8 @@ class Watch:
         held = [p for p in parameters_of(optimizer) if id(p) in self._parameters]
         if not steps.count:
             steps.rate = rate_of(optimizer)
+            keys = {id(p) for p in held}
+            steps.passes = sum(bool(keys & reached) for reached in seen.passes.values())
         else:
             steps.repeated |= self._is_repeated(held)
         steps.count += 1
@@ -184,8 +216,13 @@ class Watch:
     def _with_closure(self, closure: Any, held: list[Tensor], args: Any, kwargs: Any) -> Any:
         """Take the gradient after the closure first ran, where the optimizer has one."""
 
+        steps = self.seen.steps[id(args[0])]
+
         def evaluated() -> Any:
+            if steps.evaluations:
+                self._evaluating = {id(p) for p in held}
             value = closure()
+            steps.evaluations.append(float(value) if value is not None else math.nan)
             self._take(held)
             return value
 
@@ -201,6 +238,8 @@ class Watch:
             if key not in self.seen.at_step and parameter.grad is not None:
                 self.seen.gradients[key] = dense(parameter.grad).clone()
                 self.seen.at_step.add(key)
+                if self.seen.added.get(key) and not is_nonzero(parameter.grad):
+                    self.seen.erased.add(key)
 
     def _is_repeated(self, held: list[Tensor]) -> bool:
         known = [(p.grad, id(p)) for p in held if id(p) in self.seen.at_step]
@@ -221,11 +260,14 @@ class Watch:
             update = widened(parameter.detach()) - widened(self._before[key])
             size = float(update.norm())
             seen.updated[key] = seen.updated.get(key, 0.0) + size
+            seen.moved[key] = seen.moved[key] + update if key in seen.moved else update
             if steps.count == 1 and key in seen.gradients:
                 gradient = widened(seen.gradients[key])
                 along += float((update * gradient.conj()).sum().real)
                 updates += size**2
                 gradients += float(gradient.norm()) ** 2
+            if self._clears:
+                parameter.grad = None
         if steps.count == 1:
             steps.along = along, updates, gradients
 
@@ -234,6 +276,8 @@ class Watch:
     def _entering(self, inside: list[nn.Module]) -> Callable[[nn.Module, Any], None]:
         def enter(module: nn.Module, _: Any) -> None:
             enabled = torch.is_grad_enabled()
+            if module is self._model:
+                self.seen.runs.append((module.training, enabled))
             for one in inside:
                 self.seen.modes.setdefault(one, set()).add((one.training, enabled))
 
