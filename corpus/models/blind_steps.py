@@ -238,7 +238,7 @@ def micro_batches(batch: Any, n: int = ACCUMULATE) -> list[tuple[Tensor, Tensor]
 
 def accumulated() -> Training:
     model = GRU()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
 
     def step(model: nn.Module, optimizer: Any, batch: Any) -> float:
         total = 0.0

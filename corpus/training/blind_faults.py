@@ -82,9 +82,20 @@ PILED = (
 )
 RATE = ("learning rate", "rate is", "rate of", "lr")
 SCALED = ("scale", "scaling", "unscal", "times too", "times as", "too large", "magnitude", "factor")
-CLIPPED = ("clip", "norm", "max_norm", "small")
+CLIPPED = ("clip", "norm of", "max_norm", "too small", "tiny")
 SAMPLES = ("sample", "influence", "part of the batch", "half", "does not depend", "ignored", "rows")
-ASCENT = ("sign", "ascen", "maxim", "rises", "rose", "increas", "uphill", "negative", "wrong way")
+ASCENT = (
+    "sign of",
+    "flipped",
+    "ascen",
+    "maxim",
+    "rises",
+    "rose",
+    "increas",
+    "uphill",
+    "negative",
+    "wrong way",
+)
 UNGIVEN = (
     "no gradient",
     "without a gradient",
@@ -209,7 +220,7 @@ def _(t: Training) -> None:
     "generator's optimizer made of the discriminator's parameters",
     adversarial,
     ("", "generator", "generator.*", "discriminator", "discriminator.*"),
-    (*HELD, "discriminator", "both optimizers", "two optimizers", "same parameter", "shared"),
+    (*HELD, "both optimizers", "two optimizers", "same parameter", "shared"),
     why="A line copied: the discriminator is trained for and against itself, the generator never.",
 )
 def _(t: Training) -> None:
@@ -321,7 +332,7 @@ def _(t: Training) -> None:
     "optimizer made anew in each step",
     descended,
     "",
-    (*HELD, "momentum", "anew", "new optimizer", "state", "each step", "not step", "never step"),
+    (*HELD, "momentum", "anew", "new optimizer", "other optimizer", "not step", "never step"),
     why="Momentum begins again with every step, and what the loop keeps is never stepped.",
 )
 def _(t: Training) -> None:
@@ -344,7 +355,7 @@ def _(t: Training) -> None:
     "step awaits a micro-batch that never comes",
     accumulated,
     ("", "*"),
-    (*STILL, "step() was never", "no step", "without a step"),
+    (*STILL, "was never called", "no step", "without a step"),
     why="The batch was halved and the count of micro-batches was not.",
 )
 def _(t: Training) -> None:
@@ -497,7 +508,7 @@ def _(t: Training) -> None:
     "sample weights that nobody filled",
     compressed,
     ("", "*"),
-    ("zero", "weight", *STILL),
+    ("all zero", "is zero", "is 0", "zero loss", "zero gradient", *STILL),
     why="All weights are zero, and so are the loss and its gradient.",
 )
 def _(t: Training) -> None:
@@ -587,7 +598,7 @@ def _(t: Training) -> None:
     "clipped to 1e-8 where an epsilon was meant",
     residual,
     ("", "*"),
-    (*CLIPPED, *STILL, "tiny"),
+    (*CLIPPED, *STILL),
     why="The norm of all gradients together is 1e-8, which moves no weight in float32.",
 )
 def _(t: Training) -> None:
@@ -681,7 +692,7 @@ def _(t: Training) -> None:
     "generator's gradients in the discriminator's step",
     adversarial,
     ("", "discriminator", "discriminator.*"),
-    (*PILED, "generator", "other loss", "both losses", "leak", "mixed", "two losses"),
+    (*PILED, "other loss", "both losses", "leak", "mixed", "two losses"),
     why="Both losses go backward before either steps: the discriminator also learns to be fooled.",
 )
 def _(t: Training) -> None:
@@ -757,7 +768,7 @@ def _(t: Training) -> None:
     "mask of new tokens the wrong way round",
     recurrent,
     ("", "embedding", "embedding.*"),
-    ("zero", "mask", "gradient", "embedding", "rows"),
+    ("is zero", "are zero", "is 0", "mask", "erase", "rows", *STILL),
     why="The gradient of every known token is erased, and the padding's, which is zero, is kept.",
 )
 def _(t: Training) -> None:
@@ -1018,7 +1029,7 @@ def _(t: Training) -> None:
     "scale set anew in each step, too high for float16",
     scaled,
     ("", "*"),
-    ("inf", "overflow", "skip", "scale", *STILL),
+    ("infinit", "not finite", "overflow", "skip", "scale", *STILL),
     why="The gradients overflow in every step, so the scaler skips every step.",
 )
 def _(t: Training) -> None:
@@ -1221,7 +1232,7 @@ def _(t: Training) -> None:
     "batch of an earlier cell of the notebook",
     compressed,
     "",
-    (*SAMPLES, "batch", "not read", "not used", "unused"),
+    (*SAMPLES, "given batch", "batch is not", "not read", "not used", "unused"),
     why="The step reads names from outside; the batch it is given changes nothing.",
 )
 def _(t: Training) -> None:

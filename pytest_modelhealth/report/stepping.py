@@ -27,8 +27,8 @@ class SteppedParameter:
         rates: learning rate of its group when the optimizer first stepped; ``None`` where none did.
         left_over: whether, when the first backward pass since an optimizer stepped reached it, a
             gradient of an earlier call was still there.
-        erased: whether its gradient was all zero when the optimizer stepped, in every call, although
-            backward passes left another.
+        erased: whether its gradient was all zero when the optimizer stepped, in every call,
+            although backward passes left another.
         shared: whether several optimizers that stepped hold it.
         swallowed: share of its elements that had a gradient and did not change, over all calls.
     """
@@ -69,6 +69,8 @@ class SteppedOptimizer:
         second_moment: root mean square of its estimates of the gradient's second moment, the
             median over parameters, after the last call; ``None`` where it keeps none.
         maximizes: whether a group maximizes.
+        reached: whether any parameter that it holds ever got a gradient that is not zero.
+        layer: the layer of the first parameter that it holds.
         closure: whether it was given a closure.
         piled: whether its closure added to the gradient of the evaluation before.
         constant: whether its closure returned the very same number three times or more.
@@ -91,6 +93,8 @@ class SteppedOptimizer:
     eps: float | None = None
     second_moment: float | None = None
     maximizes: bool = False
+    reached: bool = True
+    layer: str = ""
     closure: bool = False
     piled: bool = False
     constant: bool = False

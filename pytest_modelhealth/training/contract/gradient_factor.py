@@ -18,6 +18,7 @@ _DOUBTFUL = 1.5
 _STEEP = 10.0
 """Above such a slope clipping the gradient to 1e-2 is usual."""
 _UNSCALED = 1e-3
+_EXACT = 0.01
 
 
 class GradientFactor(StepCheck):
@@ -32,7 +33,8 @@ class GradientFactor(StepCheck):
         "along it, from central differences at 1e-3 and 3e-4 of the weights' norm that agree "
         "within 20 %. More than max_gradient_factor, or less than its inverse where the slope is "
         "below 10, is a violation; more than 1.5, less than 1 / 1.5 although nothing was clipped, "
-        "or a negative one is warned of. A negative one is a violation where the loss rises, too."
+        "or a negative one is warned of. As many times the slope, or one by so many, as the call has "
+        "backward passes is a violation."
     )
     source = (
         "healthy steps give 1.000, clipping less, sharpness-aware ones 1.03; 4.000 is four "
@@ -63,7 +65,7 @@ class GradientFactor(StepCheck):
         said = _said(slope)
         if said is None:
             return
-        fails = _fails(slope, float(limit.value)) or (factor < 0.0 and _rises(stepped))
+        fails = _fails(slope, float(limit.value)) or _is_undivided(slope, stepped.passes)
         what, cause = said
         yield self.violation(
             place(observation),
@@ -90,10 +92,21 @@ def _fails(slope: LossSlope, limit: float) -> bool:
     return 0.0 < slope.factor < 1.0 / limit and slope.slope < _STEEP
 
 
-def _rises(stepped: Stepped) -> bool:
-    known = [loss for loss in stepped.losses if loss is not None]
-    ascends = any(o.maximizes for o in stepped.optimizers)
-    return len(known) > 1 and known[-1] > known[0] and not ascends
+def _is_undivided(slope: LossSlope, passes: int) -> bool:
+    """Whether the gradient is as many times the slope, or its share, as there were passes."""
+    for factor in (slope.factor, 1.0 / slope.factor if slope.factor else 0.0):
+        if passes > 1 and abs(factor - passes) < _EXACT * passes:
+            return slope.factor > 1.0 or _is_unclipped(slope)
+    return False
+
+
+def _is_unclipped(slope: LossSlope) -> bool:
+    """Whether what backward passes left is the slope, and was divided by a whole number since."""
+    if slope.added is None or not slope.gradient:
+        return False
+    divided = slope.added / slope.gradient
+    is_slope = abs(slope.added / slope.slope - 1.0) < 2.0 * _EXACT
+    return is_slope and divided > _DOUBTFUL and abs(divided - round(divided)) < 1e-4 * divided
 
 
 def _said(slope: LossSlope) -> tuple[str, str] | None:
@@ -130,6 +143,9 @@ def _said(slope: LossSlope) -> tuple[str, str] | None:
             _why_large(factor),
         )
     is_clipped = slope.added is None or slope.added > slope.gradient * (1.0 + _UNSCALED)
+    divided = is_clipped and _is_unclipped(slope)
+    if divided:
+        is_clipped = False
     if factor < 1.0 / _DOUBTFUL and (not is_clipped or factor < _UNSCALED):
         return (
             (

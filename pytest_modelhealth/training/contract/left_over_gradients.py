@@ -23,10 +23,11 @@ class LeftOverGradients(StepCheck):
     role = "parameter_gradients"
     definition = (
         "Where a gradient is still there after its optimizer stepped, when the next backward pass "
-        "adds to it or the optimizer steps again, the second call is made once more with all "
-        "gradients cleared before it: if the gradient at the step differs by more than "
-        "max_left_over of its norm, it is a violation. So is a second step of an optimizer on the "
-        "very gradient of its first, and one before the backward pass of its call."
+        "adds to it or the optimizer steps again, two calls are made once more with each gradient "
+        "cleared once it is stepped on: if a parameter ends elsewhere by more than max_left_over "
+        "of what it moved, it is a violation. So is a second step on the very gradient of the "
+        "first, one before the backward pass of its call, and a closure that does not clear. An "
+        "optimizer that steps on the loss of another one's part, too, is warned of."
     )
     source = "exact but for rounding; gradients added up on purpose have no step in between"
     settings = (
@@ -35,8 +36,8 @@ class LeftOverGradients(StepCheck):
             float,
             default=1e-3,
             minimum=0.0,
-            help="largest part of a gradient at the optimizer's step that is left over from the "
-            "call before, by its norm",
+            help="largest effect of gradients that were stepped on and not cleared, on where two "
+            "calls bring a parameter, by how far they move it",
             per_layer=False,
         ),
     )
@@ -47,6 +48,7 @@ class LeftOverGradients(StepCheck):
         """Yield what is stepped on twice."""
         limit, found = settings["max_left_over"], stepped.left_over
         stale = next((o for o in stepped.optimizers if o.stale), None)
+        piled, mixed = next((o for o in stepped.optimizers if o.piled), None), stepped.mixed
         again = next((o for o in stepped.optimizers if o.repeated), None)
         if stale is not None:
             yield self.violation(
@@ -66,11 +68,30 @@ class LeftOverGradients(StepCheck):
                 "scaler or a wrapper, say",
                 independent=True,
             )
+        elif piled is not None:
+            yield self.violation(
+                place(observation),
+                f"each evaluation of the closure of {piled.type_name} adds to the gradient of the "
+                "one before",
+                value=1.0,
+                cause="zero_grad() stands before optimizer.step(closure) and not in the closure",
+                independent=True,
+            )
+        elif mixed:
+            yield self.violation(
+                place(observation),
+                f"{mixed} steps on gradients of two losses, one of which trains the part that "
+                "another optimizer holds: of the generator's, say, in the discriminator's step",
+                value=1.0,
+                cause="both losses go backward before either optimizer steps: clear or detach in "
+                "between, unless both are meant for this part",
+                severity="warn",
+            )
         elif found is not None and found.effect > limit.value:
             yield self.violation(
                 place(observation, found.layer),
-                "gradients of the call before are still there when the next ones are added: they "
-                f"make {found.effect:.0%} of the gradient that the optimizer steps on",
+                "gradients that the optimizer has stepped on are still there when it steps again: "
+                f"cleared in between, two calls move parameters by {found.effect:.0%} less or more",
                 value=found.effect,
                 limit=limit,
                 tensor=found.own,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pytest_modelhealth.report import Observation, Stepped, SteppedParameter
     from pytest_modelhealth.settings import Settings
 
+_MANY = 16
+"""A scaler that starts at 65536 is at 1 by then."""
 _TINY = 1e-8
 """Adam's epsilon: below it nothing is expected to move."""
 _MORE_CALLS = "give run_step more calls, such as calls=8"
@@ -51,6 +53,8 @@ class ParameterUpdates(StepCheck):
         else:
             yield from self._fallen(stepped, observation)
             yield from self._standing(stepped, observation)
+            yield from self._idle_optimizers(stepped, observation)
+            yield from self._put_back(stepped, observation)
 
     def _nothing_moves(self, stepped: Stepped, observation: Observation) -> Finding:
         calls = len(stepped.losses)
@@ -82,6 +86,48 @@ class ParameterUpdates(StepCheck):
                     independent=True,
                 )
 
+    def _idle_optimizers(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
+        for number, optimizer in enumerate(stepped.optimizers, 1):
+            if not optimizer.given:
+                continue
+            which = f"{optimizer.type_name}, optimizer {number} of {len(stepped.optimizers)},"
+            others = [o for o in stepped.optimizers if not o.given and any(o.steps)]
+            if not any(optimizer.steps) and others:
+                yield self.violation(
+                    place(observation),
+                    f"{optimizer.type_name}, which was given, never steps; "
+                    f"another {others[0].type_name} that the step has itself does",
+                    value=0.0,
+                    cause="an optimizer is made anew in each step, and forgets its momentum, or "
+                    "the step reads another one from around it",
+                    independent=True,
+                )
+            elif any(optimizer.steps) and not optimizer.reached and optimizer.holds:
+                yield self.violation(
+                    place(observation, optimizer.layer),
+                    f"{which} steps, and none of the {optimizer.holds} parameters that it holds "
+                    "ever gets a gradient",
+                    value=0.0,
+                    cause="what its loss is computed from is detached: .detach(), no_grad, .item() "
+                    "or numpy between this part and the loss",
+                    independent=True,
+                )
+
+    def _put_back(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
+        back = [p for p in stepped.parameters if any(p.updates) and not any(p.changes)]
+        if back:
+            layers = list(dict.fromkeys(p.layer for p in back))
+            yield self.violation(
+                place(observation, layers[0]),
+                f"{len(back)} parameters that the optimizer changes are what they were when the "
+                f"call is over: {listed([p.name for p in back])}",
+                value=0.0,
+                tensor=back[0].own,
+                cause="weights are rounded, reset or written over after optimizer.step()",
+                affected=layers[1:],
+                independent=True,
+            )
+
     def _standing(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
         still = [p for p in stepped.parameters if _stands_by_its_rate(p)]
         if still:
@@ -108,17 +154,18 @@ def _stands_by_its_rate(parameter: SteppedParameter) -> bool:
 def _doubt(stepped: Stepped, held: list[SteppedParameter], added: list[float]) -> str:
     """Return why it cannot be told that nothing moves; ``""`` if it can."""
     stepping = any(any(o.steps) for o in stepped.optimizers)
-    if any(not math.isfinite(size) for size in added):
+    few = len(stepped.losses) < _MANY
+    if few and any(not math.isfinite(size) for size in added):
         return f"the gradients overflow in every call, and a scaler skips them: {_MORE_CALLS}"
     if added and 0.0 < max(added) < _TINY:
         return f"the largest gradient is {max(added):.2g}, too small to move anything"
-    if not stepping and _add_up(held):
+    if few and not stepping and _add_up(held):
         return (
             f"no optimizer steps in {len(stepped.losses)} calls, and gradients add up from call to "
             f"call, as micro-batches do: {_MORE_CALLS}"
         )
     for optimizer in stepped.optimizers:
-        is_scheduled = bool(optimizer.initial_rate) or len(set(optimizer.rates)) > 1
+        is_scheduled = bool(optimizer.initial_rate) and not stepped.advances
         if any(optimizer.steps) and not any(optimizer.rates) and is_scheduled:
             return (
                 f"the learning rate of {optimizer.type_name} is 0 by its schedule, whose start is "
@@ -151,10 +198,21 @@ def _why_nothing(
             "every gradient is exactly zero",
             "the loss is multiplied by zero or masked out whole, or all of the model is saturated",
         )
+    if not all(map(math.isfinite, added)):
+        return (
+            "the gradients are not finite in any call, so that a scaler skips every step",
+            "a loss scale that is set anew in each step, or NaN in the loss",
+        )
     if not stepping:
         return (
             "no optimizer steps, although there are gradients",
-            "optimizer.step() is missing, or is called on another optimizer than the one given",
+            "optimizer.step() is missing, waits for a micro-batch or a condition that never comes, "
+            "or is called on another optimizer than the one given",
+        )
+    if all(optimizer.foreign == optimizer.holds for optimizer in stepping):
+        return (
+            f"the {stepping[0].type_name} that steps holds none of the model's parameters",
+            "another optimizer than the one given is stepped: of another model, or another run",
         )
     if not any(size for p in held for size in p.gradients if size is not None):
         return (

@@ -30,9 +30,11 @@ class TrainedParameters(StepCheck):
         self, stepped: Stepped, observation: Observation, settings: Settings
     ) -> Iterator[Violation]:
         """Yield what is not held, then what is held in vain."""
-        if not any(p.held for p in stepped.parameters) and stepped.parameters:
+        if _holds_none(stepped):
             yield self._none(stepped, observation)
             return
+        if stepped.strays:
+            yield self._strays(stepped, observation)
         missing = [p for p in stepped.parameters if _is_missing(p)]
         if missing:
             yield self._missing(missing, stepped, observation)
@@ -51,6 +53,19 @@ class TrainedParameters(StepCheck):
             cause="the optimizer was made from another model or copy, before parameters were "
             "replaced, or from a generator that was used up: make it after the model is complete, "
             "from list(model.parameters())",
+            independent=True,
+        )
+
+    def _strays(self, stepped: Stepped, observation: Observation) -> Violation:
+        layer = stepped.strays[0].rpartition(".")[0]
+        return self.violation(
+            place(observation, layer),
+            f"{len(stepped.strays)} parameters get a gradient, and no optimizer made before knows "
+            f"of them: {listed(stepped.strays)}",
+            value=float(len(stepped.strays)),
+            cause="modules in a plain list or dictionary are not registered (use nn.ModuleList, "
+            "nn.ModuleDict), or parameters are made, or replaced by new ones, in the forward or the "
+            "step: make the optimizer after them, and write into them in place",
             independent=True,
         )
 
@@ -94,6 +109,12 @@ class TrainedParameters(StepCheck):
             affected=layers[1:],
             independent=True,
         )
+
+
+def _holds_none(stepped: Stepped) -> bool:
+    """Whether no optimizer holds a parameter of the model, and nobody moves one by hand."""
+    moved = any(any(p.changes) for p in stepped.parameters)
+    return bool(stepped.parameters) and not moved and not any(p.held for p in stepped.parameters)
 
 
 def _is_missing(parameter: SteppedParameter) -> bool:

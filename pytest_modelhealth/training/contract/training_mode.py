@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.settings import Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed, place
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class TrainingMode(StepCheck):
         whole = _outermost(stepped) if root is None else [root]
         names = [mode.layer for mode in affected]
         call = _first_call(affected)
+        severity: Severity = "warn" if stepped.switched and call == 1 else "fail"
         since = f" from call {call} on" if call > 1 else ""
         if whole and all(any(t is False for t in mode.training) for mode in whole):
             yield self.violation(
@@ -49,6 +51,7 @@ class TrainingMode(StepCheck):
                 "returns a model in evaluation mode, or before the first step",
                 affected=names[1:],
                 independent=True,
+                severity=severity,
             )
             return
         part = _part(affected, stepped)

@@ -425,6 +425,8 @@ def _optimizers(session: Session, made: _Calls) -> Iterator[SteppedOptimizer]:
             eps=max((float(g["eps"]) for g in groups if _is_number(g.get("eps"))), default=None),
             second_moment=_second_moment(optimizer),
             maximizes=any(group.get("maximize") for group in groups),
+            reached=any(size for seen in made.seen for size in _left(seen, held)),
+            layer=_layer_of(session, held),
             closure=any(one is not None and one.closure for one in steps),
             piled=any(one is not None and one.piled for one in steps),
             constant=any(one is not None and _is_constant(one.evaluations) for one in steps),
@@ -434,6 +436,21 @@ def _optimizers(session: Session, made: _Calls) -> Iterator[SteppedOptimizer]:
             stale=any(one is not None and one.stale for one in steps),
             direction=next((_cosine(one.along) for one in steps if one is not None), None),
         )
+
+
+def _left(seen: Watched, held: list[Tensor]) -> Iterator[float]:
+    """Yield how large the gradients of parameters were, by a backward pass or set by hand."""
+    for parameter in held:
+        yield seen.added.get(id(parameter), 0.0)
+        gradient = seen.gradients.get(id(parameter))
+        if gradient is not None and gradient.numel():
+            yield float(gradient.abs().max())
+
+
+def _layer_of(session: Session, held: list[Tensor]) -> str:
+    """Return the layer of the first parameter that an optimizer holds; ``""`` if it has none."""
+    keys = {id(p) for p in held}
+    return next((n.rpartition(".")[0] for n, key, _ in session.named if key in keys), "")
 
 
 def _is_constant(evaluations: list[float]) -> bool:
@@ -485,7 +502,7 @@ def _modes(model: nn.Module, made: _Calls, session: Session) -> Iterator[LayerMo
         with_gradient = [{training for training, enabled in one if enabled} for one in ran]
         yield LayerMode(
             layer=name,
-            training=tuple(all(modes) if modes else None for modes in with_gradient),
+            training=tuple(any(modes) if modes else None for modes in with_gradient),
             without_gradient=not any(with_gradient),
             trainable=any(p.requires_grad for p in own),
             kind=_kind(module),
