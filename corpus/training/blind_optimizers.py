@@ -207,7 +207,7 @@ def with_closure(
 @control("LBFGS with a line search")
 def strong_wolfe() -> Training:
     model = perceptron(10, 16, 1, act=nn.Tanh)
-    optimizer = optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+    optimizer = optim.LBFGS(model.parameters(), max_iter=10, line_search_fn="strong_wolfe")
     return with_closure(model, optimizer, patients(64), F.mse_loss)
 
 
@@ -290,6 +290,10 @@ class Sharpness(torch.optim.Optimizer):
         closure()
         self.second_step()
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.base.param_groups = self.param_groups
+
     def norm(self) -> Tensor:
         return torch.stack(
             [
@@ -364,6 +368,13 @@ class Lookahead(torch.optim.Optimizer):
         self.fast, self.every, self.alpha = fast, every, alpha
         for p in self.param_groups[0]["params"]:
             self.state[p] = {"slow": p.detach().clone(), "steps": 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"fast": self.fast.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.fast.load_state_dict(state["fast"])
+        super().load_state_dict({name: state[name] for name in ("state", "param_groups")})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

@@ -105,7 +105,8 @@ def dcgan() -> Training:
                 nn.ConvTranspose2d(16, 1, 4, 2, 1, bias=False), nn.Tanh())  # fmt: skip
             self.critic = nn.Sequential(
                 nn.Conv2d(1, 8, 4, 2, 1, bias=False), leaky(),
-                nn.Conv2d(8, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), leaky(), nn.Conv2d(16, 1, 4, bias=False))  # fmt: skip
+                nn.Conv2d(8, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), leaky(),
+                nn.Conv2d(16, 1, 4, bias=False))  # fmt: skip
 
     def step(model: Any, optimizer: Any, batch: Tensor) -> Tensor:
         for_critic, for_generator = optimizer

@@ -179,7 +179,7 @@ def biases_alone() -> Training:
     return Training(model, AdamW(learnt(model), lr=1e-2), usual, images(16))
 
 
-@control("norms alone, all else frozen but without an optimizer")
+@control("norms alone, all else frozen and in no optimizer")
 def norms_alone() -> Training:
     model = frozen(ResNet(8, 2))
     for module in model.modules():
@@ -901,7 +901,7 @@ def summed_squares() -> Training:
     return Training(model, Adam(model.parameters(), lr=1e-3), step, pixels)
 
 
-@control("targets of a thousandth")
+@control("targets of a hundredth, so losses of a ten-thousandth")
 def small_targets() -> Training:
     def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
         x, y = batch
@@ -1012,14 +1012,14 @@ def returned_in_part() -> Training:
 
 @control("validation in evaluation without gradients, then on in training")
 def validated() -> Training:
-    held_out = images(16)
+    aside = images(16)
 
     def step(model: Any, optimizer: Any, batch: Any) -> dict[str, float]:
         model.train()
         loss = usual(model, optimizer, batch).item()
         model.eval()
         with torch.no_grad():
-            validation = entropy(model, held_out).item()
+            validation = entropy(model, aside).item()
         model.train()
         return {"loss": loss, "validation": validation}
 
@@ -1028,7 +1028,7 @@ def validated() -> Training:
 
 
 @control("last quarter of the batch held out, looked at in inference mode first")
-def held_out_quarter() -> Training:
+def last_quarter() -> Training:
     def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
         x, y = batch
         rest = len(x) * 3 // 4
