@@ -22,9 +22,9 @@ from corpus.models.small import (
     CNN,
     LSTM,
     MLP,
-    MoE,
     Multitask,
     bert,
+    both_targets,
     cnn,
     contrastive,
     flat,
@@ -296,7 +296,7 @@ def accumulated_sgd() -> Training:
 def skips() -> Training:
     """The scale starts too high and is halved until nothing overflows."""
     t = half()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**38)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**52)
     t.step.scaler, t.restore = scaler, (scaler,)
     return t
 
@@ -323,7 +323,7 @@ def fine_tuned() -> Training:
 # ---- losses that look odd ------------------------------------------------------------------------
 
 
-@healthy("loss of 100 at first, which falls fast")
+@healthy("loss of 20 at first, which falls fast")
 def large_start() -> Training:
     model = plain(64, 64, 64, 10)
     for layer in model[::2]:
@@ -380,18 +380,18 @@ def wrong_labels() -> Training:
     return trains(classified(MLP(), draw), adam(3e-3), 64, 150)
 
 
-@healthy("plateau, then a fall: deep linear net of small weights")
+@healthy("plateaus, each with a fall: deep linear net of small weights")
 def saddle() -> Training:
     """Near the saddle at 0 nothing seems to happen (Saxe et al. 2014)."""
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
     for layer in model:
-        nn.init.normal_(layer.weight, std=0.025)
-    return trains(subject(model, itself, F.mse_loss), sgd(3.0), 64, 200)
+        nn.init.normal_(layer.weight, std=0.012)
+    return trains(subject(model, itself, F.mse_loss), sgd(0.06), 64, 300, 1.0)
 
 
 @healthy("one bad batch, from which it recovers")
 def recovers() -> Training:
-    t = trains(cnn(), adam(5e-3), 32, 140, clip=1.0)
+    t = trains(mlp(), adam(3e-3), 32, 140, clip=1.0)
     spoil(t, lambda number: number == 60, scaled(30.0))
     return t
 
@@ -426,21 +426,45 @@ def jumped() -> Training:
     return t
 
 
-@healthy("two tasks, of which one becomes worse")
-def traded() -> Training:
-    """Small tasks are given up for large ones where both pull at one narrow trunk."""
+class Reversed(torch.autograd.Function):
+    """What it is given, with a fifth of the gradient, its sign turned."""
 
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -0.2 * grad
+
+
+class Domains(nn.Module):
+    """Features that name the digit and hide where it comes from (Ganin et al. 2016)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+        self.label, self.domain = nn.Linear(64, 10), plain(64, 32, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.body(x)
+        return self.label(x), self.domain(Reversed.apply(x))
+
+
+@healthy("reversed gradients: one loss of two goes up again")
+def adversarial() -> Training:
     def draw(n: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         pixels, labels = flat(n)
-        return pixels, (labels, 0.1 * torch.randn(n, 1))
+        domain = torch.randint(0, 2, (n,))
+        return pixels + domain[:, None] * torch.randn(n, 64), (labels, domain)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        pixels, (labels, noise) = batch
+        pixels, (labels, domain) = batch
         named, guess = model(pixels)
-        return F.cross_entropy(named, labels) + 0.02 * F.mse_loss(guess, noise)
+        return F.cross_entropy(named, labels) + F.cross_entropy(guess, domain)
 
-    model = Multitask()
-    return training(model, adam(5e-3)(model.parameters()), Step(loss), draw, 64, 120)
+    model = Domains()
+    return training(model, adam(2e-3)(model.parameters()), Step(loss), draw, 64, 200)
 
 
 @healthy("density whose loss goes from above 0 to below")
@@ -668,7 +692,7 @@ def turns() -> Training:
         return loss.item()
 
     model = Multitask()
-    return training(model, adam(3e-3)(model.parameters()), step, trainings.both_targets, 64, 160)
+    return training(model, adam(3e-3)(model.parameters()), step, both_targets, 64, 160)
 
 
 @healthy("weights pruned in the middle, by their size")
@@ -692,7 +716,11 @@ def pruned() -> Training:
 
 @healthy("sixteen experts, of which some are never chosen")
 def unused_experts() -> Training:
-    return trains(classified(MoE(16)), adam(3e-3), 32, 150)
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return supervised(model, batch) + 0.5 * model.shares.mean(0).pow(2).sum()
+
+    model = trainings.Routed(16)
+    return training(model, adam(3e-3)(model.parameters()), Step(loss), flat, 32, 150)
 
 
 @healthy("rows of an embedding that hardly ever occur")
@@ -793,6 +821,13 @@ def validate(model: nn.Module, held: Any) -> float:
     return float(loss)
 
 
+@healthy("evaluation mode throughout, with nothing that knows the difference")
+def always_evaluation() -> Training:
+    t = by_sgd()
+    t.model.eval()
+    return t
+
+
 @healthy("validation in evaluation mode every 20 steps")
 def validated() -> Training:
     t = by_adam()
@@ -813,7 +848,9 @@ def validated() -> Training:
 
 @healthy("BERT from its config")
 def small_bert() -> Training:
-    return trains(bert(), adamw(3e-3), 16, 80, 1.0, warmed_cosine(10, 80))
+    s = bert()
+    s.model.bert.encoder.layer = s.model.bert.encoder.layer[:1]
+    return trains(s, adamw(5e-3), 32, 120, 1.0)
 
 
 @healthy("GPT-2 from its config")
@@ -900,7 +937,10 @@ def four_bits() -> Training:
 
 @healthy("quantised codes, of which some are never used")
 def codes() -> Training:
-    return trains(subject(VQVAE(), itself, vq_loss), adam(3e-3), 64, 150)
+    """The codes begin at what the encoder makes of sixteen samples."""
+    model = VQVAE()
+    model.codes.weight.data = model.encoder(flat(16)[0]).detach()
+    return trains(subject(model, itself, vq_loss), adam(3e-3), 64, 200)
 
 
 @healthy("spectral and weight norms")

@@ -98,12 +98,8 @@ def _(t: Training) -> None:
     why="From step 50 on, after a restart, the rate is 2, and the loss does not come back.",
 )
 def _(t: Training) -> None:
-    def restart(model: nn.Module, optimizer: Any) -> None:
-        plan = t_step.schedule
-        plan.lr_lambdas = [lambda _: 400.0]
-
-    t_step = t.step
-    before(t, 50, restart)
+    plan = t.step.schedule
+    before(t, 50, lambda *_: setattr(plan, "lr_lambdas", [lambda _: 400.0]))
 
 
 # ---- not a number --------------------------------------------------------------------------------
@@ -279,7 +275,7 @@ def _(t: Training) -> None:
 @fault(
     "raw counts overflow in float16",
     half,
-    ("", "fc1", "fc2", "head"),
+    ("", "fc1", "offset"),
     (*NAN, "overflow", "float16", "half"),
     why="From step 60 on the pixels come in units a million times smaller: beyond 65504.",
 )
@@ -290,14 +286,13 @@ def _(t: Training) -> None:
 @fault(
     "no scaler in float16",
     half,
-    ("", "fc1", "fc2", "head"),
+    ("", "*"),
     ("zero", "underflow", "vanish", "float16", *STILL),
     why="Of a loss this small every gradient is below what float16 can hold.",
 )
 def _(t: Training) -> None:
-    (scaler,) = t.restore
     t.step.scaler = torch.amp.GradScaler("cpu", enabled=False)
-    assert scaler.is_enabled()
+    t.restore = (t.step.scaler,)
 
 
 @fault(
@@ -449,7 +444,7 @@ def _(t: Training) -> None:
     why="From step 50 on the norm is clipped to 1e-9, and the rate is that of SGD.",
 )
 def _(t: Training) -> None:
-    usual, t.optimizer = t.step, torch.optim.SGD(t.model.parameters(), 0.05, 0.9)
+    usual, t.optimizer = t.step, torch.optim.SGD(t.model.parameters(), 0.5)
     before(t, 50, lambda *_: setattr(usual, "clip", 1e-9))
 
 
@@ -486,11 +481,11 @@ def _(t: Training) -> None:
 
 
 @fault(
-    "momentum of one",
+    "momentum above one",
     by_sgd,
     ("", "*"),
     GROWS,
-    why="From step 40 on a schedule of the momentum goes beyond 1, and old updates never fade.",
+    why="From step 40 on the momentum is 1.05: old updates do not fade but grow.",
 )
 def _(t: Training) -> None:
     def heavier(number: int, model: nn.Module, optimizer: Any) -> None:
@@ -594,7 +589,7 @@ def _(t: Training) -> None:
 @fault(
     "penalty of the embeddings' norm with the wrong sign",
     rated,
-    ("user",),
+    ("", "user"),
     GROWS,
     why="The users' vectors grow from step to step, as their norm is rewarded.",
 )
