@@ -29,7 +29,8 @@ class SteppedParameter:
             gradient of an earlier call was still there.
         erased: whether its gradient was all zero when the optimizer stepped, in every call,
             although backward passes left another.
-        shared: whether several optimizers that stepped hold it.
+        is_zero: whether it is a matrix of zeros before the first call.
+        shared: whether several optimizers that stepped hold it, and not the very same parameters.
         swallowed: share of its elements that had a gradient and did not change, over all calls.
     """
 
@@ -49,6 +50,7 @@ class SteppedParameter:
     swallowed: float = 0.0
     erased: bool = False
     shared: bool = False
+    is_zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,13 @@ class SteppedOptimizer:
             median over parameters, after the last call; ``None`` where it keeps none.
         maximizes: whether a group maximizes.
         reached: whether any parameter that it holds ever got a gradient that is not zero.
+        anew: whether it was not given, and stepped in one call only.
         layer: the layer of the first parameter that it holds.
         closure: whether it was given a closure.
         piled: whether its closure added to the gradient of the evaluation before.
         constant: whether its closure returned the very same number three times or more.
         betas: decay rates of its averages; empty where it has none.
+        frozen_groups: how many groups hold nothing but frozen parameters, of several.
         spread: least positive learning rate of its groups, by the largest.
         repeated: whether it stepped twice with the same gradient, of a call in which it did.
         stale: whether it stepped in a call before any backward pass of that call reached it.
@@ -94,12 +98,14 @@ class SteppedOptimizer:
     second_moment: float | None = None
     maximizes: bool = False
     reached: bool = True
+    anew: bool = False
     layer: str = ""
     closure: bool = False
     piled: bool = False
     constant: bool = False
     betas: tuple[float, ...] = ()
     spread: float = 1.0
+    frozen_groups: int = 0
     repeated: bool = False
     stale: bool = False
     direction: float | None = None
@@ -116,6 +122,9 @@ class LayerMode:
         without_gradient: whether it ran, and always with gradients off.
         trainable: whether it has a parameter that requires a gradient.
         kind: ``"dropout"``, ``"batch_norm"`` or ``""``.
+        unseen: whether, in training mode, it ran both with and without gradients in a call.
+        drifts: whether it is a frozen normalisation whose running statistics move.
+        hasty: whether it keeps running statistics whose momentum is more than 0.5.
         still: whether it keeps running statistics, ran in training mode, and they never moved.
     """
 
@@ -125,6 +134,9 @@ class LayerMode:
     trainable: bool = False
     kind: str = ""
     still: bool = False
+    hasty: bool = False
+    unseen: bool = False
+    drifts: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,6 +213,9 @@ class Stepped:
         left_over: what gradients of the first call do to the second; ``None`` if none were left.
         unlearned: parameters that ran, are held and have no gradient, on which the returned loss
             depends all the same, and its slope along them.
+        sign: 1 if the loss that is returned cannot be negative, as far as its graph tells, -1 if it
+            cannot be positive, 0 where neither is certain.
+        is_loss: whether a loss function of torch made the number that is returned.
         passes: how many backward passes the first call had.
         mixed: an optimizer that steps on gradients of another's loss, too; ``""`` if none does.
         climbs: cosine between the gradient and what moved weights beside optimizers in the first
@@ -208,6 +223,8 @@ class Stepped:
         switched: whether the step itself brings the model to evaluation mode to train in it.
         advances: whether a learning rate schedule moved on.
         seeds: whether the random numbers drawn are the same in every call.
+        idle_schedules: schedules in `restore` that no call advances.
+        switches: modules with an attribute ``requires_grad`` that is no setting of theirs.
         strays: parameters that get a gradient, or were made by the step, and that no optimizer
             holds, as the model did not know them.
         raised: what a later call raised, and its number; ``""`` if none did.
@@ -234,6 +251,8 @@ class Stepped:
     why_no_halves: str = ""
     left_over: LeftOver | None = None
     unlearned: tuple[tuple[str, ...], float] = ((), 0.0)
+    sign: int = 0
+    is_loss: bool = False
     passes: int = 0
     mixed: str = ""
     climbs: float | None = None
@@ -241,6 +260,8 @@ class Stepped:
     advances: bool = False
     seeds: bool = False
     strays: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    idle_schedules: tuple[str, ...] = ()
     raised: str = ""
     raised_at: int = 0
     growing: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from pytest_modelhealth.report import LossPath
 _AS_IT_IS = frozenset(
     {"Alias", "AsStrided", "Clone", "Contiguous", "Expand", "Permute", "Reshape", "ReshapeAlias"}
     | {"Squeeze", "T", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View", "Index", "Slice"}
-    | {"Select"}
+    | {"Diagonal", "Select"}
 )
 """Operations that leave values what they are."""
 
@@ -160,6 +160,31 @@ def loss_path(loss: Tensor, outputs: Iterable[Any]) -> LossPath:
         sign=_Signs(ends).of(loss.grad_fn),
         switched_off=any(_is_switch(node) for node in nodes),
     )
+
+
+def sign_of(loss: Tensor) -> int:
+    """Return 1 if a loss cannot be negative, -1 if it cannot be positive, 0 if its graph knows not.
+
+    The graph may have been gone back through already: it then knows less.
+    """
+    try:
+        return 0 if loss.grad_fn is None else _Signs(set()).of(loss.grad_fn)
+    except RuntimeError:  # what a node saved is gone
+        return 0
+
+
+def is_made_by_a_loss(loss: Tensor) -> bool:
+    """Whether a number is made by one of torch's loss functions, which are to be made small."""
+    nodes = islice(_nodes(loss.grad_fn, set()), _NEAR) if loss.grad_fn is not None else ()
+    return any(operation(node) in _LOSSES for node in nodes)
+
+
+_LOSSES = frozenset(
+    {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "CtcLoss", "HuberLoss", "KlDiv"}
+    | {"MseLoss", "NllLoss", "NllLoss2D", "NllLossNd", "SmoothL1Loss", "SoftMarginLoss"}
+)
+_NEAR = 40
+"""Nodes between a number and the loss function that made it: sums, weights, means."""
 
 
 def _is_switch(node: Any) -> bool:

@@ -22,9 +22,9 @@ class BatchInfluence(StepCheck):
     role = "inputs"
     definition = (
         "The samples of one half are replaced by those of the other, in all tensors of the batch: "
-        "a violation if no gradient changes, bit for bit, although the other half's does. Not so "
-        "if the same samples get no gradient at the model's output wherever they stand, as masked "
-        "labels do."
+        "a violation if neither a gradient nor, after all calls, a parameter changes, bit for "
+        "bit. Not so if the same samples get no gradient at the model's output wherever they "
+        "stand, as masked labels do."
     )
     source = "exact: the gradient is looked at, as the first update of Adam is but its sign"
 
@@ -33,6 +33,8 @@ class BatchInfluence(StepCheck):
     ) -> Iterator[Finding]:
         """Yield the half that is dropped."""
         idle = [half for half in stepped.halves if not half.effect and not _is_masked(half)]
+        if stepped.halves and not any(half.effect for half in stepped.halves):
+            yield self._none(stepped, observation)
         if len(idle) != 1:
             return
         half = idle[0]
@@ -43,6 +45,18 @@ class BatchInfluence(StepCheck):
             value=0.0,
             cause="a slice of the batch, a loop over micro-batches of which one is kept, a part "
             "whose backward pass is missing, or a mask over places instead of samples",
+            independent=True,
+        )
+
+    def _none(self, stepped: Stepped, observation: Observation) -> Finding:
+        samples = sum(half.samples for half in stepped.halves)
+        return self.violation(
+            place(observation),
+            f"none of the {samples} samples of the batch has an influence on what the step does: "
+            "replaced by one another, they leave every parameter as it was",
+            value=0.0,
+            cause="the step reads another batch, from around it, or writes over the gradient; a "
+            "step that needs no data takes None for a batch",
             independent=True,
         )
 

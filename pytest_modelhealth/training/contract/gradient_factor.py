@@ -19,6 +19,8 @@ _STEEP = 10.0
 """Above such a slope clipping the gradient to 1e-2 is usual."""
 _UNSCALED = 1e-3
 _EXACT = 0.01
+_MOST_PASSES = 256
+_MOST_OWN = 1000.0
 
 
 class GradientFactor(StepCheck):
@@ -33,8 +35,8 @@ class GradientFactor(StepCheck):
         "along it, from central differences at 1e-3 and 3e-4 of the weights' norm that agree "
         "within 20 %. More than max_gradient_factor, or less than its inverse where the slope is "
         "below 10, is a violation; more than 1.5, less than 1 / 1.5 although nothing was clipped, "
-        "or a negative one is warned of. As many times the slope, or one by so many, as the call has "
-        "backward passes is a violation."
+        "or a negative one is warned of. As many times the slope, or one by so many, as the call "
+        "has backward passes is a violation."
     )
     source = (
         "healthy steps give 1.000, clipping less, sharpness-aware ones 1.03; 4.000 is four "
@@ -106,7 +108,11 @@ def _is_unclipped(slope: LossSlope) -> bool:
         return False
     divided = slope.added / slope.gradient
     is_slope = abs(slope.added / slope.slope - 1.0) < 2.0 * _EXACT
-    return is_slope and divided > _DOUBTFUL and abs(divided - round(divided)) < 1e-4 * divided
+    return (
+        is_slope
+        and _DOUBTFUL < divided < _MOST_PASSES
+        and abs(divided - round(divided)) < 1e-4 * divided
+    )
 
 
 def _said(slope: LossSlope) -> tuple[str, str] | None:
@@ -134,7 +140,8 @@ def _said(slope: LossSlope) -> tuple[str, str] | None:
                 "on purpose, return its negative"
             ),
         )
-    if factor > _DOUBTFUL:
+    is_own = slope.added is None  # a sign, a projection, noise: another gradient on purpose
+    if factor > (_MOST_OWN if is_own else _DOUBTFUL):
         return (
             (
                 f"the gradient that the optimizer steps on is {factor:.4g} times the slope of the "

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pytest_modelhealth.settings import Settings
 
 
+_LARGE = 0.05
+
+
 class LaterCalls(StepCheck):
     """The second call is as good as the first."""
 
@@ -94,7 +97,13 @@ class LaterCalls(StepCheck):
                 cause="the learning rate is too large, the gradient is not what it should be, or "
                 "the update has the wrong sign",
                 independent=True,
+                severity="fail" if _is_large(stepped) else "warn",
             )
+
+
+def _is_large(stepped: Stepped) -> bool:
+    """Whether an update was large: a loss that starts at next to nothing may grow by little."""
+    return any(size > _LARGE for p in stepped.parameters for size in p.updates if p.dimensions > 1)
 
 
 def _grows(losses: list[float], loss: float, limit: float) -> bool:

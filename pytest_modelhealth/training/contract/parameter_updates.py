@@ -91,7 +91,7 @@ class ParameterUpdates(StepCheck):
             if not optimizer.given:
                 continue
             which = f"{optimizer.type_name}, optimizer {number} of {len(stepped.optimizers)},"
-            others = [o for o in stepped.optimizers if not o.given and any(o.steps)]
+            others = [o for o in stepped.optimizers if o.anew]
             if not any(optimizer.steps) and others:
                 yield self.violation(
                     place(observation),
@@ -206,8 +206,10 @@ def _why_nothing(
     if not stepping:
         return (
             "no optimizer steps, although there are gradients",
-            "optimizer.step() is missing, waits for a micro-batch or a condition that never comes, "
-            "or is called on another optimizer than the one given",
+            (
+                "optimizer.step() is missing, waits for a micro-batch or a condition that never "
+                "comes, or is called on another optimizer than the one given"
+            ),
         )
     if all(optimizer.foreign == optimizer.holds for optimizer in stepping):
         return (

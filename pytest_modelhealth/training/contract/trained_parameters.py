@@ -64,8 +64,8 @@ class TrainedParameters(StepCheck):
             f"of them: {listed(stepped.strays)}",
             value=float(len(stepped.strays)),
             cause="modules in a plain list or dictionary are not registered (use nn.ModuleList, "
-            "nn.ModuleDict), or parameters are made, or replaced by new ones, in the forward or the "
-            "step: make the optimizer after them, and write into them in place",
+            "nn.ModuleDict), or parameters are made, or replaced by new ones, in the forward or "
+            "the step: make the optimizer after them, and write into them in place",
             independent=True,
         )
 

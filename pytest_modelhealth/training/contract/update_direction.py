@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.settings import Settings
 
 _UP = 0.1
+_OUTSIDE = 0.3
 
 
 class UpdateDirection(StepCheck):
@@ -24,7 +25,8 @@ class UpdateDirection(StepCheck):
     definition = (
         "The cosine between the first update of an optimizer and the gradient that it was made "
         "from exceeds 0.1, and the loss that is returned rises over the calls. Inconclusive where "
-        "the optimizer is told to maximize."
+        "the optimizer is told to maximize. What moves weights beside optimizers has a cosine of "
+        "more than 0.3 with the gradient."
     )
     source = "healthy optimizers have a negative cosine; weight decay and momentum alone stay below"
 
@@ -32,6 +34,25 @@ class UpdateDirection(StepCheck):
         self, stepped: Stepped, observation: Observation, settings: Settings
     ) -> Iterator[Finding]:
         """Yield the optimizers that climb."""
+        if stepped.sign < 0 and stepped.slope is not None and stepped.slope.factor > 0.0:
+            yield self.violation(
+                place(observation),
+                "the loss that the step returns cannot be positive, and is minimised: it falls "
+                f"without bound (from {stepped.losses[0]:.4g} to {stepped.losses[-1]:.4g})",
+                value=-1.0,
+                cause="the minus of a negative log-likelihood, or of a similarity, is missing",
+                independent=True,
+            )
+        if stepped.climbs is not None and stepped.climbs > _OUTSIDE:
+            yield self.violation(
+                place(observation),
+                "beside the optimizer something moves the weights up their gradient (cosine "
+                f"{stepped.climbs:.2f}), and does not take it back",
+                value=stepped.climbs,
+                cause="a perturbation, as of sharpness-aware training, that is not undone before "
+                "the step",
+                independent=True,
+            )
         losses = [loss for loss in stepped.losses if loss is not None]
         if len(losses) < 2 or not losses[-1] > losses[0]:
             return
@@ -43,7 +64,7 @@ class UpdateDirection(StepCheck):
                 f"{optimizer.direction:.2f}), and the loss rises from {losses[0]:.4g} to "
                 f"{losses[-1]:.4g}"
             )
-            if optimizer.maximizes:
+            if optimizer.maximizes and not stepped.is_loss:
                 yield self.inconclusive(
                     place(observation),
                     f"{what}: it is told to maximize, which is right for a reward, and wrong for a "

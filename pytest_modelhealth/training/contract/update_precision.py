@@ -54,7 +54,7 @@ class UpdatePrecision(StepCheck):
         """Yield what is rounded away."""
         limit = settings["max_swallowed"]
         held = [p for p in stepped.parameters if p.trainable and p.held and _is_asked(p)]
-        half = [p for p in held if p.dtype in ("bfloat16", "float16") and p.dimensions > 1]
+        half = [p for p in held if p.dtype in _HALF and p.dimensions > 1]
         rising = any(o.rates and o.rates[-1] > o.rates[0] for o in stepped.optimizers)
         stepping = any(any(o.rates) and any(o.steps) for o in stepped.optimizers)
         if not stepping:
@@ -76,6 +76,7 @@ class UpdatePrecision(StepCheck):
                     severity="fail" if share > limit.value else "warn",
                 )
             return
+        yield from self._swallowed(held, observation, settings, rising=rising)
         matrices = [p for p in held if p.dimensions > 1]
         largest = max((max(p.updates, default=0.0) for p in matrices), default=1.0)
         if matrices and 0.0 < largest < _RELATIVE and not rising:
@@ -90,6 +91,38 @@ class UpdatePrecision(StepCheck):
                 "nothing, or eps is too large",
                 independent=True,
             )
+
+    def _swallowed(
+        self,
+        held: list[SteppedParameter],
+        observation: Observation,
+        settings: Settings,
+        *,
+        rising: bool,
+    ) -> Iterator[Finding]:
+        """Yield matrices in full precision of which next to nothing moves while others do."""
+        limit = settings["max_swallowed"]
+        matrices = [p for p in held if p.dimensions > 1 and p.dtype not in _HALF]
+        still = [p for p in matrices if p.swallowed > limit.value and any(p.updates)]
+        moving = any(max(p.updates) > _MOVING for p in matrices if p.updates)
+        if not still or not moving or rising:
+            return
+        yield self.violation(
+            place(observation, still[0].layer),
+            f"{still[0].swallowed:.0%} of the weights of {still[0].name} that have a gradient stay "
+            f"the same, bit for bit, while others move ({len(still)} such matrices)",
+            value=still[0].swallowed,
+            limit=limit,
+            tensor=still[0].own,
+            cause="the learning rate of its group is below the precision of the weights: a decay "
+            "by layer that is applied to each parameter, say",
+            affected=[p.layer for p in still[1:] if p.layer != still[0].layer],
+            severity="fail",
+        )
+
+
+_MOVING = 1e-4
+_HALF = ("bfloat16", "float16")
 
 
 def _is_asked(parameter: SteppedParameter) -> bool:

@@ -11,11 +11,12 @@ from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.training.contract.step_check import StepCheck, place
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Observation, Stepped, SteppedParameter
+    from pytest_modelhealth.report import Observation, Stepped, SteppedOptimizer, SteppedParameter
     from pytest_modelhealth.settings import Settings
 
 _EPS = 1e-3
 _DROWNED = 1000.0
+_DOUBTFUL = 10.0
 
 
 class UpdateSize(StepCheck):
@@ -26,9 +27,10 @@ class UpdateSize(StepCheck):
     rank = 68
     definition = (
         "The norm of an update by that of the weights before it, the median over matrices, in any "
-        "call: more than max_step_ratio, unless the loss falls below half, is a violation. So is a "
+        "call: more than max_step_ratio, unless the loss falls, is a violation. So is a "
         "weight decay that takes more than max_decay of the weights a step, and an epsilon above "
-        "1e-3 that is more than 1000 times the root of the second moment which it stands beside."
+        "1e-3 that is more than 1000 times the root of the second moment which it stands beside; "
+        "more than 10 times is warned of."
     )
     source = (
         "the usual ratio is about 1e-3 (Karpathy, CS231n notes); healthy steps stay below 0.1, an "
@@ -38,7 +40,7 @@ class UpdateSize(StepCheck):
         Setting(
             "max_step_ratio",
             float,
-            default=0.5,
+            default=1.0,
             minimum=0.0,
             help="largest update of a training step by the weights that it changes, both L2 norms, "
             "the median over matrices",
@@ -72,7 +74,7 @@ class UpdateSize(StepCheck):
                     cause="weight_decay is far too large, or meant for another learning rate",
                     independent=True,
                 )
-            if _is_drowned(optimizer.eps, optimizer.second_moment):
+            if _is_drowned(optimizer, _DOUBTFUL):
                 yield self.violation(
                     place(observation),
                     f"the eps of {optimizer.type_name} is {optimizer.eps:g}, and the root of the "
@@ -82,6 +84,7 @@ class UpdateSize(StepCheck):
                     cause="eps was given in the place of another argument, or meant for another "
                     "optimizer: 1e-8 is the default",
                     independent=True,
+                    severity="fail" if _is_drowned(optimizer, _DROWNED) else "warn",
                 )
 
     def _large(
@@ -93,7 +96,7 @@ class UpdateSize(StepCheck):
         matrices = [p for p in stepped.parameters if p.dimensions > 1 and any(p.updates)]
         for call in range(len(stepped.losses)):
             ratios = [p.updates[call] for p in matrices]
-            if not ratios or statistics.median(ratios) <= limit.value or _halves(stepped):
+            if not ratios or statistics.median(ratios) <= limit.value or _falls(stepped):
                 continue
             worst = max(matrices, key=lambda p: p.updates[call])
             yield self.violation(
@@ -116,10 +119,12 @@ def _others(matrices: list[SteppedParameter], worst: SteppedParameter) -> list[s
     return [p.layer for p in matrices if p.layer != worst.layer]
 
 
-def _halves(stepped: Stepped) -> bool:
+def _falls(stepped: Stepped) -> bool:
+    """Whether the loss is lower after the calls: small weights grow by large steps at first."""
     first, last = stepped.losses[0], stepped.losses[-1]
-    return first is not None and last is not None and 0.0 < last < first / 2
+    return first is not None and last is not None and last < first
 
 
-def _is_drowned(eps: float | None, moment: float | None) -> bool:
-    return eps is not None and bool(moment) and eps > _EPS and eps > _DROWNED * (moment or 0.0)
+def _is_drowned(optimizer: SteppedOptimizer, times: float) -> bool:
+    eps, moment = optimizer.eps, optimizer.second_moment
+    return eps is not None and bool(moment) and eps > _EPS and eps > times * (moment or 0.0)

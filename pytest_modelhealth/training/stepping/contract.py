@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import (
@@ -21,7 +22,11 @@ from pytest_modelhealth.report import (
     SteppedOptimizer,
     SteppedParameter,
 )
-from pytest_modelhealth.training.stepping.designs import copies_that_learn, untied_weights
+from pytest_modelhealth.training.stepping.designs import (
+    copies_that_learn,
+    frozen_in_vain,
+    untied_weights,
+)
 from pytest_modelhealth.training.stepping.growing import Lists
 from pytest_modelhealth.training.stepping.interventions import (
     half_influence,
@@ -65,6 +70,9 @@ class _Calls:
     raised: str = ""
     advances: bool = False
     seeds: bool = False
+    sign: int = 0
+    is_loss: bool = False
+    restored: list[int | None] = field(default_factory=list)
 
 
 class Asked(NamedTuple):
@@ -121,7 +129,7 @@ def run_contract(
         modes = tuple(_modes(model, made, session))
         left = left_over(session) if any(seen.left_over for seen in made.seen[:2]) else None
         slope = loss_slope(session, first)
-        unlearned = slope_without_gradient(session, made.seen)
+        unlearned = slope_without_gradient(session, made.seen, made.changes)
         halves, why_no_halves = half_influence(session, first, len(made.seen))
         best = None if asked.overfit is None else overfitted(session, asked.overfit)
         differs = resumed(session) if asked.resume else None
@@ -142,7 +150,11 @@ def run_contract(
         switched=_switches_on_purpose(first),
         advances=made.advances,
         seeds=made.seeds,
+        sign=made.sign,
+        is_loss=made.is_loss,
         strays=tuple(_strays(session, made)),
+        switches=tuple(frozen_in_vain(model)),
+        idle_schedules=_idle_schedules(session, made),
         raised=made.raised,
         raised_at=len(made.seen) + 1 if made.raised else 0,
         growing=tuple(lists.growing),
@@ -161,11 +173,12 @@ def _call(session: Session, calls: int, lists: Lists) -> _Calls:
     """Call the step several times from the beginning."""
     made, watch = _Calls(), session.watch()
     counting = _Swallowed(session)
-    schedules, random = _schedules(session), []
+    session.restored = [_epoch(one) for one in session.given.restore]
+    schedules, starts, ends = _schedules(session), list[Tensor](), list[Tensor]()
     number = -1
     while (number := number + 1) < calls or (number < _MOST_CALLS and _waits(session, made)):
         before = {key: p.detach().clone() for key, p in session.parameters.items()}
-        random.append(torch.get_rng_state())
+        starts.append(torch.get_rng_state())
         try:
             if number:
                 seen = session.watched(watch)
@@ -178,10 +191,12 @@ def _call(session: Session, calls: int, lists: Lists) -> _Calls:
             break
         if not number:
             _require_loss(session, seen.result)
+            if isinstance(seen.result, Tensor):
+                made.sign, made.is_loss = sign_of(seen.result), is_made_by_a_loss(seen.result)
         sizes = {key: norm(value) or 1.0 for key, value in before.items()}
         made.seen.append(seen)
         if not number:
-            made.outside = _outside(session, before, seen)
+            made.outside = _outside(before, seen)
             made.names = [(n, id(p), p.requires_grad) for n, p in session.model.named_parameters()]
         made.changes.append(
             {key: _change(session.parameters[key], before[key]) / sizes[key] for key in before}
@@ -189,14 +204,15 @@ def _call(session: Session, calls: int, lists: Lists) -> _Calls:
         made.relative.append({key: size / sizes[key] for key, size in seen.updated.items()})
         given = session.given.optimizers
         made.rates.append({id(optimizer): rate_of(optimizer) for optimizer in given})
-        random[-1] = torch.equal(random[-1], torch.get_rng_state()), torch.get_rng_state()
+        ends.append(torch.get_rng_state())
         counting.add(seen)
         lists.look()
         _let_go(seen, keep=number < _COMPARED)
     made.swallowed = counting.shares()
     made.advances = _schedules(session) != schedules
-    drawn = [state for is_same, state in random if not is_same] if not made.raised else []
-    made.seeds = len(drawn) > 1 and all(torch.equal(drawn[0], state) for state in drawn[1:])
+    made.restored = [_epoch(one) for one in session.given.restore]
+    draws = bool(ends) and not torch.equal(starts[0], ends[0])
+    made.seeds = draws and len(ends) > 1 and all(torch.equal(ends[0], end) for end in ends[1:])
     return made
 
 
@@ -217,6 +233,22 @@ def _waits(session: Session, made: _Calls) -> bool:
     return overflows or adds_up
 
 
+def _epoch(one: Any) -> int | None:
+    kinds = torch.optim.lr_scheduler.LRScheduler
+    return one.last_epoch if isinstance(one, kinds) else None
+
+
+def _idle_schedules(session: Session, made: _Calls) -> tuple[str, ...]:
+    """Return the schedules in `restore` that no call advances."""
+    return tuple(
+        type(one).__name__
+        for one, before, after in zip(
+            session.given.restore, session.restored, made.restored, strict=True
+        )
+        if before is not None and before == after
+    )
+
+
 def _schedules(session: Session) -> list[int]:
     """Return how far each learning rate schedule is that the step reaches."""
     kinds = torch.optim.lr_scheduler.LRScheduler
@@ -225,8 +257,7 @@ def _schedules(session: Session) -> list[int]:
 
 def _let_go(seen: Watched, *, keep: bool) -> None:
     """Keep no graph of a call, and gradients only of those that others are held against."""
-    seen.result = loss_in(seen.result)
-    seen.moved = {}
+    seen.result, seen.at_first = loss_in(seen.result), {}
     if not keep:
         seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
 
@@ -240,22 +271,14 @@ def _require_loss(session: Session, result: Any) -> None:
         )
 
 
-def _outside(session: Session, before: dict[int, Tensor], seen: Watched) -> dict[int, Tensor]:
-    """Return what changed parameters in a call beside optimizers, in double precision."""
+def _outside(before: dict[int, Tensor], seen: Watched) -> dict[int, Tensor]:
+    """Return what changed parameters in a call before their optimizer first stepped."""
     found = {}
-    for key, start in before.items():
-        now = session.parameters[key].detach()
-        if now.shape != start.shape or torch.equal(now, start):
-            continue
-        rest = widened(now) - widened(start)
-        if key in seen.moved:
-            rest = rest - seen.moved[key]
-        if norm(rest) > _ROUNDED * (norm(start) or 1.0):
-            found[key] = rest
+    for key, now in seen.at_first.items():
+        start = before[key]
+        if now.shape == start.shape and not torch.equal(now, start):
+            found[key] = widened(now) - widened(start)
     return found
-
-
-_ROUNDED = 1e-6
 
 
 def _change(parameter: Tensor, before: Tensor) -> float:
@@ -268,11 +291,10 @@ def _change(parameter: Tensor, before: Tensor) -> float:
 
 
 class _Swallowed:
-    """Counts, for weights of half precision, those that have a gradient and do not move."""
+    """Counts the weights that have a gradient and do not move."""
 
     def __init__(self, session: Session) -> None:
-        half = (torch.bfloat16, torch.float16)
-        self._parameters = {k: p for k, p in session.parameters.items() if p.dtype in half}
+        self._parameters = {k: p for k, p in session.parameters.items() if p.is_floating_point()}
         self._before = {k: p.detach().clone() for k, p in self._parameters.items()}
         self._asked = {k: torch.zeros_like(p, dtype=torch.bool) for k, p in self._before.items()}
 
@@ -315,7 +337,8 @@ def _parameters(session: Session, made: _Calls) -> Iterator[SteppedParameter]:
             left_over=tuple(key in seen.left_over for seen in made.seen),
             swallowed=made.swallowed.get(key, 0.0),
             erased=all(key in seen.erased for seen in made.seen),
-            shared=sum(key in one for one in owners) > 1,
+            is_zero=key in session.zeros,
+            shared=len({len(one) for one in owners if key in one}) > 1,
         )
 
 
@@ -425,26 +448,25 @@ def _optimizers(session: Session, made: _Calls) -> Iterator[SteppedOptimizer]:
             eps=max((float(g["eps"]) for g in groups if _is_number(g.get("eps"))), default=None),
             second_moment=_second_moment(optimizer),
             maximizes=any(group.get("maximize") for group in groups),
-            reached=any(size for seen in made.seen for size in _left(seen, held)),
+            reached=any(any(_have_gradients(seen, held)) for seen in made.seen),
+            anew=key not in given and sum(one is not None for one in steps) == 1,
             layer=_layer_of(session, held),
             closure=any(one is not None and one.closure for one in steps),
             piled=any(one is not None and one.piled for one in steps),
-            constant=any(one is not None and _is_constant(one.evaluations) for one in steps),
+            constant=all(one is not None and _is_constant(one.evaluations) for one in steps),
             betas=_betas(groups),
             spread=_spread(groups),
+            frozen_groups=_frozen_groups(groups),
             repeated=any(one is not None and one.repeated for one in steps),
             stale=any(one is not None and one.stale for one in steps),
             direction=next((_cosine(one.along) for one in steps if one is not None), None),
         )
 
 
-def _left(seen: Watched, held: list[Tensor]) -> Iterator[float]:
-    """Yield how large the gradients of parameters were, by a backward pass or set by hand."""
+def _have_gradients(seen: Watched, held: list[Tensor]) -> Iterator[bool]:
+    """Yield for each of these parameters whether it had a gradient, zeros too."""
     for parameter in held:
-        yield seen.added.get(id(parameter), 0.0)
-        gradient = seen.gradients.get(id(parameter))
-        if gradient is not None and gradient.numel():
-            yield float(gradient.abs().max())
+        yield id(parameter) in seen.added or id(parameter) in seen.gradients
 
 
 def _layer_of(session: Session, held: list[Tensor]) -> str:
@@ -454,8 +476,8 @@ def _layer_of(session: Session, held: list[Tensor]) -> str:
 
 
 def _is_constant(evaluations: list[float]) -> bool:
-    """Whether a closure returned the very same number three times or more."""
-    return len(evaluations) > 2 and len(set(evaluations)) == 1
+    """Whether a closure returned the very same number, not zero, at every evaluation."""
+    return len(evaluations) > 1 and len(set(evaluations)) == 1 and bool(evaluations[0])
 
 
 def _betas(groups: list[dict[str, Any]]) -> tuple[float, ...]:
@@ -467,6 +489,11 @@ def _spread(groups: list[dict[str, Any]]) -> float:
     """Return the least positive learning rate of a group by the largest."""
     rates = [float(g.get("lr") or 0.0) for g in groups if float(g.get("lr") or 0.0) > 0.0]
     return min(rates) / max(rates) if rates else 1.0
+
+
+def _frozen_groups(groups: list[dict[str, Any]]) -> int:
+    frozen = [all(not p.requires_grad for p in g["params"]) for g in groups if g["params"]]
+    return sum(frozen) if not all(frozen) else 0
 
 
 def _decay(group: dict[str, Any]) -> float:
@@ -507,7 +534,20 @@ def _modes(model: nn.Module, made: _Calls, session: Session) -> Iterator[LayerMo
             trainable=any(p.requires_grad for p in own),
             kind=_kind(module),
             still=module in still,
+            unseen=any((True, False) in one and (True, True) in one for one in ran),
+            drifts=_drifts(module, session, made),
+            hasty=_kind(module) == "batch_norm" and (getattr(module, "momentum", 0) or 0) > 0.5,
         )
+
+
+def _drifts(module: nn.Module, session: Session, made: _Calls) -> bool:
+    """Whether a normalisation that is frozen, and that nothing else moves, keeps new statistics."""
+    own = list(module.parameters(recurse=False))
+    if module not in session.first_statistics or not own or any(p.requires_grad for p in own):
+        return False
+    moved = any(changes.get(id(p)) for changes in made.changes for p in own)
+    mean = module.running_mean
+    return not moved and not torch.equal(mean, session.first_statistics[module])  # type: ignore[arg-type]
 
 
 def _kind(module: nn.Module) -> str:

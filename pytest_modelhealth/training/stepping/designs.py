@@ -28,6 +28,14 @@ def untied_weights(model: nn.Module) -> tuple[str, ...]:
     return tuple(found)
 
 
+def frozen_in_vain(model: nn.Module) -> Iterator[str]:
+    """Yield modules that were given an attribute ``requires_grad``, which freezes nothing."""
+    for name, module in model.named_modules():
+        wanted = vars(module).get("requires_grad")
+        if isinstance(wanted, bool) and any(p.requires_grad != wanted for p in module.parameters()):
+            yield name or type(module).__name__
+
+
 def _every_name(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
 

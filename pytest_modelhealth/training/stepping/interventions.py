@@ -27,10 +27,11 @@ def loss_slope(session: Session, first: Watched) -> LossSlope:
     why_not = _why_no_slope(first)
     if why_not:
         return LossSlope(why_not=why_not)
-    gradients = {key: first.gradients[key] for key in first.at_step}
+    own = {id(p) for p in session.model.parameters()}
+    gradients = {key: first.gradients[key] for key in first.at_step & own}
     length = _length(gradients.values())
     if not length or not math.isfinite(length):
-        return LossSlope(why_not="the gradient at the optimizer's step is zero or not finite")
+        return LossSlope(why_not="the gradient of the model is zero at the step, or not finite")
     weights = _length(session.parameters[key].detach() for key in gradients)
     try:
         wide, narrow = (
@@ -40,7 +41,7 @@ def loss_slope(session: Session, first: Watched) -> LossSlope:
         return LossSlope(why_not=str(error))
     if abs(wide - narrow) > _AGREE * max(abs(wide), abs(narrow)):
         return LossSlope(why_not="the loss is too curved or too noisy for a slope")
-    return LossSlope(narrow, length, _added(first, length))
+    return LossSlope(narrow, length, _added(first, gradients, length))
 
 
 class _UntellableError(Exception):
@@ -89,9 +90,9 @@ def _move(session: Session, along: Mapping[int, Tensor], by: float) -> None:
         parameter.data.copy_(moved.to(parameter.dtype))
 
 
-def _added(first: Watched, length: float) -> float | None:
+def _added(first: Watched, gradients: Mapping[int, Tensor], length: float) -> float | None:
     """Return the norm of what backward passes left, where it only was scaled afterwards."""
-    sizes = {key: norm(first.gradients[key]) for key in first.at_step}
+    sizes = {key: norm(gradient) for key, gradient in gradients.items()}
     if set(sizes) - set(first.raw):
         return None
     raw = math.sqrt(math.fsum(first.raw[key] ** 2 for key in sizes))
@@ -246,13 +247,16 @@ def _after_two(session: Session, *, clears: bool) -> tuple[dict[int, Tensor], di
 # ---- parameters without gradient
 
 
-def slope_without_gradient(session: Session, seen: list[Watched]) -> tuple[tuple[str, ...], float]:
+def slope_without_gradient(
+    session: Session, seen: list[Watched], changes: list[dict[int, float]]
+) -> tuple[tuple[str, ...], float]:
     """Return trainable parameters without gradient that the returned loss depends on, and how.
 
     They ran, an optimizer that stepped holds them, and they are moved together along one random
     direction.
     """
-    reached = {key for one in seen for key, size in one.added.items() if size}
+    reached = {key for one in seen for key in (*one.added, *one.gradients)}
+    reached |= {key for moved in changes for key, size in moved.items() if size}
     stepped = {
         id(p) for one in seen for optimizer in one.optimizers.values()
         for p in parameters_of(optimizer)
@@ -273,7 +277,7 @@ def slope_without_gradient(session: Session, seen: list[Watched]) -> tuple[tuple
     length = _length(along.values())
     weights = max(_length(session.parameters[key].detach() for key in asked), 1e-2)
     try:
-        wide, narrow = (_slope(session, along, length, 10.0 * shift * weights) for shift in SHIFTS)
+        wide, narrow = (_slope(session, along, length, 100.0 * shift * weights) for shift in SHIFTS)
     except _UntellableError:
         return (), 0.0
     is_smooth = abs(wide - narrow) <= _AGREE * max(abs(wide), abs(narrow))

@@ -137,10 +137,14 @@ class Session:
         self.passive = PassiveWatch(model, selection, given.scaler)
         self.snapshot = Snapshot(model, given.optimizers, given.restore, given.step)
         self.called = 0
+        self.restored: list[int | None] = []
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
         kept = State(model).leaves
         self.parameters = {id(p): p for p in (*model.parameters(), *held, *kept)}
         self.strays = stray_names(model)
+        self.zeros = {
+            id(p) for p in model.parameters() if p.ndim > 1 and p.numel() and not p.detach().any()
+        }
         self.named = [(name, id(p), p) for name, p in model.named_parameters()]
         self.samples = samples_of(given.batch)
         self.first_parts = {name: print_ for name, print_ in _prints(model) if print_}

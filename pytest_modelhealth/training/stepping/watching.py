@@ -66,7 +66,7 @@ class Watched:
         rates: learning rate at the first step.
         left_over: whether a gradient from before an optimizer's step was still there.
         erased: parameters whose gradient was all zero at the step, and not as it was left.
-        moved: what optimizers changed, where that is kept.
+        at_first: copies of parameters before their optimizer's first step.
         passes: the parameters that each backward pass reached.
         modes: by module, whether it was in training mode and gradients were on, of each run.
         began: whether the model was in training mode when the call began.
@@ -85,7 +85,7 @@ class Watched:
     rates: dict[int, float] = field(default_factory=dict)
     left_over: set[int] = field(default_factory=set)
     erased: set[int] = field(default_factory=set)
-    moved: dict[int, Tensor] = field(default_factory=dict)
+    at_first: dict[int, Tensor] = field(default_factory=dict)
     passes: dict[int, set[int]] = field(default_factory=dict)
     modes: dict[nn.Module, set[tuple[bool, bool]]] = field(default_factory=dict)
     began: bool = True
@@ -120,7 +120,7 @@ class Watch:
         self._clears, self._evaluating = clears, set[int]()
         self._stepped: set[int] = set()  # parameters whose gradient an optimizer has used up
         self._reached: set[int] = set()  # that a backward pass reached since
-        self._before: dict[int, Tensor] = {}
+        self._before: list[dict[int, Tensor]] = []  # one each step that runs: one may call another
         self.seen = Watched()
 
     @contextmanager
@@ -205,7 +205,9 @@ class Watch:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 seen.rates.setdefault(id(parameter), float(group.get("lr") or 0.0))
-        self._before = {id(p): p.detach().clone() for p in held}
+        self._before.append({id(p): p.detach().clone() for p in held})
+        for key, value in self._before[-1].items():
+            seen.at_first.setdefault(key, value)
         if closure is None:
             steps.early |= not any(id(p) in self._reached for p in held)
             self._take(held)
@@ -222,7 +224,7 @@ class Watch:
             if steps.evaluations:
                 self._evaluating = {id(p) for p in held}
             value = closure()
-            steps.evaluations.append(float(value) if value is not None else math.nan)
+            steps.evaluations.append(_number(value))
             self._take(held)
             return value
 
@@ -251,16 +253,16 @@ class Watch:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         seen, steps = self.seen, self.seen.steps[id(optimizer)]
         along, updates, gradients = 0.0, 0.0, 0.0
+        before = self._before.pop()
         for parameter in parameters_of(optimizer):
             key = id(parameter)
             self._stepped.add(key)
             self._reached.discard(key)
-            if key not in self._before:
+            if key not in before:
                 continue
-            update = widened(parameter.detach()) - widened(self._before[key])
+            update = widened(parameter.detach()) - widened(before[key])
             size = float(update.norm())
             seen.updated[key] = seen.updated.get(key, 0.0) + size
-            seen.moved[key] = seen.moved[key] + update if key in seen.moved else update
             if steps.count == 1 and key in seen.gradients:
                 gradient = widened(seen.gradients[key])
                 along += float((update * gradient.conj()).sum().real)
@@ -296,13 +298,18 @@ class Watch:
         self.seen.rows.append((float(idle[:half].mean()), float(idle[half:].mean())))
 
 
+def _number(value: Any) -> float:
+    value = value.detach() if isinstance(value, Tensor) else value
+    return math.nan if value is None else float(value)
+
+
 def _unhooked(bare: list[tuple[Tensor, Any, Any]]) -> None:
     """Leave no empty dictionary of hooks where there was none."""
     for parameter, before, after in bare:
         if before is None:
-            parameter._backward_hooks = None  # type: ignore[assignment]
+            parameter._backward_hooks = None
         if after is None:
-            parameter._post_accumulate_grad_hooks = None
+            parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
 
 def _open_modules(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]]]:

@@ -1,0 +1,87 @@
+"""An optimizer is set up as its method asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.training.contract.step_check import StepCheck, listed, place
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Observation, Stepped, SteppedOptimizer
+    from pytest_modelhealth.settings import Settings
+
+_SPREAD = 1e-5
+_Odd = tuple[bool, str, str]
+"""Whether it fails, what is odd, and the likely cause."""
+
+
+class OptimizerSettings(StepCheck):
+    """Options that are legal and in no recipe."""
+
+    name = "optimizer_settings"
+    summary = "Options of an optimizer and of a step are ones that a recipe has."
+    rank = 71
+    definition = (
+        "A violation: the first beta is larger than the second; a closure returns the very same "
+        "number three times or more; a module has an attribute requires_grad, which freezes "
+        "nothing; the random numbers that are drawn are the same in every call. Warned of: "
+        "learning rates of groups that differ by more than 1e5; a group in which every parameter "
+        "is frozen; a parameter that several optimizers step; a schedule in restore that no call "
+        "advances."
+    )
+    source = (
+        "Kingma and Ba 2015 ask for beta1 < sqrt(beta2); layer-wise decay of 0.65 over 24 layers "
+        "differs by 3e4"
+    )
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield what is set oddly."""
+        odd = [one for optimizer in stepped.optimizers for one in _of_optimizer(optimizer)]
+        for fails, what, cause in (*odd, *_of_step(stepped)):
+            yield self.violation(
+                place(observation),
+                what,
+                value=1.0,
+                cause=cause,
+                independent=fails,
+                severity="fail" if fails else "warn",
+            )
+
+
+def _of_optimizer(optimizer: SteppedOptimizer) -> Iterator[_Odd]:
+    kind, betas = optimizer.type_name, optimizer.betas
+    if len(betas) > 1 and betas[0] > betas[1]:
+        what = f"the betas of {kind} are {betas[0]:g} and {betas[1]:g}: the average of the "
+        what += "gradient is slower than that of its square"
+        yield True, what, "the two are the wrong way round"
+    if optimizer.constant:
+        what = f"the closure of {kind} returns the very same loss at every evaluation"
+        yield True, what, "the loss is computed once, outside of the closure"
+    if optimizer.spread < _SPREAD:
+        what = f"the learning rates of the groups of {kind} differ by {1.0 / optimizer.spread:.2g}"
+        yield False, what, "a decay by layer that is applied to each parameter, or other units"
+    if optimizer.frozen_groups:
+        what = f"{kind} has {optimizer.frozen_groups} groups in which every parameter is frozen"
+        cause = "requires_grad_(True) is missing after another stage; what is frozen needs no group"
+        yield False, what, cause
+
+
+def _of_step(stepped: Stepped) -> Iterator[_Odd]:
+    if stepped.switches:
+        what = f"{listed(stepped.switches)} has an attribute requires_grad that freezes nothing: "
+        what += "its parameters are trained"
+        yield True, what, "module.requires_grad = False is no setting; call requires_grad_(False)"
+    if stepped.seeds:
+        what = "every call draws the very same random numbers: the same units are dropped, the "
+        yield True, what + "same noise is added", "a seed is set in the step"
+    if stepped.idle_schedules:
+        what = f"no call advances the {listed(stepped.idle_schedules)} that restore names"
+        yield False, what, "scheduler.step() is missing, or another schedule is made in the step"
+    shared = [p.name for p in stepped.parameters if p.shared]
+    if shared:
+        what = f"several optimizers step {len(shared)} parameters: {listed(shared)}"
+        yield False, what, "an optimizer was made of the whole model in place of a part"
