@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
+from torch.compiler import is_compiling
 
+from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalLayers
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
@@ -17,6 +19,18 @@ from pytest_modelhealth.capture.step.apart import is_inspecting
 
 MOST_PASSES = 256
 """Forward passes that are read in one step: what is found in each stays until the step is over."""
+
+
+class _PassiveFunctions(FunctionalLayers):
+    """Leaves alone what is compiled for the first time while it is on."""
+
+    def __torch_function__(
+        self, func: Call, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call `func`, observed if it is a layer."""
+        if is_compiling():
+            return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 class PassiveHooks(Hooks):
@@ -46,6 +60,7 @@ class PassiveHooks(Hooks):
     ) -> None:
         super().__init__(recorder)
         recorder.flow.is_on = False
+        self.functions = _PassiveFunctions(self._function, recorder.flow)
         self.passes = 0
         self.saw_backward = False
         self._is_functional = is_functional
