@@ -66,6 +66,7 @@ class PassiveHooks(Hooks):
         self._is_functional = is_functional
         self._on_pass: Callable[[Any], None] | None = on_pass
         self._on_backward: Callable[[], None] | None = on_backward
+        self._mode_is_on = False
         self._thread = get_ident()
         self._passed_over: Layer | None = None
         self._backward_pass = self._graph_task
@@ -81,7 +82,9 @@ class PassiveHooks(Hooks):
 
     def remove(self) -> None:
         """Remove every hook, and our hooks only."""
-        self.functions.turn_off()
+        if self._mode_is_on:  # an exception ended a pass without a word to us
+            self.functions.turn_off()
+            self._mode_is_on = False
         super().remove()
         self._on_pass = self._on_backward = None
 
@@ -107,8 +110,8 @@ class PassiveHooks(Hooks):
                 self._passed_over = None
             return
         super().complete(layer, output)
-        if not self._stack:
-            self.functions.suspend()
+        if self._mode_is_on and not self._stack:
+            self._mode_is_on = self.functions.suspend() is None
 
     def takes_gradients(self, layers: list[Layer]) -> bool:
         """Whether what flows back now is a gradient of the user's loss.
@@ -135,6 +138,7 @@ class PassiveHooks(Hooks):
             if self._on_pass is not None:
                 self._on_pass(arguments)
         if self._is_functional:
+            self._mode_is_on = True
             self.functions.turn_on()
 
     def _note_backward(self) -> None:
