@@ -75,7 +75,7 @@ class PassiveStep:
         self._batch = self._samples = 0
         self._objects = compiled
         self._compiled = Compiled.of(model, compiled)
-        self._recorder = recorder = Recorder(named_modules(model), selection)
+        self._recorder = recorder = Recorder(named_modules(model), selection, compare_outputs=False)
         for module in self._compiled.hidden.intersection(recorder.by_module):
             recorder.note_opaque(recorder.by_module[module], WHY_OPAQUE)
         self._held = {id(held[2]): held for held in recorder.held("_parameters")}
@@ -240,5 +240,4 @@ class PassiveStep:
             notes=tuple(notes),
             errors=tuple(recorder.errors),
             loss_calls=tuple(recorder.loss_calls.settled),
-            sample_deviation=recorder.sample_deviation,
         )
