@@ -107,6 +107,15 @@ class Recorder:
         self.reader.expect(samples, scale)
         self.loss_calls.expect(samples)
 
+    def merge(self) -> None:
+        """Merge what was found in the calls of each layer so far, which takes less memory."""
+        for layer in self.layers.values():
+            for entries in layer.seen.values():
+                if len(entries) > 1 and (merged := merged_entries(entries)):
+                    entries[:] = [Entry.of(merged)]
+        self.reader.forget()
+        self.reader.ledger.turn_over()
+
     # What a layer is.
 
     def functional_layer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -17,8 +18,8 @@ from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.passive.compiled import Compiled
 from pytest_modelhealth.capture.step.apart import is_inspecting
 
-MOST_PASSES = 256
-"""Forward passes that are read in one step: what is found in each stays until the step is over."""
+PASSES_A_PAGE = 16
+"""After so many forward passes in one step, what was found in them is merged."""
 
 
 class _PassiveFunctions(FunctionalLayers):
@@ -66,6 +67,7 @@ class PassiveHooks(Hooks):
         self._is_functional = is_functional
         self._on_pass: Callable[[Any], None] | None = on_pass
         self._on_backward: Callable[[], None] | None = on_backward
+        self._older: list[tuple[weakref.ref[dict[Any, Any]], Any]] = []  # as in _tensor_hooks
         self._mode_is_on = False
         self._thread = get_ident()
         self._passed_over: Layer | None = None
@@ -86,6 +88,11 @@ class PassiveHooks(Hooks):
             self.functions.turn_off()
             self._mode_is_on = False
         super().remove()
+        for ref, hook in self._older:
+            hooks = ref()
+            if hooks is not None:
+                hooks.pop(hook, None)
+        self._older.clear()
         self._on_pass = self._on_backward = None
 
     def enter(self, layer: Layer, arguments: Any) -> None:
@@ -128,18 +135,25 @@ class PassiveHooks(Hooks):
 
     def _belongs(self) -> bool:
         """Whether a pass that begins is one of the user's training."""
-        if not torch.is_grad_enabled() or is_inspecting():
-            return False
-        return self.passes < MOST_PASSES or self._is_recomputation()
+        return torch.is_grad_enabled() and not is_inspecting()
 
     def _begin_pass(self, arguments: Any) -> None:
         if not self._is_recomputation():
             self.passes += 1
+            if self.passes % PASSES_A_PAGE == 0:
+                self._forget_what_is_gone()
             if self._on_pass is not None:
                 self._on_pass(arguments)
         if self._is_functional:
             self._mode_is_on = True
             self.functions.turn_on()
+
+    def _forget_what_is_gone(self) -> None:
+        """Keep no hooks of tensors that are gone."""
+        refs = [(weakref.ref(hooks), hook) for hooks, hook in self._tensor_hooks]
+        self._tensor_hooks.clear()
+        self._older += refs
+        self._older = [known for known in self._older if known[0]() is not None]
 
     def _note_backward(self) -> None:
         """Have the end of the backward pass told that runs, once."""
