@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,14 +43,11 @@ class CompiledObjects:
         self._own = set(model.modules())
         self._wrappers: list[weakref.ref[nn.Module]] = []
         self._inside: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        for thing in gc.get_objects():
-            kind = type(thing)
-            if kind is FunctionType:
-                compiled = getattr(thing, "_torchdynamo_orig_callable", None)
-                if compiled is not None and not hasattr(thing, "_torchdynamo_disable"):
-                    self._add_function(compiled)
-            elif kind.__name__ == "OptimizedModule" and issubclass(kind, nn.Module):
-                self._add_wrapper(thing)
+        for thing in compiled_things():
+            if type(thing) is FunctionType:
+                self._add_function(vars(thing)["_torchdynamo_orig_callable"])
+            elif unwrapped(thing) in self._own:
+                self._wrappers.append(weakref.ref(thing))
         self._own.clear()
 
     def wrappers(self) -> Iterator[nn.Module]:
@@ -59,10 +57,6 @@ class CompiledObjects:
     def inside(self) -> Iterator[nn.Module]:
         """Yield modules of the model that compiled functions run."""
         yield from self._inside
-
-    def _add_wrapper(self, wrapper: Any) -> None:
-        if unwrapped(wrapper) in self._own:
-            self._wrappers.append(weakref.ref(wrapper))
 
     def _add_function(self, function: Any) -> None:
         owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))
@@ -75,6 +69,21 @@ class CompiledObjects:
         elif owner in self._own and getattr(function, "__name__", "") not in _CALLS:
             # a method of a module, whose own hooks lie around it
             self._inside.update(child for child in owner._modules.values() if child is not None)
+
+
+def compiled_things() -> list[Any]:
+    """Return all modules and functions of this process that `torch.compile` made."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:  # nothing was compiled yet
+        return []
+    kinds = (FunctionType, dynamo.OptimizedModule)
+    things = [thing for thing in gc.get_objects() if type(thing) in kinds]
+    return [thing for thing in things if type(thing) is not FunctionType or _is_compiled(thing)]
+
+
+def _is_compiled(function: FunctionType) -> bool:
+    is_made_by_dynamo = hasattr(function, "_torchdynamo_orig_callable")
+    return is_made_by_dynamo and not hasattr(function, "_torchdynamo_disable")
 
 
 _CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl", "inner"})
