@@ -184,6 +184,10 @@ class Ledger:
         """Whether the statistics of `tensor` stay on its device until somebody asks for them."""
         return not tensor.is_cpu or self._queue_all
 
+    def turn_over(self) -> None:
+        """Write to new memory from here on: the old goes when no entry needs it any longer."""
+        self._by_thread.clear()
+
     def _begin(self) -> Results:
         results = self._by_thread[get_ident()] = Results()
         return results

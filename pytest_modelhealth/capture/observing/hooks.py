@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVarTuple
@@ -382,20 +382,15 @@ def _changes_under_a_mode(module: nn.Module) -> bool:
     return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
 
 
-def _inert_hook(*arguments: Any) -> None:
-    """What becomes of our hooks in a copy or a pickle of the model made during a run."""
-
-
-def _make_inert() -> Callable[..., None]:
-    return _inert_hook
-
-
 class _UnnamedError(InspectionError, AttributeError):
     """Our hooks have no name, and torch.jit.script asks each hook for one."""
 
 
 class _ModuleHook:
-    """A forward hook that knows its layer; it pickles and copies to one that does nothing."""
+    """A forward hook that knows its layer.
+
+    It pickles and copies to one that does nothing, and that needs nothing but Python.
+    """
 
     __slots__ = ("_hooks", "_layer")
 
@@ -403,8 +398,8 @@ class _ModuleHook:
         self._hooks = hooks
         self._layer = layer
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        return _make_inert, ()
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (nullcontext(), "__exit__")
 
     @property
     def __name__(self) -> str:

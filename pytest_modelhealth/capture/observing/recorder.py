@@ -48,6 +48,8 @@ class Recorder:
         scale: the scale of the loss.
         samples: the size of the batch.
         visitor: is shown each tensor.
+        compare_outputs: whether to measure by how much samples of the model's outputs deviate,
+            which takes a pass over them.
 
     Attributes:
         layers: every layer by name.
@@ -66,6 +68,8 @@ class Recorder:
         scale: LossScale = NO_SCALE,
         samples: int = 0,
         visitor: Visitor | None = None,
+        *,
+        compare_outputs: bool = True,
     ) -> None:
         self.layers: dict[str, Layer] = {}
         self.by_module: dict[nn.Module, Layer] = {}
@@ -78,6 +82,7 @@ class Recorder:
         self._selection = selection
         self._samples = samples
         self._visitor = visitor
+        self._compare_outputs = compare_outputs
         self._deviations: list[Deviation] = []
         self._loss: Entry | float | None = None
         self._events = 0
@@ -101,6 +106,15 @@ class Recorder:
         self._samples = samples
         self.reader.expect(samples, scale)
         self.loss_calls.expect(samples)
+
+    def merge(self) -> None:
+        """Merge what was found in the calls of each layer so far, which takes less memory."""
+        for layer in self.layers.values():
+            for entries in layer.seen.values():
+                if len(entries) > 1 and (merged := merged_entries(entries)):
+                    entries[:] = [Entry.of(merged)]
+        self.reader.forget()
+        self.reader.ledger.turn_over()
 
     # What a layer is.
 
@@ -309,7 +323,7 @@ class Recorder:
         """
         if "activations" not in layer.roles:
             return
-        if not layer.name:
+        if not layer.name and self._compare_outputs:
             self._deviations += sample_deviations(
                 returned, entries, self._samples, self.reader.ledger
             )

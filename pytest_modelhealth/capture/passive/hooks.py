@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch.autograd import Variable
+from torch.compiler import is_compiling
 
+from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalLayers
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.passive.compiled import Compiled
 from pytest_modelhealth.capture.step.apart import is_inspecting
 
-MOST_PASSES = 256
-"""Forward passes that are read in one step: what is found in each stays until the step is over."""
+PASSES_A_PAGE = 16
+"""After so many forward passes in one step, what was found in them is merged."""
+
+
+class _PassiveFunctions(FunctionalLayers):
+    """Leaves alone what is compiled for the first time while it is on."""
+
+    def __torch_function__(
+        self, func: Call, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call `func`, observed if it is a layer."""
+        if is_compiling():
+            return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 class PassiveHooks(Hooks):
@@ -46,11 +61,14 @@ class PassiveHooks(Hooks):
     ) -> None:
         super().__init__(recorder)
         recorder.flow.is_on = False
+        self.functions = _PassiveFunctions(self._function, recorder.flow)
         self.passes = 0
         self.saw_backward = False
         self._is_functional = is_functional
         self._on_pass: Callable[[Any], None] | None = on_pass
         self._on_backward: Callable[[], None] | None = on_backward
+        self._older: list[tuple[weakref.ref[dict[Any, Any]], Any]] = []  # as in _tensor_hooks
+        self._mode_is_on = False
         self._thread = get_ident()
         self._passed_over: Layer | None = None
         self._backward_pass = self._graph_task
@@ -66,8 +84,15 @@ class PassiveHooks(Hooks):
 
     def remove(self) -> None:
         """Remove every hook, and our hooks only."""
-        self.functions.turn_off()
+        if self._mode_is_on:  # an exception ended a pass without a word to us
+            self.functions.turn_off()
+            self._mode_is_on = False
         super().remove()
+        for ref, hook in self._older:
+            hooks = ref()
+            if hooks is not None:
+                hooks.pop(hook, None)
+        self._older.clear()
         self._on_pass = self._on_backward = None
 
     def enter(self, layer: Layer, arguments: Any) -> None:
@@ -92,8 +117,8 @@ class PassiveHooks(Hooks):
                 self._passed_over = None
             return
         super().complete(layer, output)
-        if not self._stack:
-            self.functions.suspend()
+        if self._mode_is_on and not self._stack:
+            self._mode_is_on = self.functions.suspend() is None
 
     def takes_gradients(self, layers: list[Layer]) -> bool:
         """Whether what flows back now is a gradient of the user's loss.
@@ -110,17 +135,25 @@ class PassiveHooks(Hooks):
 
     def _belongs(self) -> bool:
         """Whether a pass that begins is one of the user's training."""
-        if not torch.is_grad_enabled() or is_inspecting():
-            return False
-        return self.passes < MOST_PASSES or self._is_recomputation()
+        return torch.is_grad_enabled() and not is_inspecting()
 
     def _begin_pass(self, arguments: Any) -> None:
         if not self._is_recomputation():
             self.passes += 1
+            if self.passes % PASSES_A_PAGE == 0:
+                self._forget_what_is_gone()
             if self._on_pass is not None:
                 self._on_pass(arguments)
         if self._is_functional:
+            self._mode_is_on = True
             self.functions.turn_on()
+
+    def _forget_what_is_gone(self) -> None:
+        """Keep no hooks of tensors that are gone."""
+        refs = [(weakref.ref(hooks), hook) for hooks, hook in self._tensor_hooks]
+        self._tensor_hooks.clear()
+        self._older += refs
+        self._older = [known for known in self._older if known[0]() is not None]
 
     def _note_backward(self) -> None:
         """Have the end of the backward pass told that runs, once."""

@@ -16,8 +16,8 @@ from pytest_modelhealth.capture.observing.recorder import Recorder, merged_entri
 from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, find_tensors
-from pytest_modelhealth.capture.passive.compiled import WHY_OPAQUE, Compiled
-from pytest_modelhealth.capture.passive.hooks import MOST_PASSES, PassiveHooks
+from pytest_modelhealth.capture.passive.compiled import WHY_OPAQUE, Compiled, CompiledObjects
+from pytest_modelhealth.capture.passive.hooks import PASSES_A_PAGE, PassiveHooks
 from pytest_modelhealth.capture.passive.updates import OptimizerSteps
 from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import LayerRecord, Observation
@@ -64,17 +64,18 @@ class PassiveStep:
         model: the model.
         selection: which roles of which layers to observe.
         scaler: the gradient scaler, if any.
-        is_functional: whether functional layers are to be seen.
+        compiled: what is compiled in this process.
     """
 
     def __init__(
-        self, model: nn.Module, selection: Selection, scaler: Any, is_functional: bool
+        self, model: nn.Module, selection: Selection, scaler: Any, compiled: CompiledObjects
     ) -> None:
         self._scaler = scaler
         self._scale = NO_SCALE
         self._batch = self._samples = 0
-        self._compiled = Compiled.of(model)
-        self._recorder = recorder = Recorder(named_modules(model), selection)
+        self._objects = compiled
+        self._compiled = Compiled.of(model, compiled)
+        self._recorder = recorder = Recorder(named_modules(model), selection, compare_outputs=False)
         for module in self._compiled.hidden.intersection(recorder.by_module):
             recorder.note_opaque(recorder.by_module[module], WHY_OPAQUE)
         self._held = {id(held[2]): held for held in recorder.held("_parameters")}
@@ -85,16 +86,17 @@ class PassiveStep:
         self._gradients: dict[int, Entry] = {}  # as the latest backward pass left them
         self._taken: dict[int, Entry] = {}  # of those, what an optimizer took
         self._is_state_read = False
-        is_functional = is_functional and not self._compiled.inside
+        is_functional = not (self._compiled.inside or compiled.function)
         self._hooks = PassiveHooks(recorder, is_functional, self._begin_pass, self._end_backward)
         wanted = {n: (p, "parameters" in lyr.roles) for n, (lyr, _, p) in self._held.items()}
         ledger = recorder.reader.ledger
-        self._steps = OptimizerSteps(wanted, ledger, self._begin_update, self._fail)
+        self._steps = OptimizerSteps(wanted, ledger, self._see_update, self._fail)
 
     def register(self) -> None:
         """Put hooks on the model, and have torch tell of optimizers."""
         self._hooks.register_around(self._compiled)
-        self._steps.register()
+        if not self._objects.runs_optimizer:
+            self._steps.register()
 
     def remove(self) -> None:
         """Leave nothing on the model."""
@@ -109,33 +111,39 @@ class PassiveStep:
             tensors = find_tensors(arguments)
             self._batch = next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
         self._samples += self._batch
+        if self._hooks.passes % PASSES_A_PAGE == 0:
+            self._recorder.merge()
         self._scale = LossScale.of(self._scaler)
         self._recorder.expect(self._batch, self._scale)
 
     def _end_backward(self) -> None:
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                self._read_gradients(self._changed())
+                self._read_gradients(filter(self._is_new, self._held.values()))
         except Exception as error:  # noqa: BLE001 - ours: it must not reach the user's backward
             self._fail(error)
 
-    def _changed(self) -> list[Held]:
-        """Return the parameters with a gradient that is not from before this step."""
-        return [
-            held
-            for held in self._held.values()
-            if held[2].grad is not None and not self._before.get(held[2].grad)
-        ]
+    def _is_new(self, held: Held) -> bool:
+        """Whether a parameter has a gradient that is not from before this step."""
+        gradient = held[2].grad
+        return gradient is not None and not self._before.get(gradient)
 
-    def _begin_update(self, parameters: list[int], optimizer: Optimizer) -> None:
-        """Take what an optimizer is about to use; what no backward pass showed is read now."""
+    def _see_update(self, parameters: list[int], optimizer: Optimizer, is_over: bool) -> None:
+        """Take what an optimizer uses; a closure makes that within its step.
+
+        Gradients that no backward pass showed are read now.
+        """
         missing = [self._held[number] for number in parameters if number not in self._gradients]
-        scale = getattr(optimizer, "grad_scale", None)  # where the optimizer itself unscales
-        self._read_gradients(missing, NO_SCALE if scale is None else LossScale(float(scale)))
-        for number in parameters:
-            if number in self._gradients:
-                self._taken[number] = self._gradients[number]
-        self._read_parameters()
+        if missing:
+            scale = getattr(optimizer, "grad_scale", None)  # where the optimizer itself unscales
+            factor = NO_SCALE if scale is None else LossScale(float(scale))
+            self._read_gradients(filter(self._is_new, missing), factor)
+        if is_over:
+            for number in parameters:
+                if number in self._gradients:
+                    self._taken[number] = self._gradients[number]
+        else:
+            self._read_parameters()
 
     def _read_gradients(self, parameters: Iterable[Held], scale: LossScale | None = None) -> None:
         """Read the gradients of parameters, which a loss scale still is in."""
@@ -171,8 +179,9 @@ class PassiveStep:
         self.remove()
         recorder = self._recorder
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            missing = [held for held in self._changed() if id(held[2]) not in self._gradients]
-            self._read_gradients(missing, NO_SCALE if self._is_unscaled() else self._scale)
+            missing = [held for n, held in self._held.items() if n not in self._gradients]
+            scale = NO_SCALE if self._is_unscaled() else self._scale
+            self._read_gradients(filter(self._is_new, missing), scale)
             self._read_parameters()
             recorder.add_state("buffers", recorder.held("_buffers"))
             if isinstance(loss, Tensor):
@@ -195,6 +204,23 @@ class PassiveStep:
             layers,
         )
 
+    def _notes(self) -> list[str]:
+        """Return what compiled code kept from being seen."""
+        notes = []
+        if self._compiled.inside:
+            notes.append(
+                "the model is compiled, or a part of it: functional layers were not looked at, nor "
+                "anything inside compiled code"
+            )
+        elif self._objects.function:
+            notes.append(
+                "functional layers were not looked at: a function is compiled in this process, "
+                f"{self._objects.function}(), which would be compiled anew if the model calls it"
+            )
+        if self._objects.runs_optimizer:
+            notes.append("updates were not seen: the step of an optimizer is compiled")
+        return notes
+
     def _is_unscaled(self) -> bool:
         """Whether the scaler has taken its scale off gradients that no optimizer took."""
         if self._scaler is None or self._scale.factor == 1.0:
@@ -209,17 +235,13 @@ class PassiveStep:
         layers: dict[str, LayerRecord] = records
         if recorder.reader.ledger.has_queued:  # what waits on a device is tensors
             layers = dict(records)
-        notes = [*recorder.notes]
-        if self._hooks.passes >= MOST_PASSES:
-            notes.append(f"only the first {MOST_PASSES} forward passes of the step were watched")
         return Observation(
             layers=layers,
             model_type=recorder.layers[""].type_name,
             loss=None if value is None else float(value),
             backward=self._hooks.saw_backward,
             samples=self._samples,
-            notes=tuple(notes),
+            notes=(*recorder.notes, *self._notes()),
             errors=tuple(recorder.errors),
             loss_calls=tuple(recorder.loss_calls.settled),
-            sample_deviation=recorder.sample_deviation,
         )

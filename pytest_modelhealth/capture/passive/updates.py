@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
@@ -22,6 +23,9 @@ from pytest_modelhealth.statistics import Entry, Ledger
 _COPIED = frozenset({Tensor, nn.Parameter})
 
 
+OnStep = Callable[[list[int], Optimizer, bool], None]
+
+
 class OptimizerSteps:
     """Sees the steps of every optimizer that holds one of a model's parameters.
 
@@ -31,7 +35,8 @@ class OptimizerSteps:
     Args:
         parameters: those of the model by id, each with whether its update is to be seen.
         ledger: reads the differences.
-        on_step: told of the ids of the parameters, and the optimizer, when a step begins.
+        on_step: told of the ids of the parameters, the optimizer and whether its step is over, when
+            a step begins and when it ends.
         on_error: told of errors of ours.
 
     Attributes:
@@ -43,16 +48,16 @@ class OptimizerSteps:
         self,
         parameters: Mapping[int, tuple[Tensor, bool]],
         ledger: Ledger,
-        on_step: Callable[[list[int], Optimizer], None],
+        on_step: OnStep,
         on_error: Callable[[Exception], None],
     ) -> None:
         self.updates: dict[int, Entry] = {}
         self.count = 0
         self._parameters = parameters
         self._ledger = ledger
-        self._on_step: Callable[[list[int], Optimizer], None] | None = on_step
+        self._on_step: OnStep | None = on_step
         self._on_error: Callable[[Exception], None] | None = on_error
-        self._copies: dict[int, tuple[list[int], list[Tensor]]] = {}
+        self._open: dict[int, _Begun] = {}
         self._handles: list[RemovableHandle] = []
         self._thread = get_ident()
 
@@ -66,7 +71,7 @@ class OptimizerSteps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._copies.clear()
+        self._open.clear()
         self._on_step = self._on_error = None
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -79,11 +84,11 @@ class OptimizerSteps:
             self._fail(error)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_compiling() or id(optimizer) not in self._copies:
+        if is_compiling() or id(optimizer) not in self._open:
             return
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                self._end(*self._copies.pop(id(optimizer)))
+                self._end(optimizer, self._open.pop(id(optimizer)))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
@@ -94,28 +99,45 @@ class OptimizerSteps:
         held = [id(p) for p in _parameters_of(optimizer) if id(p) in self._parameters]
         if not held:
             return
+        begun = self._open[id(optimizer)] = _Begun(held)
         self.count += 1
         if self._on_step is not None:
-            self._on_step(held, optimizer)
-        numbers, copies = [], []
+            self._on_step(held, optimizer, False)
         for number in held:
             parameter, is_wanted = self._parameters[number]
             if is_wanted and _can_be_copied(parameter):
-                numbers.append(number)
-                copies.append(parameter.detach().clone())
-        self._copies[id(optimizer)] = numbers, copies
+                begun.copied.append(number)
+                begun.copies.append(parameter.detach().clone())
 
-    def _end(self, numbers: list[int], copies: list[Tensor]) -> None:
-        if not numbers:
+    def _end(self, optimizer: Optimizer, begun: _Begun) -> None:
+        if self._on_step is not None:
+            self._on_step(begun.held, optimizer, True)
+        if not begun.copies:
             return
-        torch._foreach_sub_(copies, [self._parameters[number][0].detach() for number in numbers])
-        found = self._ledger.add_many(copies)
-        for number, difference, entry in zip(numbers, copies, found, strict=True):
-            self.updates[number] = entry or self._ledger.add(difference)
+        now = [self._parameters[number][0].detach() for number in begun.copied]
+        torch._foreach_sub_(begun.copies, now)
+        found = self._ledger.add_many(begun.copies)
+        for number, change, entry in zip(begun.copied, begun.copies, found, strict=True):
+            self.updates[number] = entry or self._ledger.add(change)
 
     def _fail(self, error: Exception) -> None:
         if self._on_error is not None:
             self._on_error(error)
+
+
+@dataclass
+class _Begun:
+    """A step of an optimizer that is not over.
+
+    Args:
+        held: ids of the model's parameters that the optimizer has.
+        copied: of those, which were copied.
+        copies: the copies.
+    """
+
+    held: list[int]
+    copied: list[int] = field(default_factory=list)
+    copies: list[Tensor] = field(default_factory=list)
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterable[Any]:

@@ -6,6 +6,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,6 +47,7 @@ class TrainingMonitor:
         history: the watched steps as arrays.
         observers: called with each new `StepRow`, in order, when the step is in the history and in
             the files.
+        unfinished: the step that an exception ended, if it was watched; ``None`` otherwise.
 
     Raises:
         InspectionError: an argument is of a wrong type.
@@ -78,10 +80,10 @@ class TrainingMonitor:
             self._files.append(JsonLines(_path(json, "json"), names))
         if csv is not None and json is not None and self._files[0].path == self._files[1].path:
             raise InspectionError(f"csv and json are the same file, {str(csv)!r}: give two")
+        self.unfinished: StepRow | None = None
         self._watch = PassiveWatch(model, selection, scaler)
         self._state = "new"
         self._last: int | None = None
-        self._stride = 1
         self._latest: StepRow | None = None
         self._latest_seen: WatchedStep | None = None
         self._report: HealthReport | None = None
@@ -97,7 +99,19 @@ class TrainingMonitor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            if error is not None:
+                self._take_unfinished()
+        finally:
+            self.close()
+
+    def _take_unfinished(self) -> None:
+        """Keep what was seen of the step that an exception ended."""
+        with suppress(Exception):  # the user's exception is what matters
+            if self._watch.is_on:
+                seen = self._watch.end()
+                number = 0 if self._last is None else self._last + 1
+                self.unfinished = row_of(number, seen) if seen.passes else None
 
     def start(self) -> Self:
         """Begin to watch: what entering the context does, for loops that cannot be put into one.
@@ -144,19 +158,34 @@ class TrainingMonitor:
                 before, or the loss is no scalar.
         """
         number = self._number(step)
-        row = None
-        if self._watch.is_on:
-            value = _scalar(loss)
-            seen = self._watch.end(value)
-            self._stride = number - (number - 1 if self._last is None else self._last)
-            row = self._take(number, seen)
-        elif self._last is not None:
-            self._stride = number - self._last
-        self._last = number
-        if (number + self._stride) // self.every != number // self.every:
-            self._watch.begin()
+        seen = self._end_watching(number, _scalar(loss)) if self._watch.is_on else None
+        self._advance(number)
+        row = None if seen is None else self._take(number, seen)
         if row is not None:
             self._tell(row)
+
+    def _end_watching(self, number: int, loss: Tensor | float | None) -> WatchedStep | None:
+        try:
+            return self._watch.end(loss)
+        except Exception as error:  # noqa: BLE001 - ours
+            self._warn_of_loss(number, error)
+            return None
+
+    def _warn_of_loss(self, number: int, error: Exception) -> None:
+        """Say that an error of ours cost a step's numbers: it does not end the training."""
+        warnings.warn(
+            f"step {number} is lost to the monitor, by an error in pytest-modelhealth: "
+            f"{type(error).__name__}: {error}",
+            ModelHealthWarning,
+            stacklevel=4,
+        )
+
+    def _advance(self, number: int) -> None:
+        """Watch the next step if it is to be watched, as far as its number can be guessed."""
+        stride = 1 if self._last is None else number - self._last
+        self._last = number
+        if (number + stride) // self.every != number // self.every:
+            self._watch.begin()
 
     def _number(self, step: object) -> int:
         if self._state != "started":
@@ -177,10 +206,14 @@ class TrainingMonitor:
             )
         return number
 
-    def _take(self, number: int, seen: WatchedStep) -> StepRow:
+    def _take(self, number: int, seen: WatchedStep) -> StepRow | None:
         if self._latest is None:
             self._check_first(number, seen)
-        row = row_of(number, seen)
+        try:
+            row = row_of(number, seen)
+        except Exception as error:  # noqa: BLE001 - ours
+            self._warn_of_loss(number, error)
+            return None
         self._latest, self._latest_seen, self._report = row, seen, None
         return row
 
