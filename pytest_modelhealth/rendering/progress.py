@@ -18,6 +18,9 @@ BAND = (1e-4, 1e-2)
 MOST_DEAD = 0.5
 """A layer with a larger part of its units dead is remarked on."""
 
+_SLOW = 5
+"""Rank of a layer that hardly moves, as all do at the end of a schedule."""
+
 _NAME_WIDTH = 40
 
 
@@ -27,7 +30,8 @@ class Remark(NamedTuple):
     Args:
         rank: how grave it is, 0 the gravest.
         since: the watched step since which it is so.
-        place: the layer's place in execution order.
+        place: the layer's place in execution order; before all where the first value that is no
+            number came from.
         layer: its name.
         text: what it is.
     """
@@ -55,10 +59,34 @@ def shown(history: History) -> Flags:
     return np.array([layer not in holders for layer in layers], dtype=bool) | owns
 
 
+def in_order(history: History) -> npt.NDArray[np.int64]:
+    """Return the places of the layers as they are shown: in execution order.
+
+    A layer whose parameters are used without a call of it stands after the last one that was
+    called of those beside it.
+    """
+    layers = history.layers
+    called: Flags = np.any(np.isfinite(history["activation_mean"]), axis=0)
+    beside: dict[str, int] = {}
+    for place in np.flatnonzero(called):
+        parent = layers[place]
+        beside.setdefault(parent, int(place))
+        while parent:
+            parent = parent.rpartition(".")[0]
+            beside[parent] = int(place)
+    parents = [layer.rpartition(".")[0] for layer in layers]
+    after = [
+        place if called[place] or not parents[place] else beside.get(parents[place], len(layers))
+        for place in range(len(layers))
+    ]
+    return np.lexsort(np.array([np.arange(len(layers)), ~called, after]))
+
+
 def nonfinite(history: History) -> Flags:
     """Return in which steps which layers had a value that is no number, shape ``(n, layers)``."""
     kinds = ("activation", "gradient", "parameter", "parameter_gradient")
-    return np.any([history[f"{kind}_nonfinite"] > 0 for kind in kinds], axis=0)
+    flags: Flags = np.any([history[f"{kind}_nonfinite"] > 0 for kind in kinds], axis=0)
+    return flags
 
 
 def remarks(history: History) -> list[Remark]:
@@ -72,17 +100,19 @@ def remarks(history: History) -> list[Remark]:
         (dead >= 1, "all units dead"),
         (dead > MOST_DEAD, "{dead} of the units dead"),
         (gradient == 0, "gradient zero"),
-        (ratio > BAND[1], "update ratio {ratio}, above 1e-2"),
-        ((ratio < BAND[0]) & (ratio > 0), "update ratio {ratio}, below 1e-4"),
+        (ratio > 10 * BAND[1], "update ratio {ratio}, usual is up to 1e-2"),
+        ((ratio < BAND[0] / 10) & (ratio > 0), "update ratio {ratio}, usual is from 1e-4"),
     )
     found: dict[str, Remark] = {}
-    are_shown, steps = shown(history), history.steps
+    are_shown, steps, first = shown(history), history.steps, history.first_origin
     for rank, (flags, text) in enumerate(states):
         for place in np.flatnonzero(flags[-1] & are_shown):
             layer = history.layers[place]
             said = text.format(dead=percent(dead[-1, place]), ratio=number(ratio[-1, place]))
             since = int(steps[_start_of_last_run(flags[:, place])])
-            found.setdefault(layer, Remark(rank, since, int(place), layer, said))
+            is_origin = rank == 0 and first is not None and first[1].layer == layer
+            order = -1 if is_origin else int(place)
+            found.setdefault(layer, Remark(rank, since, order, layer, said))
     return sorted(found.values())
 
 
@@ -103,7 +133,8 @@ def headline(history: History) -> str:
         is_nan = np.isnan(loss[-1]) and history.first_origin is not None
         parts.append(f"loss {number(given[0])} to {number(loss[-1] if is_nan else given[-1])}")
     found = remarks(history)
-    parts.append(f"worst: {found[0]}" if found else "no layer stands out")
+    is_grave = bool(found) and found[0].rank < _SLOW
+    parts.append(f"worst: {found[0]}" if is_grave else "no layer stands out")
     if history.first_origin is not None:
         step, origin = history.first_origin
         parts.append(f"step {step}: {printable(str(origin))}")

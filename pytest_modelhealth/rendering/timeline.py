@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from pytest_modelhealth.rendering.figure import (
@@ -35,6 +36,8 @@ WIDTH = 11.0
 
 MOST_EVENTS = 8
 """Events that are written out below a figure."""
+
+_MOST_CROSSES = 60
 
 _NEAR = 0.02
 """Events nearer to each other, as a part of the axis, share a number."""
@@ -81,7 +84,7 @@ def step_edges(steps: npt.NDArray[np.int64]) -> Reals:
 
 
 def draw_loss(axes: Axes, history: History) -> None:
-    """Draw the loss over steps, on a log scale where it falls far; a cross where it is no number."""
+    """Draw the loss over steps, on a log scale where it falls far, and crosses for NaN."""
     steps, loss = history.steps, history.loss
     is_usual = np.isfinite(loss)
     set_subtitle(axes, "loss")
@@ -104,14 +107,20 @@ def history_is_nan(history: History) -> Flags:
     return np.full(len(history), bool(given.any())) & ~given
 
 
-def draw_line(axes: Axes, steps: npt.NDArray[np.int64], values: Reals, **look: object) -> None:
+def draw_line(axes: Axes, steps: npt.NDArray[np.int64], values: Reals, **look: Any) -> None:
     """Draw a line over steps, on a log scale where its values reach over two decades."""
     usual = values[np.isfinite(values)]
     positive = usual[usual > 0]
     if len(positive) and len(positive) == len(usual) and positive.max() > 100 * positive.min():
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     alone = "o" if len(usual) == 1 else None
-    given = {"color": INK, "linewidth": 1.2, "marker": alone, "markersize": 3} | look
+    given: dict[str, Any] = {
+        "color": INK,
+        "linewidth": 1.2,
+        "marker": alone,
+        "markersize": 3,
+    } | look
     axes.plot(steps, np.where(np.isfinite(values), values, np.nan), **given)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
 
@@ -119,6 +128,7 @@ def draw_line(axes: Axes, steps: npt.NDArray[np.int64], values: Reals, **look: o
 def draw_crosses(axes: Axes, steps: Iterable[int], label: str) -> None:
     """Mark steps at the top of a panel where there is no number to draw."""
     at = list(steps)
+    at = at[:: max(1, len(at) // _MOST_CROSSES)]
     place = blended_transform_factory(axes.transData, axes.transAxes)
     axes.plot(
         at, [0.93] * len(at), "x", color=ALARM, markersize=4.5, transform=place,
@@ -137,7 +147,7 @@ def draw_events(figure: Figure, panels: Sequence[Axes], events: Sequence[Event])
     left, right = panels[0].get_xlim()
     place = blended_transform_factory(panels[0].transData, panels[0].transAxes)
     for step in dict.fromkeys(event.step for event in events):
-        for axes in panels:
+        for axes in (axes for axes in panels if axes.axison):
             axes.axvline(step, color=ALARM, linewidth=0.9, linestyle=(0, (4, 2)), zorder=3.5)
     for group in _near_each_other(events, (right - left) * _NEAR):
         first, last = group[0] + 1, group[-1] + 1

@@ -23,7 +23,7 @@ from pytest_modelhealth.rendering.figure import (
     set_subtitle,
 )
 from pytest_modelhealth.rendering.notation import abbreviate, plural, shorten
-from pytest_modelhealth.rendering.progress import BAND, MOST_DEAD, layer_label, shown
+from pytest_modelhealth.rendering.progress import BAND, MOST_DEAD, in_order, layer_label, shown
 from pytest_modelhealth.rendering.timeline import (
     Flags,
     Reals,
@@ -40,7 +40,7 @@ from pytest_modelhealth.training.monitoring.history import History
 MOST_ROWS = 120
 """Rows of a heat map; of more layers, those of a container are put together."""
 
-MOST_COLUMNS = 500
+MOST_COLUMNS = 800
 """Columns of a heat map; of more steps, neighbours are put together."""
 
 NONFINITE, MISSING, ZERO = "#ff00a8", "#c9ccd1", "#000000"
@@ -48,7 +48,7 @@ NONFINITE, MISSING, ZERO = "#ff00a8", "#c9ccd1", "#000000"
 _ROW, _NAME = 0.17, 0.145
 """Inches of a row, and of the name of one."""
 
-_LEAST, _MOST = 0.75, 4.6
+_LEAST, _MOST = 0.6, 3.6
 """Inches of a heat map."""
 
 _DECADES = 12
@@ -68,19 +68,27 @@ def plot_training(history: History, events: Iterable[tuple[int, str, str]] = ())
     """
     listed = sorted_events(events)
     maps = [_fold(each) for each in (_gradients(history), _dead(history), _updates(history))]
-    drawn = [each for each in maps if each.names]
-    heights = [1.1, *(min(_MOST, max(_LEAST, _ROW * len(each.names))) for each in drawn)]
+    drawn = [each for each in maps if each.names or not each.is_log]
+    heights = [1.1, *(_height(each) for each in drawn)]
     name = shorten(drawable(history.model_type), NAME_WIDTH)
     figure, panels, sides = new_timeline(history, f"training of {name}", heights)
     draw_loss(panels[0], history)
     set_subtitle(panels[0], f"{subtitle(history)}\n\nloss")
     edges = step_edges(history.steps)
     for axes, side, each, height in zip(panels[1:], sides[1:], drawn, heights[1:], strict=True):
+        if not each.names:
+            set_subtitle(axes, each.title)
+            axes.set_axis_off()
+            continue
         _draw(axes, side, each, edges)
         _name_rows(axes, each, height, {event.layer for event in listed})
         _ring(axes, each, listed)
     draw_events(figure, panels, listed)
     return figure
+
+
+def _height(each: _Map) -> float:
+    return min(_MOST, max(_LEAST, _ROW * len(each.names))) if each.names else 0.1
 
 
 @dataclass(frozen=True)
@@ -114,11 +122,10 @@ class _Map:
     every: int = 1
 
 
-def _map(
-    history: History, title: str, values: Reals, bad: Flags, rows: Flags, **rest: Any
-) -> _Map:
+def _map(history: History, title: str, values: Reals, bad: Flags, rows: Flags, **rest: Any) -> _Map:
     """Return the heat map of those layers that have something to show."""
-    at = np.flatnonzero(rows & (np.isfinite(values) | bad).any(axis=0))
+    at = in_order(history)
+    at = at[(rows & (np.isfinite(values) | bad).any(axis=0))[at]]
     chosen = [history.layers[place] for place in at]
     values = np.where(np.isinf(values), np.nan, values)[:, at].T
     return _Map(
@@ -161,13 +168,15 @@ def _gradients(history: History) -> _Map:
 
 def _dead(history: History) -> _Map:
     values = history["dead_fraction"]
-    bad = history["activation_nonfinite"] > 0
-    with np.errstate(invalid="ignore"):
-        is_sparse = (history["zero_fraction"] > 0.05).any(axis=0) | (values > 0).any(axis=0)
+    bad = (history["activation_nonfinite"] > 0) & np.isfinite(values)
+    rows = shown(history) & np.isfinite(values).any(axis=0)
+    ever = rows & ((values > 0) | bad).any(axis=0)
+    none = int(rows.sum() - ever.sum())
+    title = "dead units, part of all"
+    if none:
+        title += f" ({plural(none, 'further layer' if ever.any() else 'layer')} never had one)"
     return _map(
-        history, "dead units, part of all", values, bad & np.isfinite(values),
-        shown(history) & is_sparse & np.isfinite(values).any(axis=0),
-        colors=_DEAD, limits=(0.0, 1.0), is_log=False,
+        history, title, values, bad, ever, colors=_DEAD, limits=(0.0, 1.0), is_log=False
     )  # fmt: skip
 
 
@@ -184,8 +193,7 @@ def _updates(history: History) -> _Map:
 
 def _colors(name: str, *stops: tuple[float, str]) -> Colormap:
     made = LinearSegmentedColormap.from_list(name, list(stops), N=256)
-    made.set_extremes(bad=MISSING, under=ZERO, over=NONFINITE)
-    return made
+    return made.with_extremes(bad=MISSING, under=ZERO, over=NONFINITE)
 
 
 _GRADIENTS = _colors(
@@ -272,7 +280,7 @@ def _draw(axes: Axes, side: Axes, each: _Map, edges: Reals) -> None:
     set_subtitle(axes, each.title + put)
     _key(axes, each)
     side.set_axis_on()
-    bar = axes.figure.colorbar(mesh, cax=side, extend="neither")  # type: ignore[attr-defined]
+    bar = axes.figure.colorbar(mesh, cax=side, extend="neither")
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=INK, labelsize=8, length=2)
     if each.is_log:
@@ -286,10 +294,10 @@ def _draw(axes: Axes, side: Axes, each: _Map, edges: Reals) -> None:
 
 def _key(axes: Axes, each: _Map) -> None:
     """Say what the colours mean that are not on the scale, of those that occur."""
-    is_missing = np.isnan(each.values) & ~each.bad
+    is_missing, is_zero = np.isnan(each.values) & ~each.bad, (each.values == 0) & ~each.bad
     found = {
         "not finite": (NONFINITE, each.bad.any()),
-        "zero": (ZERO, each.is_log and (each.values == 0).any()),
+        "zero": (ZERO, each.is_log and is_zero.any()),
         "not seen": (MISSING, is_missing.any()),
     }
     if each.band:
@@ -318,7 +326,11 @@ def _name_rows(axes: Axes, each: _Map, height: float, marked: set[str]) -> None:
     step = max(1, math.ceil(rows * _NAME / height))
     groups = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
     named = [max(group, key=lambda row: (is_marked[row], bool(wrong[row]))) for group in groups]
-    named = [row for row, after in zip(named, [*named[1:], None], strict=True) if _apart(row, after, step)]
+    named = [
+        row
+        for row, after in zip(named, [*named[1:], None], strict=True)
+        if _apart(row, after, step)
+    ]
     names = [abbreviate(drawable(each.names[row]), NAME_WIDTH) for row in named]
     axes.set_yticks(named, labels=names, parse_math=False, fontsize=7.5)
     for row, label in zip(named, axes.get_yticklabels(), strict=True):

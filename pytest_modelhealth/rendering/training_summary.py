@@ -40,6 +40,8 @@ def summary(history: History, k: int = 10) -> str:
     for layer in listed[:k]:
         at = history.layers.index(layer)
         cells = [form(_or_none(history[name][-1, at])) for name, form in _COLUMNS.values()]
+        if history["parameter_gradient_nonfinite"][-1, at] > 0:
+            cells[0] = "NaN/inf"
         remark = found.get(layer)
         note = f"{remark.text} since step {remark.since}" if remark else ""
         rows.append([layer_label(layer), *cells, note])
