@@ -95,7 +95,7 @@ def draw_loss(axes: Axes, history: History) -> None:
             ha="center", color=INK, fontsize=9,
         )  # fmt: skip
     else:
-        draw_line(axes, steps, loss)
+        draw_line(axes, steps, np.clip(loss, -1e150, 1e150))
     bad = steps[np.isinf(loss) | (np.isnan(loss) & history_is_nan(history))]
     if len(bad):
         draw_crosses(axes, bad, "loss: NaN or inf")

@@ -38,6 +38,8 @@ _USUAL = "#dff0d8"
 _LINE, _HISTOGRAM = 1.15, 2.0
 """Inches of a panel of lines and of one of histograms."""
 
+_LARGEST = 1e150
+
 _SMALLEST = -4
 """Power of ten of the smallest part of the values that has a colour."""
 
@@ -89,6 +91,8 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
     for part in values[_PARTS].values():
         part[has_bad_values] = math.nan
     values[_PARTS] = {n: part for n, part in values[_PARTS].items() if (part > 0).any()}
+    for lines in values.values():
+        lines |= {name: _drawable(line) for name, line in lines.items()}
     is_bad = nonfinite(history)[:, history.layers.index(layer)]
     for line in (values[_GRADIENT] | values[_SCALE]).values():
         line[is_bad & (line == 0)] = math.nan  # of no finite value
@@ -122,6 +126,11 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
     return figure
 
 
+def _drawable(line: Reals) -> Reals:
+    """Return the finite values, none so large that matplotlib would overflow."""
+    return np.where(np.isfinite(line), np.clip(line, -_LARGEST, _LARGEST), math.nan)
+
+
 def _draw(axes: Axes, history: History, panel: str, values: dict[str, Reals]) -> None:
     set_subtitle(axes, panel)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
@@ -136,7 +145,7 @@ def _draw(axes: Axes, history: History, panel: str, values: dict[str, Reals]) ->
     for name, label, color in _PANELS[panel]:
         if name not in values:
             continue
-        line = np.where(np.isfinite(values[name]), values[name], math.nan)
+        line = values[name]
         zero = steps[line == 0] if is_log else steps[:0]
         axes.plot(
             steps, np.where(line > 0, line, math.nan) if is_log else line,
@@ -220,7 +229,7 @@ def _draw_histograms(
     bar.set_ticks(list(range(_SMALLEST, 1)))
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=INK, labelsize=8, length=2)
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"{100 * 10**power:g}%"))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"{100 * 10.0**power:g}%"))
 
 
 def _borders(keep: list[int], middle: int) -> list[tuple[float, str]]:
