@@ -262,6 +262,7 @@ class Inspector:
         json: str | os.PathLike[str] | None = None,
         scaler: GradScaler | None = None,
         keep: int = 1024,
+        histograms: bool = False,
     ) -> TrainingMonitor:
         """Return a monitor of the user's own training loop.
 
@@ -276,6 +277,8 @@ class Inspector:
             scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
                 without its scale.
             keep: the most watched steps that ``monitor.history`` holds; of more, every second one.
+            histograms: whether it holds histograms of activations and their gradients, too, for
+                ``monitor.plot_layer``: 164 bytes for each step and layer.
 
         Raises:
             InspectionError: an argument is of a wrong type, or the model is none that a loop can
@@ -295,6 +298,8 @@ class Inspector:
             json=json,
             scaler=scaler,
             keep=keep,
+            histograms=histograms,
+            renderer=renderer,
         )
 
     def _report_of(self, observation: Observation) -> HealthReport:

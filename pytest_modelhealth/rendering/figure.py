@@ -43,12 +43,17 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     height = min(height, 1.6 + 0.24 * MOST_NAMES)
     figure = HealthFigure(figsize=(width, height), layout="constrained", facecolor="white")
     axes = figure.add_subplot(facecolor="white")
+    set_style(axes)
+    return figure, axes
+
+
+def set_style(axes: Axes) -> None:
+    """Give axes the ticks and spines of all figures."""
     axes.set_axisbelow(True)
     axes.tick_params(colors=INK, labelsize=8.5, length=3)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(INK)
-    return figure, axes
 
 
 def set_title(figure: Figure, text: str) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_modelhealth.errors import LayerNotFoundError, suggest_layer
+from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest, suggest_layer
+from pytest_modelhealth.report.asked import Renderer
+from pytest_modelhealth.training.monitoring.bins import BINNED, BINS, Fractions
+from pytest_modelhealth.training.monitoring.origin import Origin
 from pytest_modelhealth.training.monitoring.row import (
     STATISTICS,
     Reals,
     StepRow,
     require_statistic,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SCALARS = ("loss", "gradient_norm", "update_ratio")
 
@@ -26,10 +35,24 @@ class History:
 
     Args:
         keep: the most that are kept.
+        histograms: whether histograms of rows are kept, too: for each step and layer 164 bytes.
+        renderer: what draws it.
+        model_type: name of the model's class.
     """
 
-    def __init__(self, keep: int) -> None:
+    def __init__(
+        self,
+        keep: int,
+        *,
+        histograms: bool = False,
+        renderer: Renderer | None = None,
+        model_type: str = "the model",
+    ) -> None:
         self.keep = keep
+        self.model_type = model_type
+        self.first_origin: tuple[int, Origin] | None = None
+        """The first watched step that had a value that is no number, and where it came from."""
+        self._renderer = renderer
         self.stride = 1
         """One in so many watched steps is kept."""
         self._seen = 0
@@ -39,6 +62,8 @@ class History:
         self._steps = np.zeros(0, dtype=np.int64)
         self._scalars = np.zeros((0, len(_SCALARS)))
         self._values = np.zeros((0, len(STATISTICS), 0))
+        roles = len(BINNED) if histograms else 0
+        self._histograms = np.zeros((0, 0, roles, BINS), dtype=np.float16)
 
     def __len__(self) -> int:
         return self._count
@@ -80,14 +105,112 @@ class History:
         values = self._values[: self._count, STATISTICS.index(statistic)]
         if layer is None:
             return values.copy()
+        return values[:, self._column(layer)].copy()
+
+    @property
+    def watched(self) -> int:
+        """How many steps were watched, those dropped since included."""
+        return self._seen
+
+    @property
+    def has_histograms(self) -> bool:
+        """Whether histograms are kept."""
+        return bool(self._histograms.shape[2])
+
+    def histograms(self, layer: str, role: str = "activations") -> Fractions:
+        """Return a layer's histograms, shape ``(n, bins)``: which part of the values each bin has.
+
+        The bins are those of powers of four of either sign, with one for zeros in the middle
+        (`bins.EDGES`). NaN where nothing was seen.
+
+        Raises:
+            LayerNotFoundError: there is no such layer.
+            InspectionError: no histograms are kept, or none of this role.
+        """
+        if not self.has_histograms:
+            raise InspectionError(
+                "no histograms were kept: ask for them, inspector.monitor(histograms=True)"
+            )
+        if role not in BINNED:
+            raise InspectionError(f"no histograms of {role!r} are kept{suggest(role, BINNED)}")
+        kept = self._histograms[: self._count, self._column(layer), BINNED.index(role)]
+        return kept.copy()
+
+    def _column(self, layer: str) -> int:
         if layer not in self._columns:
             raise LayerNotFoundError(
                 f"no layer {layer!r} was seen{suggest_layer(layer, self._columns)}"
             )
-        return values[:, self._columns[layer]].copy()
+        return self._columns[layer]
+
+    # How it is shown.
+
+    def plot(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        events: Iterable[tuple[int, str, str]] = (),
+    ) -> Figure:
+        """Return a figure of the training: the loss, below it all layers through time.
+
+        Args:
+            path: a file to save it to.
+            events: what went wrong, each a step, a layer and a text (`Event`): these are marked.
+
+        Raises:
+            InspectionError: no step was watched yet, or `path` is no path.
+            OSError: the file cannot be written.
+        """
+        return self._drawn("training", "plot_training", path, events)
+
+    def plot_layer(
+        self,
+        layer: str,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        events: Iterable[tuple[int, str, str]] = (),
+    ) -> Figure:
+        """Return a figure of one layer through time, with its histograms where they are kept.
+
+        Args:
+            layer: its name.
+            path: a file to save it to.
+            events: what went wrong; that of this layer is marked.
+
+        Raises:
+            LayerNotFoundError: there is no such layer.
+            InspectionError: no step was watched yet, or `path` is no path.
+            OSError: the file cannot be written.
+        """
+        return self._drawn("training_layer", "plot_layer", path, layer, events)
+
+    def summary(self, k: int = 10) -> str:
+        """Return the training as text: a line on all of it, and the `k` layers to look at first."""
+        text: str = self._shown("training_summary", "summary", k)
+        return text
+
+    def _drawn(self, form: str, function: str, path: Any, *args: Any) -> Figure:
+        if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
+            raise InspectionError(
+                "a figure is saved to the path of a file, such as 'training.png', not to "
+                f"{path!r} ({type(path).__name__})"
+            )
+        if not self._count:
+            raise InspectionError("no step was watched yet: step_end() ends the first one")
+        figure: Figure = self._shown(form, function, *args)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def _shown(self, form: str, function: str, *args: Any) -> Any:
+        if self._renderer is None:
+            raise InspectionError("this history was made without a renderer: it cannot be shown")
+        return self._renderer(form, function)(self, *args)
 
     def add(self, row: StepRow) -> None:
         """Take a watched step."""
+        if self.first_origin is None and row.origin is not None:
+            self.first_origin = row.step, row.origin
         self._add_columns(row)
         if not self._latest_stays:
             self._count -= 1
@@ -103,6 +226,9 @@ class History:
         self._values[at] = math.nan
         for index, statistic in enumerate(STATISTICS):
             self._values[at, index, where] = row.values[statistic]
+        self._histograms[at] = math.nan
+        if self.has_histograms and row.histograms:
+            self._histograms[at][where] = np.stack([row.histograms[r] for r in BINNED], axis=1)
         self._latest_stays = self._seen % self.stride == 0
         self._seen += 1
         self._count += 1
@@ -118,11 +244,14 @@ class History:
             self._values = np.pad(
                 self._values, ((0, 0), (0, 0), (0, missing)), constant_values=math.nan
             )
+            self._histograms = np.pad(
+                self._histograms, ((0, 0), (0, missing), (0, 0), (0, 0)), constant_values=math.nan
+            )
 
     def _thin(self) -> None:
         """Drop every second step."""
         kept = (self._count + 1) // 2
-        for table in (self._steps, self._scalars, self._values):
+        for table in (self._steps, self._scalars, self._values, self._histograms):
             table[:kept] = table[: self._count : 2].copy()
         self._count = kept
         self.stride *= 2
@@ -136,3 +265,4 @@ class History:
         self._steps = np.pad(self._steps, (0, more))
         self._scalars = np.pad(self._scalars, ((0, more), (0, 0)))
         self._values = np.pad(self._values, ((0, more), (0, 0), (0, 0)))
+        self._histograms = np.pad(self._histograms, ((0, more), (0, 0), (0, 0), (0, 0)))

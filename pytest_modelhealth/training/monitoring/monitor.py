@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import operator
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,9 +20,13 @@ from pytest_modelhealth.capture.passive.watch import PassiveWatch
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
 from pytest_modelhealth.report import HealthReport, Observation
+from pytest_modelhealth.report.asked import Renderer
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
 from pytest_modelhealth.training.monitoring.row import StepRow, require_statistic, row_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Observer = Callable[[StepRow], object]
 MakeReport = Callable[[Observation], HealthReport]
@@ -42,6 +47,8 @@ class TrainingMonitor:
         csv, json: files to write a line to for each watched step.
         scaler: the gradient scaler of the training.
         keep: the most watched steps that the history holds.
+        histograms: whether the history holds histograms of activations and their gradients.
+        renderer: what shows the history.
 
     Attributes:
         history: the watched steps as arrays.
@@ -64,9 +71,18 @@ class TrainingMonitor:
         json: Path | None = None,
         scaler: Any = None,
         keep: int = 1024,
+        histograms: bool = False,
+        renderer: Renderer | None = None,
     ) -> None:
         self.every = _whole(every, "every", 1)
-        self.history = History(_whole(keep, "keep", 2))
+        if not isinstance(histograms, bool):
+            raise InspectionError(f"histograms must be True or False, not {histograms!r}")
+        self.history = History(
+            _whole(keep, "keep", 2),
+            histograms=histograms,
+            renderer=renderer,
+            model_type=type(model).__name__,
+        )
         self.observers: list[Observer] = []
         LossScale.of(scaler)
         self._model = model
@@ -210,7 +226,7 @@ class TrainingMonitor:
         if self._latest is None:
             self._check_first(number, seen)
         try:
-            row = row_of(number, seen)
+            row = row_of(number, seen, histograms=self.history.has_histograms)
         except Exception as error:  # noqa: BLE001 - ours
             self._warn_of_loss(number, error)
             return None
@@ -288,10 +304,29 @@ class TrainingMonitor:
         ranked = [(row.layers[at], float(values[at])) for at in order if values[at] == values[at]]
         return [found for found in ranked if containers or found[0] not in holders][:most]
 
+    # How it is shown.
+
+    def plot(
+        self, path: Path | None = None, *, events: Iterable[tuple[int, str, str]] = ()
+    ) -> Figure:
+        """Return a figure of the training so far: `History.plot`."""
+        return self.history.plot(path, events=events)
+
+    def plot_layer(
+        self, layer: str, path: Path | None = None, *, events: Iterable[tuple[int, str, str]] = ()
+    ) -> Figure:
+        """Return a figure of one layer through time: `History.plot_layer`."""
+        return self.history.plot_layer(layer, path, events=events)
+
+    def summary(self, k: int = 10) -> str:
+        """Return a line on the training so far, and the `k` layers to look at first, as text."""
+        return self.history.summary(_whole(k, "k", 1))
+
     def __str__(self) -> str:
-        if self._latest is None:
-            return f"monitor of {type(self._model).__name__}: no step was watched yet"
-        return str(self._latest)
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.summary())}</pre>"
 
 
 def _whole(value: object, name: str, least: int) -> int:

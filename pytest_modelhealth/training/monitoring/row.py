@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.errors import LayerNotFoundError, UnknownNameError, suggest, suggest_layer
 from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.training.monitoring.bins import BINNED, BINS, Fractions, binned
 from pytest_modelhealth.training.monitoring.origin import Origin, origin_of
 
 Reals = npt.NDArray[np.float64]
@@ -64,6 +65,7 @@ class StepRow:
         passes: how many forward passes the step had.
         optimizer_steps: how many steps optimizers made in it; none where a gradient scaler skipped
             them, or while gradients are accumulated.
+        histograms: an array over `layers` and bins by role (`bins.BINNED`), where they are kept.
     """
 
     step: int
@@ -76,6 +78,7 @@ class StepRow:
     origin: Origin | None = None
     passes: int = 0
     optimizer_steps: int = 0
+    histograms: Mapping[str, Fractions] = field(default_factory=dict)
 
     def __getitem__(self, key: tuple[str, str]) -> float:
         """Return a layer's statistic: ``row["encoder.0", "gradient_norm"]``.
@@ -121,8 +124,8 @@ def require_statistic(statistic: object) -> None:
         )
 
 
-def row_of(step: int, seen: WatchedStep) -> StepRow:
-    """Return the numbers of a watched step."""
+def row_of(step: int, seen: WatchedStep, *, histograms: bool = False) -> StepRow:
+    """Return the numbers of a watched step, with `histograms` those of its tensors, too."""
     layers = [layer for layer in seen.layers.values() if layer.roles]
     rows = []
     weights: dict[tuple[str, str], Norm] = {}
@@ -160,7 +163,15 @@ def row_of(step: int, seen: WatchedStep) -> StepRow:
         origin=origin_of(layers, seen),
         passes=seen.passes,
         optimizer_steps=seen.optimizer_steps,
+        histograms={role: _binned(layers, role, seen) for role in BINNED} if histograms else {},
     )
+
+
+def _binned(layers: Sequence[Layer], role: str, seen: WatchedStep) -> Fractions:
+    found = [seen.statistics(layer, role) for layer in layers]
+    nothing = np.full(BINS, np.nan, dtype=np.float16)
+    filled = [nothing if tensor is None else binned(tensor) for tensor in found]
+    return np.array(filled, dtype=np.float16).reshape(len(layers), BINS)
 
 
 class Norm(NamedTuple):

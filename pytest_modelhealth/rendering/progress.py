@@ -1,0 +1,141 @@
+"""What there is to say of a training through time: which layers went wrong, and since when."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_modelhealth.rendering.notation import abbreviate, number, percent, plural, printable
+from pytest_modelhealth.training.monitoring.history import History
+
+Flags = npt.NDArray[np.bool_]
+
+BAND = (1e-4, 1e-2)
+"""Update ratios between these are usual; a rule of thumb, not a limit."""
+
+MOST_DEAD = 0.5
+"""A layer with a larger part of its units dead is remarked on."""
+
+_SLOW = 5
+"""Rank of a layer that hardly moves, as all do at the end of a schedule."""
+
+_NAME_WIDTH = 40
+
+
+class Remark(NamedTuple):
+    """What stands out at a layer in the latest watched step.
+
+    Args:
+        rank: how grave it is, 0 the gravest.
+        since: the watched step since which it is so.
+        place: the layer's place in execution order; before all where the first value that is no
+            number came from.
+        layer: its name.
+        text: what it is.
+    """
+
+    rank: int
+    since: int
+    place: int
+    layer: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{layer_label(self.layer)}: {self.text} since step {self.since}"
+
+
+def layer_label(layer: str) -> str:
+    """Return a layer's name as it is shown; the model itself has none."""
+    return abbreviate(printable(layer), _NAME_WIDTH) or "(model)"
+
+
+def shown(history: History) -> Flags:
+    """Return which layers are shown: not those that hold others, unless they own parameters."""
+    layers = history.layers
+    holders = {name.rpartition(".")[0] for name in layers if name}
+    owns = np.isfinite(history["parameter_norm"]).any(axis=0)
+    return np.array([layer not in holders for layer in layers], dtype=bool) | owns
+
+
+def in_order(history: History) -> npt.NDArray[np.int64]:
+    """Return the places of the layers as they are shown: in execution order.
+
+    A layer whose parameters are used without a call of it stands after the last one that was
+    called of those beside it.
+    """
+    layers = history.layers
+    called: Flags = np.any(np.isfinite(history["activation_mean"]), axis=0)
+    beside: dict[str, int] = {}
+    for place in np.flatnonzero(called):
+        parent = layers[place]
+        beside.setdefault(parent, int(place))
+        while parent:
+            parent = parent.rpartition(".")[0]
+            beside[parent] = int(place)
+    parents = [layer.rpartition(".")[0] for layer in layers]
+    after = [
+        place if called[place] or not parents[place] else beside.get(parents[place], len(layers))
+        for place in range(len(layers))
+    ]
+    return np.lexsort(np.array([np.arange(len(layers)), ~called, after]))
+
+
+def nonfinite(history: History) -> Flags:
+    """Return in which steps which layers had a value that is no number, shape ``(n, layers)``."""
+    kinds = ("activation", "gradient", "parameter", "parameter_gradient")
+    flags: Flags = np.any([history[f"{kind}_nonfinite"] > 0 for kind in kinds], axis=0)
+    return flags
+
+
+def remarks(history: History) -> list[Remark]:
+    """Return what stands out at the end of the training, the gravest and earliest first."""
+    if not len(history):
+        return []
+    dead, gradient = history["dead_fraction"], history["parameter_gradient_norm"]
+    ratio = history["update_ratio"]
+    states = (
+        (nonfinite(history), "not finite"),
+        (dead >= 1, "all units dead"),
+        (dead > MOST_DEAD, "{dead} of the units dead"),
+        (gradient == 0, "gradient zero"),
+        (ratio > 10 * BAND[1], "update ratio {ratio}, usual is up to 1e-2"),
+        ((ratio < BAND[0] / 10) & (ratio > 0), "update ratio {ratio}, usual is from 1e-4"),
+    )
+    found: dict[str, Remark] = {}
+    are_shown, steps, first = shown(history), history.steps, history.first_origin
+    for rank, (flags, text) in enumerate(states):
+        for place in np.flatnonzero(flags[-1] & are_shown):
+            layer = history.layers[place]
+            said = text.format(dead=percent(dead[-1, place]), ratio=number(ratio[-1, place]))
+            since = int(steps[_start_of_last_run(flags[:, place])])
+            is_origin = rank == 0 and first is not None and first[1].layer == layer
+            order = -1 if is_origin else int(place)
+            found.setdefault(layer, Remark(rank, since, order, layer, said))
+    return sorted(found.values())
+
+
+def _start_of_last_run(flags: Flags) -> int:
+    """Return where the run of true flags begins that lasts until the end."""
+    false = np.flatnonzero(~flags)
+    return int(false[-1]) + 1 if len(false) else 0
+
+
+def headline(history: History) -> str:
+    """Return one line: how many steps, the loss from where to where, the worst layer."""
+    if not len(history):
+        return f"training of {printable(history.model_type)}: no step was watched yet"
+    steps, loss = history.steps, history.loss
+    parts = [f"{plural(history.watched, 'step')} watched ({steps[0]} to {steps[-1]})"]
+    given = loss[~np.isnan(loss)]
+    if len(given):
+        is_nan = np.isnan(loss[-1]) and history.first_origin is not None
+        parts.append(f"loss {number(given[0])} to {number(loss[-1] if is_nan else given[-1])}")
+    found = remarks(history)
+    is_grave = bool(found) and found[0].rank < _SLOW
+    parts.append(f"worst: {found[0]}" if is_grave else "no layer stands out")
+    if history.first_origin is not None:
+        step, origin = history.first_origin
+        parts.append(f"step {step}: {printable(str(origin))}")
+    return f"training of {printable(history.model_type)}: {'; '.join(parts)}"

@@ -1,0 +1,359 @@
+"""A training in one picture: the loss, and below it all layers through time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from pytest_modelhealth.rendering.figure import (
+    ALARM,
+    INK,
+    NAME_WIDTH,
+    drawable,
+    set_subtitle,
+)
+from pytest_modelhealth.rendering.notation import abbreviate, plural, shorten
+from pytest_modelhealth.rendering.progress import BAND, MOST_DEAD, in_order, layer_label, shown
+from pytest_modelhealth.rendering.timeline import (
+    Flags,
+    Reals,
+    draw_events,
+    draw_loss,
+    new_timeline,
+    sorted_events,
+    step_edges,
+    subtitle,
+)
+from pytest_modelhealth.training.monitoring.event import Event
+from pytest_modelhealth.training.monitoring.history import History
+
+MOST_ROWS = 120
+"""Rows of a heat map; of more layers, those of a container are put together."""
+
+MOST_COLUMNS = 800
+"""Columns of a heat map; of more steps, neighbours are put together."""
+
+NONFINITE, MISSING, ZERO = "#ff00a8", "#c9ccd1", "#000000"
+
+_ROW, _NAME = 0.17, 0.145
+"""Inches of a row, and of the name of one."""
+
+_LEAST, _MOST = 0.6, 3.6
+"""Inches of a heat map."""
+
+_DECADES = 12
+
+
+def plot_training(history: History, events: Iterable[tuple[int, str, str]] = ()) -> Figure:
+    """Return a figure of a training: the loss, gradient norms, dead units and update ratios.
+
+    Layers stand in execution order. A layer that holds others has a row only where it owns
+    parameters. Where rows or columns are put together, the worst of them is shown: what is not
+    finite first, then what is farthest from the rest.
+
+    Args:
+        history: the watched steps; there is at least one.
+        events: what went wrong, each a step, a layer and a text: a line through all panels, a ring
+            in the row of the layer, the text below.
+    """
+    listed = sorted_events(events)
+    maps = [_fold(each) for each in (_gradients(history), _dead(history), _updates(history))]
+    drawn = [each for each in maps if each.names or not each.is_log]
+    heights = [1.1, *(_height(each) for each in drawn)]
+    name = shorten(drawable(history.model_type), NAME_WIDTH)
+    figure, panels, sides = new_timeline(history, f"training of {name}", heights)
+    draw_loss(panels[0], history)
+    set_subtitle(panels[0], f"{subtitle(history)}\n\nloss")
+    edges = step_edges(history.steps)
+    for axes, side, each, height in zip(panels[1:], sides[1:], drawn, heights[1:], strict=True):
+        if not each.names:
+            set_subtitle(axes, each.title)
+            axes.set_axis_off()
+            continue
+        _draw(axes, side, each, edges)
+        _name_rows(axes, each, height, {event.layer for event in listed})
+        _ring(axes, each, listed)
+    draw_events(figure, panels, listed)
+    return figure
+
+
+def _height(each: _Map) -> float:
+    return min(_MOST, max(_LEAST, _ROW * len(each.names))) if each.names else 0.1
+
+
+@dataclass(frozen=True)
+class _Map:
+    """A heat map.
+
+    Args:
+        title: what it is of.
+        names: of its rows, as they are drawn.
+        members: the layers in each row.
+        values: shape ``(rows, columns)``; NaN where nothing was seen.
+        bad: where something was not finite.
+        badness: how far a value is from what is usual.
+        colors: of the values.
+        limits: values of the first and the last colour.
+        is_log: whether the colours are on a log scale, and zero has its own.
+        band: values between which all is usual.
+        every: how many steps are in a column.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    members: tuple[tuple[str, ...], ...]
+    values: Reals
+    bad: Flags
+    badness: Reals
+    colors: Colormap
+    limits: tuple[float, float]
+    is_log: bool
+    band: tuple[float, float] | None = None
+    every: int = 1
+
+
+def _map(history: History, title: str, values: Reals, bad: Flags, rows: Flags, **rest: Any) -> _Map:
+    """Return the heat map of those layers that have something to show."""
+    at = in_order(history)
+    at = at[(rows & (np.isfinite(values) | bad).any(axis=0))[at]]
+    chosen = [history.layers[place] for place in at]
+    values = np.where(np.isinf(values), np.nan, values)[:, at].T
+    return _Map(
+        title=title,
+        names=tuple(layer_label(layer) for layer in chosen),
+        members=tuple((layer,) for layer in chosen),
+        values=values,
+        bad=bad[:, at].T,
+        badness=_badness(values, is_log=rest["is_log"]),
+        **rest,
+    )
+
+
+def _badness(values: Reals, *, is_log: bool) -> Reals:
+    if is_log:
+        with np.errstate(divide="ignore"):
+            powers = np.log10(values)
+        usual = powers[np.isfinite(powers)]
+        values = np.abs(powers - (np.median(usual) if len(usual) else 0.0))
+    return np.where(np.isnan(values), -1.0, values)
+
+
+def _gradients(history: History) -> _Map:
+    kind = "parameter_gradient"
+    of = "parameters"
+    if not np.isfinite(history[f"{kind}_norm"]).any():
+        kind, of = "gradient", "activations"
+    values = history[f"{kind}_norm"]
+    bad = (history[f"{kind}_nonfinite"] > 0) | np.isinf(values)
+    usual = values[np.isfinite(values) & (values > 0)]
+    powers = np.log10(usual) if len(usual) else np.zeros(1)
+    middle = float(np.median(powers))
+    low = max(float(powers.min()), middle - _DECADES / 2)
+    high = max(min(float(powers.max()), middle + _DECADES / 2), low + 1)
+    return _map(
+        history, f"gradient norm of {of}", values, bad, shown(history),
+        colors=_GRADIENTS, limits=(10**low, 10**high), is_log=True,
+    )  # fmt: skip
+
+
+def _dead(history: History) -> _Map:
+    values = history["dead_fraction"]
+    bad = (history["activation_nonfinite"] > 0) & np.isfinite(values)
+    rows = shown(history) & np.isfinite(values).any(axis=0)
+    ever = rows & ((values > 0) | bad).any(axis=0)
+    none = int(rows.sum() - ever.sum())
+    title = "dead units, part of all"
+    if none:
+        title += f" ({plural(none, 'further layer' if ever.any() else 'layer')} never had one)"
+    return _map(
+        history, title, values, bad, ever, colors=_DEAD, limits=(0.0, 1.0), is_log=False
+    )  # fmt: skip
+
+
+def _updates(history: History) -> _Map:
+    values = history["update_ratio"]
+    after = history["parameter_nonfinite"] > 0
+    following = np.concatenate([after[1:], history["parameter_gradient_nonfinite"][-1:] > 0])
+    bad = after | np.isinf(values) | (np.isnan(values) & following)
+    return _map(
+        history, "update ratio: norm of what a step changes by norm of the weights", values, bad,
+        shown(history), colors=_UPDATES, limits=(1e-6, 1.0), is_log=True, band=BAND,
+    )  # fmt: skip
+
+
+def _colors(name: str, *stops: tuple[float, str]) -> Colormap:
+    made = LinearSegmentedColormap.from_list(name, list(stops), N=256)
+    return made.with_extremes(bad=MISSING, under=ZERO, over=NONFINITE)
+
+
+_GRADIENTS = _colors(
+    "gradients", (0, "#3b2a6b"), (0.25, "#33628d"), (0.5, "#21918c"), (0.75, "#7ad151"),
+    (1, "#fde725"),
+)  # fmt: skip
+_DEAD = _colors("dead", (0, "#eef6ef"), (0.5, "#f3b35c"), (0.85, "#b3400f"), (1, "#3d1004"))
+_UPDATES = _colors(
+    "updates", (0, "#123a6f"), (0.333, "#a9c9e8"), (0.3331, "#dff0d8"), (0.666, "#dff0d8"),
+    (0.6661, "#fbc28b"), (1, "#8c2d04"),
+)  # fmt: skip
+
+
+# Folding: no row or column is lost, whatever the size of the figure.
+
+
+def _fold(given: _Map) -> _Map:
+    """Return the heat map with so few rows and columns that each can be seen."""
+    keys = _row_keys([names[0] for names in given.members])
+    groups = [list(group) for _, group in groupby(range(len(keys)), key=lambda row: keys[row])]
+    columns = given.values.shape[1]
+    every = math.ceil(columns / MOST_COLUMNS)
+    spans = [list(range(start, min(start + every, columns))) for start in range(0, columns, every)]
+    if len(groups) == len(keys) and every == 1:
+        return given
+    values = np.full((len(groups), len(spans)), np.nan)
+    bad = np.zeros(values.shape, dtype=bool)
+    badness = np.full(values.shape, -1.0)
+    for row, group in enumerate(groups):
+        for column, span in enumerate(spans):
+            block = np.ix_(group, span)
+            worst = np.argmax(given.badness[block])
+            values[row, column] = given.values[block].flat[worst]
+            badness[row, column] = given.badness[block].flat[worst]
+            bad[row, column] = given.bad[block].any()
+    return replace(
+        given,
+        names=tuple(_group_name(keys[group[0]], group, given) for group in groups),
+        members=tuple(tuple(given.members[row][0] for row in group) for group in groups),
+        values=values, bad=bad, badness=badness, every=every,
+    )  # fmt: skip
+
+
+def _row_keys(layers: Sequence[str]) -> list[str]:
+    """Return the row each layer belongs to: itself, or a container where there are too many."""
+    keys = list(layers)
+    depth = max((layer.count(".") for layer in layers), default=0)
+    while len(list(groupby(keys))) > MOST_ROWS and depth:
+        keys = [".".join(layer.split(".")[:depth]) for layer in layers]
+        depth -= 1
+    many = math.ceil(len(list(groupby(keys))) / MOST_ROWS)
+    if many > 1:
+        keys = [layers[row - row % many] for row in range(len(layers))]
+    return keys
+
+
+def _group_name(key: str, group: Sequence[int], given: _Map) -> str:
+    if len(group) == 1:
+        return given.names[group[0]]
+    return f"{layer_label(key)} ({plural(len(group), 'layer')})"
+
+
+# Drawing.
+
+
+def _draw(axes: Axes, side: Axes, each: _Map, edges: Reals) -> None:
+    low, high = each.limits
+    values = each.values
+    if each.is_log:
+        with np.errstate(divide="ignore"):
+            values = np.where(values == 0, -np.inf, np.log10(np.clip(values, low, high)))
+        low, high = math.log10(low), math.log10(high)
+    beyond = high - low + 1
+    coded = np.where(np.isneginf(values), low - beyond, values)
+    coded = np.where(each.bad, high + beyond, coded)
+    borders = np.append(edges[:-1][:: each.every], edges[-1])
+    rows = np.arange(len(each.names) + 1) - 0.5
+    mesh = axes.pcolormesh(
+        borders, rows, np.ma.masked_invalid(coded), cmap=each.colors, norm=Normalize(low, high),
+        rasterized=True, zorder=1,
+    )  # fmt: skip
+    axes.set_ylim(len(each.names) - 0.5, -0.5)
+    put = f" (a column is {each.every} watched steps, the worst shown)" if each.every > 1 else ""
+    set_subtitle(axes, each.title + put)
+    _key(axes, each)
+    side.set_axis_on()
+    bar = axes.figure.colorbar(mesh, cax=side, extend="neither")
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=INK, labelsize=8, length=2)
+    if each.is_log:
+        bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"1e{power:.0f}"))
+    else:
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda part, _: f"{part:.0%}"))
+    for limit in each.band or ():
+        bar.ax.axhline(math.log10(limit), color=INK, linewidth=1.2)
+
+
+def _key(axes: Axes, each: _Map) -> None:
+    """Say what the colours mean that are not on the scale, of those that occur."""
+    is_missing, is_zero = np.isnan(each.values) & ~each.bad, (each.values == 0) & ~each.bad
+    found = {
+        "not finite": (NONFINITE, each.bad.any()),
+        "zero": (ZERO, each.is_log and is_zero.any()),
+        "not seen": (MISSING, is_missing.any()),
+    }
+    if each.band:
+        low, high = each.band
+        found[f"usual: {low:.0e} to {high:.0e}".replace("e-0", "e-")] = ("#dff0d8", True)
+    patches = [
+        Patch(facecolor=color, edgecolor=INK, linewidth=0.4, label=name)
+        for name, (color, occurs) in found.items()
+        if occurs
+    ]
+    if patches:
+        axes.legend(
+            handles=patches, loc="lower right", bbox_to_anchor=(1, 1.0), ncols=len(patches),
+            frameon=False, fontsize=8, labelcolor=INK, borderaxespad=0.1, handlelength=1.2,
+            columnspacing=1.2,
+        )  # fmt: skip
+
+
+def _name_rows(axes: Axes, each: _Map, height: float, marked: set[str]) -> None:
+    """Name as many rows as there is room for, and of neighbours the one that went wrong."""
+    rows = len(each.names)
+    wrong = each.bad.any(axis=1) | (each.values == 0).any(axis=1) & each.is_log
+    if not each.is_log:
+        wrong |= np.nan_to_num(each.values).max(axis=1, initial=0) > MOST_DEAD
+    is_marked = [bool(marked.intersection(members)) for members in each.members]
+    step = max(1, math.ceil(rows * _NAME / height))
+    groups = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
+    named = [max(group, key=lambda row: (is_marked[row], bool(wrong[row]))) for group in groups]
+    named = [
+        row
+        for row, after in zip(named, [*named[1:], None], strict=True)
+        if _apart(row, after, step)
+    ]
+    names = [abbreviate(drawable(each.names[row]), NAME_WIDTH) for row in named]
+    axes.set_yticks(named, labels=names, parse_math=False, fontsize=7.5)
+    for row, label in zip(named, axes.get_yticklabels(), strict=True):
+        label.set_color(ALARM if is_marked[row] or wrong[row] else INK)
+
+
+def _apart(row: int, after: int | None, step: int) -> bool:
+    """Return whether the name of the next row leaves room for that of this one."""
+    return after is None or step == 1 or after - row >= max(1, step // 2)
+
+
+def _ring(axes: Axes, each: _Map, events: Sequence[Event]) -> None:
+    """Draw a ring at the step and the row of each event."""
+    at = [
+        (event.step, row)
+        for event in events
+        for row, members in enumerate(each.members)
+        if event.layer in members
+    ]
+    if at:
+        steps, rows = zip(*at, strict=True)
+        for color, width in (("white", 3.2), (ALARM, 1.6)):
+            axes.plot(
+                steps, rows, "o", markerfacecolor="none", markeredgecolor=color,
+                markeredgewidth=width, markersize=8, clip_on=False, zorder=4,
+            )  # fmt: skip
