@@ -36,6 +36,8 @@ from pytest_modelhealth.settings.waiver import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration
 from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
+from pytest_modelhealth.training.monitoring.scalars import Scalars
+from pytest_modelhealth.training.monitoring.writers import sinks_of
 from pytest_modelhealth.training.stepping.contract import Asked, run_contract
 from pytest_modelhealth.training.stepping.session import TrainingStep
 from pytest_modelhealth.training.stepping.usual import UsualStep
@@ -260,6 +262,9 @@ class Inspector:
         *,
         csv: str | os.PathLike[str] | None = None,
         json: str | os.PathLike[str] | None = None,
+        to: Any = None,
+        statistics: Iterable[str] | None = None,
+        histograms: bool = False,
         scaler: GradScaler | None = None,
         keep: int = 1024,
     ) -> TrainingMonitor:
@@ -273,6 +278,12 @@ class Inspector:
             every: watch the first step, and those whose number is divisible by it.
             csv: a file that gets a row for each watched step, at once.
             json: a file that gets a line of JSON for each watched step, at once.
+            to: what else gets the numbers, one or a list: a `SummaryWriter` of TensorBoard, a run
+                of wandb, mlflow or one of its runs, a logger of Lightning, or a function
+                ``(step, {name: number})``. It stays the user's, to be closed too. One that fails
+                does not end the training.
+            statistics: which statistics of each layer go there; ``None`` takes five.
+            histograms: whether a `SummaryWriter` gets histograms as well.
             scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
                 without its scale.
             keep: the most watched steps that ``monitor.history`` holds; of more, every second one.
@@ -286,7 +297,8 @@ class Inspector:
                 "a monitor watches a torch.nn.Module as the loop runs it: make the inspector of "
                 "that module, without compiled='observe'"
             )
-        return TrainingMonitor(
+        sinks = sinks_of(to)
+        monitor = TrainingMonitor(
             self._model,
             self._selection,
             self._report_of,
@@ -296,6 +308,11 @@ class Inspector:
             scaler=scaler,
             keep=keep,
         )
+        if sinks or statistics is not None or histograms:
+            name = type(self._model).__name__
+            scalars = Scalars(sinks, name, lambda: monitor.report, statistics, histograms)
+            monitor.observers.append(scalars)
+        return monitor
 
     def _report_of(self, observation: Observation) -> HealthReport:
         return HealthReport(observation, self._settings, judge, renderer=renderer)

@@ -1,0 +1,57 @@
+"""`Sink`: what every destination has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, ClassVar
+
+from pytest_modelhealth.statistics import TensorStatistics
+
+
+class Sink(ABC):
+    """Writes numbers by an object of another library, which the user made and closes.
+
+    Args:
+        destination: that object.
+    """
+
+    meant: ClassVar[str]
+    """What the object is, for messages."""
+
+    is_fallback: ClassVar[bool] = False
+    """Whether it is asked after the others."""
+
+    takes_histograms: ClassVar[bool] = False
+
+    def __init__(self, destination: Any) -> None:
+        self._destination = destination
+
+    @classmethod
+    @abstractmethod
+    def accepts(cls, destination: object) -> bool:
+        """Whether this kind writes to such an object."""
+
+    @abstractmethod
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Write the numbers of a step by their names."""
+
+    def write_histograms(self, step: int, histograms: Mapping[str, TensorStatistics]) -> None:
+        """Write what was seen of tensors as histograms; only where the kind takes them."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.meant
+
+
+def is_of(value: object, *packages: str) -> bool:
+    """Whether a package defines the type of an object, or one that it derives from.
+
+    A module is told by its own name.
+    """
+    if isinstance(value, ModuleType):
+        names = [value.__name__]
+    else:
+        names = [kind.__module__ for kind in type(value).__mro__]
+    return any(name == pkg or name.startswith(f"{pkg}.") for name in names for pkg in packages)
