@@ -39,8 +39,7 @@ from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.scalars import Scalars
 from pytest_modelhealth.training.monitoring.writers import sinks_of
 from pytest_modelhealth.training.stepping.contract import Asked, run_contract
-from pytest_modelhealth.training.stepping.session import TrainingStep
-from pytest_modelhealth.training.stepping.usual import UsualStep
+from pytest_modelhealth.training.stepping.givers import Given, step_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -319,7 +318,7 @@ class Inspector:
 
     def run_step(
         self,
-        step: Callable[[Any, Any, Any], Any] | None = None,
+        step: Any = None,
         optimizer: Any = None,
         batch: Any = None,
         *,
@@ -340,8 +339,10 @@ class Inspector:
             step: the user's own, ``step(model, optimizer, batch)``, which does all that one step of
                 the training does and returns the loss: a scalar tensor, a number, or a mapping
                 with the key ``loss``. ``None`` makes the usual step of `inputs`, `target` and
-                `loss`, and inspects that batch, too.
-            optimizer: the optimizer that it steps, or a tuple or mapping of several.
+                `loss`, and inspects that batch, too; of a `LightningModule` it takes the
+                ``training_step``. A `transformers.Trainer` or one of Lightning steps as it trains.
+            optimizer: the optimizer that it steps, or a tuple or mapping of several; a trainer and
+                a `LightningModule` bring theirs.
             batch: what it is given; a copy for each call.
             calls: how often it is called from the beginning; six calls or more look at what follows
                 from a change.
@@ -357,14 +358,12 @@ class Inspector:
             Exception: whatever the first call raises, untouched.
         """
         self._begin()
-        usual = step is None
-        if usual:
-            step, batch = UsualStep(loss), (inputs, target)
-        given = TrainingStep.of(step, optimizer, batch, restore)
+        given = Given(self._model, step, optimizer, batch, restore, inputs, target, loss)
         asked = Asked(calls, overfit, resume)
-        observation = run_contract(self._model, given, asked, self._selection)
-        if usual:
-            whole = self._observe(self._request(inputs, target, loss, None, given.scaler))
+        with step_of(given) as made:
+            observation = run_contract(self._model, made, asked, self._selection)
+        if made.is_usual:
+            whole = self._observe(self._request(inputs, target, loss, None, made.scaler))
             observation = replace(whole, stepped=observation.stepped)
         return self._reported(observation, self._settings)
 

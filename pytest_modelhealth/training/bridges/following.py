@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -20,6 +21,9 @@ class Monitor(Protocol):
 
     def step_end(self, step: int | None = None, loss: Any = None) -> None:
         """Say that a step is over."""
+
+    def when_closed(self, call: Callable[[], object]) -> None:
+        """Have a function called when the monitor is closed."""
 
     def close(self) -> None:
         """Take everything off the model."""
@@ -55,6 +59,10 @@ class Follower:
         if scaler is not None:
             self._monitor.use_scaler(scaler)
         self._is_on = True
+
+    def when_closed(self, call: Callable[[], object]) -> None:
+        """Have a function called when the monitor is closed, by whom it may be."""
+        self._monitor.when_closed(call)
 
     def step_end(self, number: int, loss: Any = None) -> None:
         """Say that an optimizer's step is over; numbers that do not rise are replaced."""

@@ -33,6 +33,7 @@ class _Hooks:
         self._follower.begin(is_main=state.is_world_process_zero, scaler=scaler)
         if self._follower.is_on and not args.torch_compile:
             self._losses.begin(given["model"])
+            self._follower.when_closed(self._losses.end)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """End a step: the optimizer has made one."""

@@ -81,6 +81,7 @@ class TrainingMonitor:
             raise InspectionError(f"csv and json are the same file, {str(csv)!r}: give two")
         self._watch = PassiveWatch(model, selection, scaler)
         self._state = "new"
+        self._on_close: list[Callable[[], object]] = []
         self._last: int | None = None
         self._stride = 1
         self._latest: StepRow | None = None
@@ -154,6 +155,12 @@ class TrainingMonitor:
         for file in self._files:
             file.close()
         self._state = "closed"
+        while self._on_close:
+            self._on_close.pop()()
+
+    def when_closed(self, call: Callable[[], object]) -> None:
+        """Have a function called when the monitor is closed."""
+        self._on_close.append(call)
 
     # Steps.
 

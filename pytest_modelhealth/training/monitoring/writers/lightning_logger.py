@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_modelhealth.training.monitoring.writers.sink import Sink, is_of
+from pytest_modelhealth.training.libraries import is_of
+from pytest_modelhealth.training.monitoring.writers.sink import Sink
 
 
 class LightningLogger(Sink):

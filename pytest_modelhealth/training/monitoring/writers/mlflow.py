@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.training.monitoring.writers.sink import Sink, is_of
+from pytest_modelhealth.training.libraries import is_of
+from pytest_modelhealth.training.monitoring.writers.sink import Sink
 
 _MOST = 1000
 """Metrics that a server takes in one request."""

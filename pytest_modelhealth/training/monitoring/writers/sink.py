@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, ClassVar
 
 from pytest_modelhealth.statistics import TensorStatistics
@@ -43,15 +42,3 @@ class Sink(ABC):
 
     def __str__(self) -> str:
         return self.meant
-
-
-def is_of(value: object, *packages: str) -> bool:
-    """Whether a package defines the type of an object, or one that it derives from.
-
-    A module is told by its own name.
-    """
-    if isinstance(value, ModuleType):
-        names = [value.__name__]
-    else:
-        names = [kind.__module__ for kind in type(value).__mro__]
-    return any(name == pkg or name.startswith(f"{pkg}.") for name in names for pkg in packages)
