@@ -41,4 +41,4 @@ class Sink(ABC):
         raise NotImplementedError
 
     def __str__(self) -> str:
-        return self.meant
+        return str(getattr(self._destination, "__name__", type(self._destination).__name__))

@@ -40,6 +40,8 @@ class TransformersStep(Giver):
                     f"the trainer wraps the model in a {type(model).__name__}, which no single "
                     "step can be made of: give a trainer without it"
                 )
+            if getattr(trainer, "_created_lr_scheduler", False):
+                trainer.lr_scheduler = None  # of an earlier training; each has its own
             scheduler = trainer.create_scheduler(_steps(trainer), optimizer)
             scaler = getattr(trainer.accelerator, "scaler", None)
             restore = [one for one in (scheduler, scaler) if one is not None]
