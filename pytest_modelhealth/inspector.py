@@ -36,9 +36,10 @@ from pytest_modelhealth.settings.waiver import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration
 from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
+from pytest_modelhealth.training.monitoring.scalars import Scalars
+from pytest_modelhealth.training.monitoring.writers import sinks_of
 from pytest_modelhealth.training.stepping.contract import Asked, run_contract
-from pytest_modelhealth.training.stepping.session import TrainingStep
-from pytest_modelhealth.training.stepping.usual import UsualStep
+from pytest_modelhealth.training.stepping.givers import Given, step_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -260,6 +261,8 @@ class Inspector:
         *,
         csv: str | os.PathLike[str] | None = None,
         json: str | os.PathLike[str] | None = None,
+        to: Any = None,
+        statistics: Iterable[str] | None = None,
         scaler: GradScaler | None = None,
         keep: int = 1024,
         histograms: bool = False,
@@ -274,11 +277,17 @@ class Inspector:
             every: watch the first step, and those whose number is divisible by it.
             csv: a file that gets a row for each watched step, at once.
             json: a file that gets a line of JSON for each watched step, at once.
+            to: what else gets the numbers, one or a list: a `SummaryWriter` of TensorBoard, a run
+                of wandb, mlflow or one of its runs, a logger of Lightning, or a function
+                ``(step, {name: number})``. It stays the user's, to be closed too. One that fails
+                does not end the training.
+            statistics: which statistics of each layer go there; ``None`` takes five.
             scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
                 without its scale.
             keep: the most watched steps that ``monitor.history`` holds; of more, every second one.
             histograms: whether it holds histograms of activations and their gradients, too, for
-                ``monitor.plot_layer``: 164 bytes for each step and layer.
+                ``monitor.plot_layer``: 164 bytes for each step and layer. A `SummaryWriter` gets
+                them as well.
 
         Raises:
             InspectionError: an argument is of a wrong type, or the model is none that a loop can
@@ -289,7 +298,8 @@ class Inspector:
                 "a monitor watches a torch.nn.Module as the loop runs it: make the inspector of "
                 "that module, without compiled='observe'"
             )
-        return TrainingMonitor(
+        sinks = sinks_of(to)
+        monitor = TrainingMonitor(
             self._model,
             self._selection,
             self._report_of,
@@ -301,13 +311,18 @@ class Inspector:
             histograms=histograms,
             renderer=renderer,
         )
+        if sinks or statistics is not None:
+            name = type(self._model).__name__
+            scalars = Scalars(sinks, name, lambda: monitor.report, statistics, histograms)
+            monitor.observers.append(scalars)
+        return monitor
 
     def _report_of(self, observation: Observation) -> HealthReport:
         return HealthReport(observation, self._settings, judge, renderer=renderer)
 
     def run_step(
         self,
-        step: Callable[[Any, Any, Any], Any] | None = None,
+        step: Any = None,
         optimizer: Any = None,
         batch: Any = None,
         *,
@@ -328,8 +343,10 @@ class Inspector:
             step: the user's own, ``step(model, optimizer, batch)``, which does all that one step of
                 the training does and returns the loss: a scalar tensor, a number, or a mapping
                 with the key ``loss``. ``None`` makes the usual step of `inputs`, `target` and
-                `loss`, and inspects that batch, too.
-            optimizer: the optimizer that it steps, or a tuple or mapping of several.
+                `loss`, and inspects that batch, too; of a `LightningModule` it takes the
+                ``training_step``. A `transformers.Trainer` or one of Lightning steps as it trains.
+            optimizer: the optimizer that it steps, or a tuple or mapping of several; a trainer and
+                a `LightningModule` bring theirs.
             batch: what it is given; a copy for each call.
             calls: how often it is called from the beginning; six calls or more look at what follows
                 from a change.
@@ -345,14 +362,12 @@ class Inspector:
             Exception: whatever the first call raises, untouched.
         """
         self._begin()
-        usual = step is None
-        if usual:
-            step, batch = UsualStep(loss), (inputs, target)
-        given = TrainingStep.of(step, optimizer, batch, restore)
+        given = Given(self._model, step, optimizer, batch, restore, inputs, target, loss)
         asked = Asked(calls, overfit, resume)
-        observation = run_contract(self._model, given, asked, self._selection)
-        if usual:
-            whole = self._observe(self._request(inputs, target, loss, None, given.scaler))
+        with step_of(given) as made:
+            observation = run_contract(self._model, made, asked, self._selection)
+        if made.is_usual:
+            whole = self._observe(self._request(inputs, target, loss, None, made.scaler))
             observation = replace(whole, stepped=observation.stepped)
         return self._reported(observation, self._settings)
 

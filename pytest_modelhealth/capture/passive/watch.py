@@ -41,6 +41,12 @@ class PassiveWatch:
         """Whether a step is being watched."""
         return self._step is not None
 
+    def use_scaler(self, scaler: Any) -> None:
+        """Take a gradient scaler; a step that is being watched is watched anew."""
+        self._scaler = scaler
+        if self.is_on:
+            self.begin()
+
     def open(self) -> None:
         """Claim the model: one watch at a time.
 

@@ -21,6 +21,7 @@ from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
 from pytest_modelhealth.report import HealthReport, Observation
 from pytest_modelhealth.report.asked import Renderer
+from pytest_modelhealth.training.bridges import callback_of
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
 from pytest_modelhealth.training.monitoring.row import StepRow, require_statistic, row_of
@@ -99,6 +100,7 @@ class TrainingMonitor:
         self.unfinished: StepRow | None = None
         self._watch = PassiveWatch(model, selection, scaler)
         self._state = "new"
+        self._on_close: list[Callable[[], object]] = []
         self._last: int | None = None
         self._latest: StepRow | None = None
         self._latest_seen: WatchedStep | None = None
@@ -153,12 +155,42 @@ class TrainingMonitor:
         self._state = "started"
         return self
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it watches: it was started, and not closed yet."""
+        return self._state == "started"
+
+    def use_scaler(self, scaler: Any) -> None:
+        """Report gradients without the scale of a `torch.amp.GradScaler`, from this step on."""
+        self._watch.use_scaler(scaler)
+
+    def callback(self, library: str) -> Any:
+        """Return a callback for the trainer of another library, which then ends the steps.
+
+        It starts this monitor when the training begins, unless it runs already, and closes it in
+        the end. An exception ends it too, but that transformers tells no callback of one: put
+        ``with monitor:`` around the training there.
+
+        Args:
+            library: ``"lightning"``, ``"pytorch_lightning"`` or ``"transformers"``.
+
+        Raises:
+            InspectionError: there is none for this library, or it cannot be imported.
+        """
+        return callback_of(self, library)
+
     def close(self) -> None:
         """Take everything off the model, and close the files; the numbers stay."""
         self._watch.close()
         for file in self._files:
             file.close()
         self._state = "closed"
+        while self._on_close:
+            self._on_close.pop()()
+
+    def when_closed(self, call: Callable[[], object]) -> None:
+        """Have a function called when the monitor is closed."""
+        self._on_close.append(call)
 
     # Steps.
 

@@ -33,6 +33,7 @@ class TrainingStep(NamedTuple):
         batch: what a step is given.
         restore: what else a step changes, each with `state_dict` and `load_state_dict`.
         name: what the step is called in messages.
+        is_usual: whether it was made of inputs, target and loss.
     """
 
     step: Callable[[Any, Any, Any], Any]
@@ -40,6 +41,7 @@ class TrainingStep(NamedTuple):
     batch: Any
     restore: tuple[Any, ...] = ()
     name: str = "step"
+    is_usual: bool = False
 
     @classmethod
     def of(cls, step: Any, optimizer: Any, batch: Any, restore: Any) -> TrainingStep:

@@ -127,7 +127,19 @@ def _is_of_training(value: Any) -> bool:
 
 def _is_library(value: Any) -> bool:
     module = getattr(value, "__module__", None) or ""
-    return module.partition(".")[0] in ("torch", "numpy", "builtins", "transformers", "lightning")
+    return module.partition(".")[0] in _LIBRARIES
+
+
+_LIBRARIES = {
+    "accelerate",
+    "builtins",
+    "lightning",
+    "lightning_fabric",
+    "numpy",
+    "pytorch_lightning",
+    "torch",
+    "transformers",
+}
 
 
 def named_lists(step: Any) -> dict[str, list[Any]]:

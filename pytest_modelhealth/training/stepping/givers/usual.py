@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,31 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.loss_value import compute_loss
 from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
+from pytest_modelhealth.training.stepping.session import TrainingStep
+
+
+class Usual(Giver):
+    """Makes the usual step of inputs, target and loss, where nothing else was given."""
+
+    precedence = -1
+
+    def recognises(self, given: Given) -> bool:
+        """Whether no step was given."""
+        return given.step is None
+
+    @contextmanager
+    def made(self, given: Given) -> Iterator[TrainingStep]:
+        """Return the step."""
+        step, batch = UsualStep(given.loss), (given.inputs, given.target)
+        if given.batch is not None:
+            raise InspectionError(
+                "run_step was given a batch, but no step: the usual step takes inputs=..., "
+                "target=... and loss=..., a step of your own comes first: "
+                "run_step(step, optimizer, batch)"
+            )
+        made = TrainingStep.of(step, given.optimizer, batch, given.restored)
+        yield made._replace(is_usual=True)
 
 
 class UsualStep:

@@ -1,0 +1,77 @@
+"""`Follower`: what a callback does with the monitor, whichever library calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Monitor(Protocol):
+    """What a callback needs of a monitor."""
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it watches."""
+
+    def start(self) -> Any:
+        """Begin to watch."""
+
+    def use_scaler(self, scaler: Any) -> None:
+        """Report gradients without the scale of a gradient scaler."""
+
+    def step_end(self, step: int | None = None, loss: Any = None) -> None:
+        """Say that a step is over."""
+
+    def when_closed(self, call: Callable[[], object]) -> None:
+        """Have a function called when the monitor is closed."""
+
+    def close(self) -> None:
+        """Take everything off the model."""
+
+
+class Follower:
+    """Follows a training, in its main process.
+
+    Args:
+        monitor: the monitor; one that runs already is not started, nor closed.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._is_ours = self._is_on = False
+        self._last = -1
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the monitor is told of steps."""
+        return self._is_on and self._monitor.is_started
+
+    def begin(self, *, is_main: bool, scaler: Any = None) -> None:
+        """Start the monitor, unless this is not the main process.
+
+        A trainer may begin again after it failed, as those do that look for a batch size.
+        """
+        if not is_main:
+            return
+        if not self._monitor.is_started:
+            self._monitor.start()
+            self._is_ours = True
+        if scaler is not None:
+            self._monitor.use_scaler(scaler)
+        self._is_on = True
+
+    def when_closed(self, call: Callable[[], object]) -> None:
+        """Have a function called when the monitor is closed, by whom it may be."""
+        self._monitor.when_closed(call)
+
+    def step_end(self, number: int, loss: Any = None) -> None:
+        """Say that an optimizer's step is over; numbers that do not rise are replaced."""
+        if self.is_on:
+            self._last = max(number, self._last + 1)
+            self._monitor.step_end(self._last, loss)
+
+    def end(self) -> None:
+        """Close the monitor, if it was started here."""
+        self._is_on = False
+        if self._is_ours:
+            self._monitor.close()

@@ -1,0 +1,61 @@
+"""The callback for `lightning.pytorch.Trainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_modelhealth.training.bridges.following import Follower
+
+
+def callback(follower: Follower) -> Any:
+    """Return a `lightning.pytorch.Callback`."""
+    from lightning.pytorch import Callback
+
+    return made(Callback, follower)
+
+
+def made(base: Any, follower: Follower) -> Any:
+    """Return a callback that derives from `base`, which either package of Lightning defines."""
+    return type("ModelHealthCallback", (_Hooks, base), {})(follower)
+
+
+class _Hooks:
+    """The hooks of a callback.
+
+    A step is over when the batch is that the optimizer stepped at, so that batches whose gradients
+    are accumulated are one step. Steps are counted from 0, as Lightning's own loggers do.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._number = self._seen = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin."""
+        self._number = self._seen = trainer.global_step
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._follower.begin(is_main=trainer.is_global_zero, scaler=scaler)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End a step, if an optimizer made one."""
+        if trainer.global_step == self._seen:
+            return
+        self._seen = trainer.global_step
+        self._follower.step_end(self._number, _loss(outputs))
+        self._number += 1
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End."""
+        self._follower.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End early."""
+        self._follower.end()
+
+
+def _loss(outputs: Any) -> Any:
+    """Return the loss of a training step, if it has returned one."""
+    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    return loss if getattr(loss, "numel", int)() == 1 else None

@@ -1,0 +1,130 @@
+"""`Scalars`: gives the numbers of each watched step to other libraries, under plain names."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pytest_modelhealth.errors import ModelHealthWarning
+from pytest_modelhealth.report import HealthReport
+from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.training.monitoring.row import StepRow, require_statistic
+from pytest_modelhealth.training.monitoring.writers.sink import Sink
+
+WRITTEN = (
+    "activation_rms",
+    "dead_fraction",
+    "gradient_norm",
+    "parameter_gradient_norm",
+    "update_ratio",
+)
+"""The statistics of a layer that are written unless others are asked for."""
+
+_ROLES = ("activations", "gradients", "parameters", "parameter_gradients")
+_MOST_FAILURES = 3
+
+
+class Scalars:
+    """An observer of a monitor that writes to destinations.
+
+    ``modelhealth/loss``, ``modelhealth/gradient_norm`` and ``modelhealth/update_ratio`` are of the
+    whole model, ``modelhealth/encoder.0/gradient_norm`` is of a layer. Written are layers that hold
+    no others, and those with parameters of their own; the model itself goes by its type's name.
+
+    Args:
+        sinks: the destinations.
+        model_type: name of the model's type.
+        report: makes the report of the latest watched step, for histograms.
+        statistics: of each layer.
+        histograms: whether destinations that take them get histograms.
+
+    Raises:
+        InspectionError: there is no such statistic.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        model_type: str,
+        report: Callable[[], HealthReport],
+        statistics: Iterable[str] | None = None,
+        histograms: bool = False,
+    ) -> None:
+        self._sinks = list(sinks)
+        self._model_type = model_type
+        self._report = report
+        self._statistics = WRITTEN if statistics is None else _names(statistics)
+        self._histograms = histograms
+        self._failures = [0] * len(self._sinks)
+        self._is_warned = [False] * len(self._sinks)
+
+    def __call__(self, row: StepRow) -> None:
+        """Write the numbers of a step."""
+        numbers = dict(self._numbers(row))
+        for index, sink in enumerate(self._sinks):
+            if self._failures[index] < _MOST_FAILURES:
+                self._write(index, sink, row, numbers)
+
+    def _write(self, index: int, sink: Sink, row: StepRow, numbers: dict[str, float]) -> None:
+        try:
+            sink.write(row.step, numbers)
+            if self._histograms and sink.takes_histograms:
+                sink.write_histograms(row.step, dict(self._seen(row)))
+        except Exception as error:  # noqa: BLE001 - another library's: the training goes on
+            self._failures[index] += 1
+            self._warn(index, sink, row, error)
+        else:
+            self._failures[index] = 0
+
+    def _warn(self, index: int, sink: Sink, row: StepRow, error: Exception) -> None:
+        if self._is_warned[index]:
+            return
+        self._is_warned[index] = True
+        warnings.warn(
+            f"{sink} did not take the numbers of step {row.step}: {type(error).__name__}: {error}. "
+            f"The training goes on, and the monitor keeps its history; after {_MOST_FAILURES} "
+            "failures in a row nothing more is written there",
+            ModelHealthWarning,
+            stacklevel=6,
+        )
+
+    def _numbers(self, row: StepRow) -> Iterator[tuple[str, float]]:
+        if row.loss is not None:
+            yield "modelhealth/loss", row.loss
+        if any(not math.isnan(v) for v in row.values["parameter_gradient_norm"].tolist()):
+            yield "modelhealth/gradient_norm", row.gradient_norm
+        if not math.isnan(row.update_ratio):
+            yield "modelhealth/update_ratio", row.update_ratio
+        written = _written(row)
+        for statistic in self._statistics:
+            values = row.values[statistic].tolist()
+            for layer, value in zip(row.layers, values, strict=True):
+                if layer in written and not math.isnan(value):
+                    yield f"modelhealth/{layer or self._model_type}/{statistic}", value
+
+    def _seen(self, row: StepRow) -> Iterator[tuple[str, TensorStatistics]]:
+        report, written = self._report(), _written(row)
+        for layer in row.layers:
+            for role in _ROLES if layer in written else ():
+                seen = report[layer].statistics(role)
+                if seen is not None and seen.finite_count:
+                    yield f"modelhealth/{layer or self._model_type}/{role}", seen
+
+
+def _written(row: StepRow) -> set[str]:
+    """Return the layers that hold no others, or parameters of their own."""
+    holders = {layer.rpartition(".")[0] for layer in row.layers if layer}
+    norms = row.values["parameter_norm"].tolist()
+    return {
+        layer
+        for layer, norm in zip(row.layers, norms, strict=True)
+        if layer not in holders or not math.isnan(norm)
+    }
+
+
+def _names(statistics: Iterable[str]) -> tuple[str, ...]:
+    listed = (statistics,) if isinstance(statistics, str) else tuple(statistics)
+    for statistic in listed:
+        require_statistic(statistic)
+    return listed

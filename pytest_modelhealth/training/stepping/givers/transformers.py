@@ -1,0 +1,160 @@
+"""The step of a `transformers.Trainer`."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.training.libraries import is_of
+from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
+from pytest_modelhealth.training.stepping.session import TrainingStep
+
+
+class TransformersStep(Giver):
+    """Calls ``training_step`` of a trainer, then clips and steps as the trainer does.
+
+    Where it accumulates gradients, it is given the batch as often.
+    """
+
+    def recognises(self, given: Given) -> bool:
+        """Whether a trainer was given in place of a step."""
+        return is_of(given.step, "transformers.trainer")
+
+    @contextmanager
+    def made(self, given: Given) -> Iterator[TrainingStep]:
+        """Return the step; in the end, trainer and accelerator are as they were."""
+        trainer = given.step
+        self._require(given)
+        with _kept(trainer):
+            optimizer, prepared = _optimizers(trainer, given.optimizer)
+            model = trainer.accelerator.prepare_model(given.model, device_placement=False)
+            if model is not given.model:
+                raise InspectionError(
+                    f"the trainer wraps the model in a {type(model).__name__}, which no single "
+                    "step can be made of: give a trainer without it"
+                )
+            if getattr(trainer, "_created_lr_scheduler", False):
+                trainer.lr_scheduler = None  # of an earlier training; each has its own
+            scheduler = trainer.create_scheduler(_steps(trainer), optimizer)
+            scaler = getattr(trainer.accelerator, "scaler", None)
+            restore = [one for one in (scheduler, scaler) if one is not None]
+            step = _Step(trainer, prepared, scheduler)
+            yield TrainingStep(
+                step, optimizer, given.batch, (*restore, *given.restored), "training_step"
+            )
+
+    def _require(self, given: Given) -> None:
+        trainer = given.step
+        if given.model is not trainer.model:
+            raise InspectionError(
+                "the trainer trains another object than this model: inspector(trainer.model)"
+            )
+        if given.batch is None:
+            raise InspectionError(
+                "the step of a Trainer needs a batch as its data_collator makes it: "
+                "run_step(trainer, batch=next(iter(trainer.get_train_dataloader())))"
+            )
+        parallel = str(trainer.accelerator.distributed_type).rpartition(".")[2]
+        if parallel != "NO" or trainer.args.n_gpu > 1:
+            raise InspectionError(
+                "the trainer trains on several devices; a step is run on one: make it with one, "
+                "CUDA_VISIBLE_DEVICES=0 say"
+            )
+
+
+class _Step:
+    """One step of the optimizer, of all batches that the trainer accumulates for it.
+
+    Args:
+        trainer: the trainer.
+        optimizer: the optimizer as the accelerator prepared it.
+        scheduler: the schedule of the learning rate.
+    """
+
+    def __init__(self, trainer: Any, optimizer: Any, scheduler: Any) -> None:
+        self._trainer, self._optimizer, self._scheduler = trainer, optimizer, scheduler
+
+    def __call__(self, model: Any, optimizer: Any, batch: Any) -> Any:
+        """Make one step; return the loss as the trainer logs it."""
+        trainer, args = self._trainer, self._trainer.args
+        accelerator = trainer.accelerator
+        count = args.gradient_accumulation_steps
+        each = iter([copy.copy(batch) for _ in range(count)])
+        batches, items = trainer.get_batch_samples(each, count, args.device)
+        trainer.current_gradient_accumulation_steps = count
+        losses = []
+        for number, inputs in enumerate(batches, start=1):
+            accelerator.sync_gradients = number == count
+            losses.append(trainer.training_step(model, inputs, items))
+        if args.max_grad_norm is not None and args.max_grad_norm > 0:
+            accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+        self._optimizer.step()
+        skipped = accelerator.optimizer_step_was_skipped
+        if not skipped and not isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step()
+        model.zero_grad()
+        return sum(losses[1:], losses[0])
+
+
+@contextmanager
+def _kept(trainer: Any) -> Iterator[None]:
+    """Put back what the attributes of a trainer, its accelerator and its model are."""
+    accelerator = trainer.accelerator
+    holders = [trainer, accelerator, accelerator.gradient_state, trainer.model]
+    lists = [accelerator._optimizers, accelerator._models, accelerator._schedulers]
+    if trainer.optimizer is not None:
+        holders += [trainer.optimizer, _bare(trainer.optimizer)]
+    if trainer.lr_scheduler is not None:
+        holders.append(trainer.lr_scheduler)
+    before = [(vars(one), dict(vars(one))) for one in holders]
+    entries = [(held, list(held)) for held in lists]
+    groups = [] if trainer.optimizer is None else _bare(trainer.optimizer).param_groups
+    options = [(group, dict(group)) for group in groups]
+    random = random_state()
+    try:
+        yield
+    finally:
+        for attributes, saved in (*before, *options):
+            attributes.clear()
+            attributes.update(saved)
+        for held, saved_entries in entries:
+            held[:] = saved_entries
+        restore_random_state(random)
+
+
+def _optimizers(trainer: Any, given: Any) -> tuple[Any, Any]:
+    """Return the optimizer of torch, and as the accelerator prepares it."""
+    if given is not None:
+        trainer.optimizer = given
+    optimizer = _bare(trainer.create_optimizer() or trainer.optimizer)
+    prepared = trainer.accelerator.prepare_optimizer(optimizer, device_placement=False)
+    trainer.optimizer = prepared
+    return optimizer, prepared
+
+
+def _bare(optimizer: Any) -> Any:
+    """Return the optimizer inside one that was prepared by an accelerator."""
+    return optimizer.optimizer if is_of(optimizer, "accelerate.optimizer") else optimizer
+
+
+def _steps(trainer: Any) -> int:
+    """Return how many steps the training has, which the schedule of the rate depends on."""
+    args = trainer.args
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    try:
+        samples = len(trainer.train_dataset)
+    except TypeError:
+        return _UNKNOWN
+    batches = math.ceil(samples / args.train_batch_size)
+    return math.ceil(args.num_train_epochs * max(batches // args.gradient_accumulation_steps, 1))
+
+
+_UNKNOWN = 1000

@@ -1,0 +1,238 @@
+"""The numbers of a monitor go to writers of other libraries, of which none is imported."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_modelhealth import InspectionError, Inspector, ModelHealthWarning
+from tests.training.stand_ins import of
+
+LAYERS = {
+    "0/activation_rms": True,
+    "1/dead_fraction": True,
+    "2/parameter_gradient_norm": True,
+    "2/update_ratio": True,
+}
+
+
+def train(steps: int = 5, model: nn.Module | None = None, **monitor: Any) -> Any:
+    """Train a small model; return its monitor."""
+    torch.manual_seed(0)
+    if model is None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs, target = torch.randn(8, 4), torch.arange(8) % 2
+    with Inspector(model).monitor(every=2, **monitor) as made:
+        for number in range(steps):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), target)
+            loss.backward()
+            optimizer.step()
+            made.step_end(number, loss=loss)
+    return made
+
+
+class SummaryWriter:
+    """A stand-in of TensorBoard's."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+        self.histograms: dict[str, dict[str, Any]] = {}
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.append((name, value, step))
+
+    def add_histogram_raw(self, name: str, **histogram: Any) -> None:
+        self.histograms[name] = histogram
+
+
+class Run:
+    """A stand-in of a run of wandb, whose step may be ahead."""
+
+    step = 0
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.defined: list[str] = []
+
+    def define_metric(self, name: str, **_: Any) -> None:
+        self.defined.append(name)
+
+    def log(self, row: dict[str, float], step: int) -> None:
+        assert step >= self.step
+        self.step = step
+        self.rows.append((step, row))
+
+
+of("torch.utils.tensorboard.writer", SummaryWriter)
+of("wandb.sdk.wandb_run", Run)
+
+
+def test_names_and_values_reach_a_function():
+    """Of the model loss, gradient norm and update ratio; of each layer five statistics."""
+    got: list[tuple[int, dict[str, float]]] = []
+    monitor = train(to=lambda step, numbers: got.append((step, numbers)))
+    assert [step for step, _ in got] == [0, 2, 4]
+    last = got[-1][1]
+    assert last["modelhealth/loss"] == monitor.latest.loss
+    assert last["modelhealth/gradient_norm"] == monitor.latest.gradient_norm
+    assert last["modelhealth/0/update_ratio"] == monitor.latest["0", "update_ratio"]
+    assert {f"modelhealth/{name}" for name in LAYERS} < last.keys()
+    assert "modelhealth/1/update_ratio" not in last  # it has no parameters
+    assert not any(name.startswith("modelhealth/Sequential") for name in last)  # it holds others
+
+
+def test_a_model_of_one_layer_goes_by_its_type():
+    """Its statistics do not take the names of those of the whole."""
+    got: list[dict[str, float]] = []
+    train(1, nn.Linear(4, 2), to=lambda _, numbers: got.append(numbers))
+    assert {"modelhealth/gradient_norm", "modelhealth/Linear/gradient_norm"} < got[0].keys()
+
+
+def test_statistics_are_chosen():
+    """Only those that are asked for, for each layer; unknown ones are refused."""
+    got: list[dict[str, float]] = []
+    train(1, to=lambda _, numbers: got.append(numbers), statistics="activation_mean")
+    assert {name.rpartition("/")[2] for name in got[0] if name.count("/") > 1} == {
+        "activation_mean"
+    }
+    with pytest.raises(InspectionError, match="activation_mean"):
+        train(to=print, statistics=["activation_meen"])
+
+
+def test_tensorboard_gets_scalars_and_histograms_if_asked():
+    """Scalars at their steps; of histograms the counts of all values, and only if asked."""
+    plain, full = SummaryWriter(), SummaryWriter()
+    train(to=plain)
+    train(to=[full], histograms=True)
+    assert plain.scalars == full.scalars
+    assert [step for name, _, step in plain.scalars if name == "modelhealth/loss"] == [0, 2, 4]
+    assert not plain.histograms
+    weights = full.histograms["modelhealth/0/parameters"]
+    assert sum(weights["bucket_counts"]) == weights["num"] == 40
+    assert len(weights["bucket_limits"]) == len(weights["bucket_counts"])
+
+
+def test_the_real_tensorboard_reads_what_was_written(tmp_path):
+    """Its own reader finds the scalars and the histograms."""
+    pytest.importorskip("tensorboard")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(tmp_path))
+        monitor = train(to=writer, histograms=True)
+        writer.close()
+        events = EventAccumulator(str(tmp_path)).Reload()
+    losses = [event.value for event in events.Scalars("modelhealth/loss")]
+    assert losses == pytest.approx(monitor.history.loss.tolist())
+    assert events.Histograms("modelhealth/2/activations")[-1].histogram_value.num == 16
+
+
+def test_wandb_rows_are_not_dropped():
+    """A row goes to the run's own step where that is ahead, and bears the training's."""
+    run = Run()
+    run.step = 3
+    train(to=run)
+    assert [(step, row["modelhealth/step"]) for step, row in run.rows] == [(3, 0), (3, 2), (4, 4)]
+    assert run.defined == ["modelhealth/step", "modelhealth/*"]
+
+
+def test_wandb_itself_needs_a_run():
+    """The module stands for its active run."""
+    wandb: Any = ModuleType("wandb")
+    wandb.log, wandb.run = print, None
+    with pytest.raises(InspectionError, match=r"wandb\.init"):
+        train(to=wandb)
+    wandb.run = Run()
+    train(1, to=wandb)
+    assert len(wandb.run.rows) == 1
+
+
+@pytest.fixture
+def mlflow(monkeypatch):
+    """A stand-in of mlflow, with one active run."""
+    module: Any = ModuleType("mlflow")
+    module.logged = []
+    module.active_run = lambda: SimpleNamespace(info=SimpleNamespace(run_id="active"))
+    module.entities = SimpleNamespace(Metric=lambda *metric: metric)
+    module.log_metrics = lambda metrics, step, run_id=None: module.logged.append(
+        (step, run_id, metrics)
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    return module
+
+
+def test_mlflow_takes_module_run_and_client(mlflow):
+    """Each by its own function, to the run that was active or given; names are admissible."""
+
+    class ActiveRun:
+        info = SimpleNamespace(run_id="given")
+
+    class MlflowClient:
+        batches: list[Any] = []
+
+        def log_batch(self, run_id: str, metrics: Any) -> None:
+            self.batches.append((run_id, metrics))
+
+    of("mlflow.tracking.fluent", ActiveRun)
+    of("mlflow.tracking.client", MlflowClient)
+    model = nn.Sequential()
+    model.add_module("a:b", nn.Linear(4, 2))
+    train(1, model, to=[mlflow, ActiveRun(), MlflowClient()])
+    assert [(step, run) for step, run, _ in mlflow.logged] == [(0, "active"), (0, "given")]
+    assert "modelhealth/a_b/update_ratio" in mlflow.logged[0][2]
+    ((run, metrics),) = MlflowClient.batches
+    assert run == "active"
+    assert {metric[0] for metric in metrics} == mlflow.logged[0][2].keys()
+    mlflow.active_run = lambda: None
+    with pytest.raises(InspectionError, match="MlflowClient"):
+        train(to=MlflowClient())
+    train(1, to=mlflow)
+    assert mlflow.logged[-1][1] is None  # it begins a run
+
+
+def test_a_logger_of_lightning_is_a_destination():
+    """It is handed the row by its own method."""
+
+    class CSVLogger:
+        rows: list[Any] = []
+
+        def log_metrics(self, metrics: Any, step: int) -> None:
+            self.rows.append((step, metrics))
+
+    train(1, to=of("lightning.pytorch.loggers.csv_logs", CSVLogger)())
+    assert CSVLogger.rows[0][0] == 0
+
+
+def test_a_failing_writer_does_not_end_the_training():
+    """One warning; three failures in a row end the attempts; others get all."""
+    tried: list[int] = []
+    got: list[int] = []
+
+    def full(step: int, _: Any) -> None:
+        tried.append(step)
+        raise OSError("no space left")
+
+    with pytest.warns(ModelHealthWarning, match="full did not take .* step 0: OSError: no") as seen:
+        train(20, to=[full, lambda step, _: got.append(step)])
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert tried == [0, 2, 4]
+    assert len(got) == 10
+
+
+@pytest.mark.parametrize("to", [3, SummaryWriter, "runs/1", [print, None]])
+def test_what_is_no_destination_is_refused(to):
+    """Before the training, with a list of what is one."""
+    with pytest.raises(InspectionError, match=r"SummaryWriter of TensorBoard.*wandb.*function"):
+        train(to=to)
