@@ -5,7 +5,8 @@ Usage: ``python -m benchmarks.monitor [--threads 1] [--rounds 15] [STEP ...]``
 A step is zero_grad, forward, loss, backward and AdamW. Four copies of a model are trained in turns,
 in one process: one bare, one with every step watched, one with a monitor that watches none of the
 steps that are timed, and one whose forward and backward are those of an inspection. A ratio is the
-median over rounds of the copy's step to the bare one, its spread the quartiles.
+median over rounds of the copy's step to the bare one, its spread the quartiles. ``run_step`` is the
+whole contract of a step: nine calls or more, and everything put back after each series.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +85,22 @@ def inspected(step: Step) -> Callable[[], object]:
     return run
 
 
+def contract(step: Step) -> Callable[[], object]:
+    """Return what runs the contract of a step: all of its calls, watched and changed."""
+    training = Training(step)
+
+    def one(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any) -> Tensor:
+        optimizer.zero_grad()
+        output = model(**inputs) if step.takes_keywords else model(inputs)
+        loss = training.step.loss_of(output)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    inspector = Inspector(training.step.model)
+    return lambda: inspector.run_step(one, training.optimizer, training.step.inputs)
+
+
 def measure(name: str, rounds: int) -> dict[str, Timing]:
     """Return the timings of each copy on the step of this name."""
     torch.manual_seed(0)
@@ -93,6 +111,7 @@ def measure(name: str, rounds: int) -> dict[str, Timing]:
             "watched": monitored(step, 1, stack),
             "not watched": monitored(step, NEVER, stack),
             "inspected": inspected(step),
+            "run_step": contract(step),
         }
         return time_in_turns(Training(step).run, others, rounds)
 

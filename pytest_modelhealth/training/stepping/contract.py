@@ -39,6 +39,7 @@ from pytest_modelhealth.training.stepping.requested import overfitted, resumed
 from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in
 from pytest_modelhealth.training.stepping.watching import (
     Watched,
+    inner,
     norm,
     parameters_of,
     rate_of,
@@ -392,7 +393,7 @@ def _outside_climb(session: Session, made: _Calls) -> float | None:
         gradient = first.gradients.get(key)
         if gradient is not None and gradient.shape == moved.shape:
             wide = widened(gradient)
-            product += float((moved * wide.conj()).sum().real)
+            product += inner(moved, wide)
             moves += norm(moved) ** 2
             gradients += norm(wide) ** 2
     return product / math.sqrt(moves * gradients) if moves and gradients else None

@@ -261,13 +261,13 @@ class Watch:
             if key not in before:
                 continue
             update = widened(parameter.detach()) - widened(before[key])
-            size = float(update.norm())
+            size = norm(update)
             seen.updated[key] = seen.updated.get(key, 0.0) + size
             if steps.count == 1 and key in seen.gradients:
                 gradient = widened(seen.gradients[key])
-                along += float((update * gradient.conj()).sum().real)
+                along += inner(update, gradient)
                 updates += size**2
-                gradients += float(gradient.norm()) ** 2
+                gradients += norm(gradient) ** 2
             if self._clears:
                 parameter.grad = None
         if steps.count == 1:
@@ -344,13 +344,21 @@ def dense(gradient: Tensor) -> Tensor:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Return a tensor in double precision."""
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    """Return a tensor in single precision at least."""
+    is_half = tensor.dtype in (torch.bfloat16, torch.float16)
+    return tensor.float() if is_half else tensor
 
 
 def norm(tensor: Tensor) -> float:
     """Return the L2 norm, reckoned in double precision."""
-    return float(torch.linalg.vector_norm(widened(tensor)))
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(tensor, dtype=wide))
+
+
+def inner(a: Tensor, b: Tensor) -> float:
+    """Return the inner product of two tensors, its real part, added up in double precision."""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    return float((a * b.conj()).sum(dtype=wide).real)
 
 
 def largest(tensor: Tensor) -> float:
