@@ -152,7 +152,7 @@ def test_one_bad_cell_of_half_a_million_is_drawn() -> None:
     shape = colors(every).shape
     assert shape[0] <= MOST_ROWS
     assert shape[1] <= MOST_COLUMNS
-    assert "a column is 2 watched steps" in every.get_title(loc="left")
+    assert "a column is 2 watched steps" in texts(figure)
     assert "encoder.layers.0.part (6 layers)" in rows(every)
     reds = colors(dead)[0]
     assert (np.abs(reds - reds[0]).max(axis=1) > 0.2).sum() == 1
