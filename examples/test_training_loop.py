@@ -11,12 +11,12 @@ from examples.data import shuffled_batches
 from examples.models.cnn import CNN
 
 
-def run_training(model, digits, inspector, lr):
-    """Train for two epochs of 23 steps, and return the monitor that watched every fifth step."""
+def run_training(model, digits, inspector, lr, epochs):
+    """Train for epochs of 23 steps, and return the monitor that watched every fifth step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    batches = shuffled_batches(digits.train_images, digits.train_labels, epochs=2)
+    batches = shuffled_batches(digits.train_images, digits.train_labels, epochs)
     model.train()
-    with inspector(model).monitor(every=5, histograms=True) as monitor:
+    with inspector(model).monitor(every=5) as monitor:
         for step, (images, labels) in enumerate(batches):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images), labels)
@@ -32,7 +32,7 @@ def monitor(digits):
     from pytest_modelhealth import Inspector
 
     torch.manual_seed(0)
-    return run_training(CNN(), digits, Inspector, lr=3e-3)
+    return run_training(CNN(), digits, Inspector, lr=3e-3, epochs=2)
 
 
 def test_the_loss_falls_and_every_layer_learns(monitor):
@@ -54,15 +54,14 @@ def test_no_unit_dies(monitor):
 
 
 def test_the_training_can_be_looked_at(monitor, tmp_path):
-    """One picture of all layers, and one of a layer with its histograms."""
+    """One picture of all layers; ``monitor.plot_layer("relu_1")`` would be one of a layer."""
     monitor.plot(tmp_path / "training.png")
-    monitor.plot_layer("relu_1", tmp_path / "relu_1.png")
-    assert len(list(tmp_path.iterdir())) == 2
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_rate_that_kills_the_model_shows_at_once(digits, inspector):
-    """At a learning rate of 30 weights are replaced rather than changed, and the monitor says it."""
+    """At a rate of 30 weights are replaced rather than changed, and the monitor says it."""
     torch.manual_seed(0)
-    monitor = run_training(CNN(), digits, inspector, lr=30.0)
+    monitor = run_training(CNN(), digits, inspector, lr=30.0, epochs=1)
     assert monitor.history["conv1", "update_ratio"].max() > 0.2
     assert "no layer stands out" not in str(monitor)

@@ -289,6 +289,8 @@ class Inspector:
                 "a monitor watches a torch.nn.Module as the loop runs it: make the inspector of "
                 "that module, without compiled='observe'"
             )
+        if self._on_run is not None:
+            self._on_run()
         return TrainingMonitor(
             self._model,
             self._selection,
