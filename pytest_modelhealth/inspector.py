@@ -299,6 +299,8 @@ class Inspector:
                 "that module, without compiled='observe'"
             )
         sinks = sinks_of(to)
+        if self._on_run is not None:
+            self._on_run()
         monitor = TrainingMonitor(
             self._model,
             self._selection,

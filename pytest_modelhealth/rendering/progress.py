@@ -134,7 +134,7 @@ def headline(history: History) -> str:
         parts.append(f"loss {number(given[0])} to {number(loss[-1] if is_nan else given[-1])}")
     found = remarks(history)
     is_grave = bool(found) and found[0].rank < _SLOW
-    parts.append(f"worst: {found[0]}" if is_grave else "no layer stands out")
+    parts.append(f"worst: {found[0]}" if is_grave else "no layer stands out at the end")
     if history.first_origin is not None:
         step, origin = history.first_origin
         parts.append(f"step {step}: {printable(str(origin))}")

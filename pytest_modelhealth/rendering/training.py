@@ -22,7 +22,7 @@ from pytest_modelhealth.rendering.figure import (
     drawable,
     set_subtitle,
 )
-from pytest_modelhealth.rendering.notation import abbreviate, plural, shorten
+from pytest_modelhealth.rendering.notation import abbreviate, number, plural, shorten
 from pytest_modelhealth.rendering.progress import BAND, MOST_DEAD, in_order, layer_label, shown
 from pytest_modelhealth.rendering.timeline import (
     Flags,
@@ -83,6 +83,9 @@ def plot_training(history: History, events: Iterable[tuple[int, str, str]] = ())
         _draw(axes, side, each, edges)
         _name_rows(axes, each, height, {event.layer for event in listed})
         _ring(axes, each, listed)
+    every = max((each.every for each in drawn), default=1)
+    if every > 1:
+        panels[-1].set_xlabel(f"step; a column is {every} watched steps, the worst shown")
     draw_events(figure, panels, listed)
     return figure
 
@@ -159,7 +162,9 @@ def _gradients(history: History) -> _Map:
     powers = np.log10(usual) if len(usual) else np.zeros(1)
     middle = float(np.median(powers))
     low = max(float(powers.min()), middle - _DECADES / 2)
-    high = max(min(float(powers.max()), middle + _DECADES / 2), low + 1)
+    high = min(float(powers.max()), middle + _DECADES / 2)
+    if high - low < 1:
+        low, high = (low + high - 1) / 2, (low + high + 1) / 2
     return _map(
         history, f"gradient norm of {of}", values, bad, shown(history),
         colors=_GRADIENTS, limits=(10**low, 10**high), is_log=True,
@@ -276,20 +281,23 @@ def _draw(axes: Axes, side: Axes, each: _Map, edges: Reals) -> None:
         rasterized=True, zorder=1,
     )  # fmt: skip
     axes.set_ylim(len(each.names) - 0.5, -0.5)
-    put = f" (a column is {each.every} watched steps, the worst shown)" if each.every > 1 else ""
-    set_subtitle(axes, each.title + put)
+    set_subtitle(axes, each.title)
     _key(axes, each)
     side.set_axis_on()
     bar = axes.figure.colorbar(mesh, cax=side, extend="neither")
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=INK, labelsize=8, length=2)
     if each.is_log:
-        bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"1e{power:.0f}"))
+        bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(_power_of_ten))
     else:
         bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda part, _: f"{part:.0%}"))
     for limit in each.band or ():
         bar.ax.axhline(math.log10(limit), color=INK, linewidth=1.2)
+
+
+def _power_of_ten(power: float, _: object) -> str:
+    return f"1e{power:.0f}" if power == round(power) else number(10.0**power)
 
 
 def _key(axes: Axes, each: _Map) -> None:

@@ -153,10 +153,10 @@ def hostile() -> History:
 
 
 def large() -> History:
-    """Six hundred layers and a thousand steps; one unit layer dies in one step alone."""
+    """Six hundred layers and a thousand steps; one layer dies in one step alone."""
     names = tuple(f"encoder.layers.{i // 6}.part.{i % 6}" for i in range(600))
     made = history(names, range(1), keep=900)
-    usual = made_row = row(1, names, lambda step, layer: {})
+    usual = row(1, names, lambda step, layer: {})
     for step in range(1, 899):
         made_row = usual
         if step == 500:
