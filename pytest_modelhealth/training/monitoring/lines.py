@@ -10,6 +10,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,7 +68,8 @@ class Lines(ABC):
             self._file.write(self._text(row).encode())
             self._file.flush()
         except OSError as error:
-            self._file = None
+            with suppress(OSError):  # closing writes what is left
+                self.close()
             warnings.warn(
                 f"cannot write {str(self.path)!r} any longer, after step {row.step}: {error}; the "
                 "training goes on, and the monitor keeps its history",

@@ -372,17 +372,22 @@ def _whole(value: object, name: str, least: int) -> int:
     except TypeError:
         number = None
     if number is None or number < least:
-        raise InspectionError(
-            f"{name} must be a whole number from {least} on, not {value!r} ({type(value).__name__})"
-        )
+        raise InspectionError(f"{name} must be a whole number from {least} on, not {_shown(value)}")
     return number
+
+
+def _shown(value: object) -> str:
+    """Return a plain value as it is written, and of anything else what it is."""
+    if isinstance(value, str | bytes | int | float | None):
+        return repr(value)
+    return f"a {type(value).__name__}"
 
 
 def _path(path: object, name: str) -> Path:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InspectionError(
-            f"{name} must be the path of the file to write, such as 'health.{name}', not {path!r} "
-            f"({type(path).__name__})"
+            f"{name} must be the path of the file to write, such as 'health.{name}', "
+            f"not {_shown(path)}"
         )
     return path
 
@@ -405,6 +410,5 @@ def _scalar(loss: Any) -> Tensor | float | None:
         return float(loss)
     except (TypeError, ValueError):
         raise InspectionError(
-            f"the loss given to step_end() is {loss!r} ({type(loss).__name__}), not a scalar "
-            "tensor or a number"
+            f"the loss given to step_end() is {_shown(loss)}, not a scalar tensor or a number"
         ) from None

@@ -1,0 +1,138 @@
+"""Wrong arguments and calls in the wrong order: an error that says so, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pytest_modelhealth import InspectionError, Inspector
+from tests.training.models import batch, loss_of, net, train
+from tests.training.traces import traces
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every": 0}, "every must be a whole number from 1 on, not 0"),
+        ({"every": 2.0}, "every must be a whole number from 1 on, not 2.0"),
+        ({"every": True}, "every must be a whole number"),
+        ({"every": [batch()]}, "every must be a whole number from 1 on, not a list"),
+        ({"every": None}, "every must be a whole number"),
+        ({"keep": 1}, "keep must be a whole number from 2 on, not 1"),
+        ({"keep": "all"}, "keep must be a whole number"),
+        ({"csv": 3}, "csv must be the path of the file to write, such as 'health.csv', not 3"),
+        ({"csv": ""}, "csv must be the path"),
+        ({"csv": True}, "csv must be the path"),
+        ({"json": b"a.json"}, "json must be the path"),
+        ({"csv": "a", "json": Path("a")}, "csv and json are the same file"),
+        ({"scaler": 65536.0}, "pass the torch.amp.GradScaler itself"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
+    """Before anything is put on the model or written."""
+    model = net()
+    with pytest.raises(InspectionError, match=message):
+        Inspector(model).monitor(**arguments)
+    assert traces(model) == []
+
+
+def test_what_no_loop_can_train_is_refused() -> None:
+    """A monitor needs the module itself."""
+    exported = torch.export.export(net().eval(), (batch()[0],))
+    with pytest.raises(InspectionError, match=r"watches a torch\.nn\.Module"):
+        Inspector(exported).monitor()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (torch.ones(3), r"is a tensor of shape \(3,\), not a real scalar"),
+        (torch.ones((), dtype=torch.complex64), "is a complex tensor"),
+        ("low", "is 'low', not a scalar tensor or a number"),
+        ([1.0], "not a scalar tensor or a number"),
+        (nn.CrossEntropyLoss(), "not a scalar tensor or a number"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_refused(loss: object, message: str) -> None:
+    """The step stays as it was seen: the call may be made again."""
+    model = net()
+    with Inspector(model).monitor() as monitor:
+        loss_of(model).backward()
+        with pytest.raises(InspectionError, match=message):
+            monitor.step_end(0, loss=loss)
+        monitor.step_end(0, loss=2)
+    assert monitor.latest.loss == 2.0
+    assert monitor.report["a"].gradients is not None
+
+
+@pytest.mark.parametrize("loss", [torch.tensor([2.0]), np.float32(2), 2, torch.tensor(2)])
+def test_a_loss_may_be_any_single_number(loss: Any) -> None:
+    """Tensors of one element and numbers of NumPy are taken."""
+    model = net()
+    with Inspector(model).monitor() as monitor:
+        loss_of(model).backward()
+        monitor.step_end(loss=loss)
+    assert monitor.latest.loss == 2.0
+
+
+def test_numbers_of_steps_must_rise() -> None:
+    """Twice, backwards, or no number: refused, and the next right one is taken."""
+    model = net()
+    with Inspector(model).monitor() as monitor:
+        for wrong, message in (
+            (None, ""),
+            (0, r"step_end\(0\) was called twice"),
+            (-1, "step must be a whole number from 0 on"),
+            ("1", "step must be a whole number"),
+            (1.0, "step must be a whole number"),
+            (torch.tensor(1), "step must be a whole number"),
+            (np.int64(5), ""),
+            (3, r"step_end\(3\) was called after step 5: numbers of steps must rise"),
+        ):
+            loss_of(model).backward()
+            if message:
+                with pytest.raises(InspectionError, match=message):
+                    monitor.step_end(wrong)
+            else:
+                monitor.step_end(wrong)
+        monitor.step_end(9)
+    assert monitor.history.steps.tolist() == [0, 5, 9]
+
+
+def test_a_monitor_watches_one_training() -> None:
+    """Before it begins and after it has ended no step is taken; its numbers stay."""
+    model = net()
+    monitor = Inspector(model).monitor()
+    with pytest.raises(InspectionError, match="the monitor has not begun"):
+        monitor.step_end()
+    for ask in (lambda: monitor.latest, lambda: monitor.report, lambda: monitor.top()):
+        with pytest.raises(InspectionError, match="no step was watched yet"):
+            ask()
+    assert str(monitor) == "monitor of Net: no step was watched yet"
+    with monitor:
+        train(model, monitor, 2)
+        with pytest.raises(InspectionError, match="was started already"):
+            monitor.start()
+    with pytest.raises(InspectionError, match="the monitor has ended"):
+        monitor.step_end()
+    with pytest.raises(InspectionError, match="was closed already"):
+        monitor.start()
+    monitor.close()
+    assert len(monitor.history) == 2
+    assert monitor.report["a"].calls == 1
+
+
+def test_what_is_asked_of_the_largest_must_exist() -> None:
+    """An unknown statistic and a wrong number are refused."""
+    model = net()
+    with Inspector(model).monitor() as monitor:
+        train(model, monitor, 1)
+    with pytest.raises(InspectionError, match="did you mean 'gradient_norm'"):
+        monitor.top(by="gradient_norms")
+    with pytest.raises(InspectionError, match="k must be a whole number from 1 on"):
+        monitor.top(0)
