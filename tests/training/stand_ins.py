@@ -32,7 +32,7 @@ def of(package: str, kind: Any) -> Any:
     return kind
 
 
-def lightning(monkeypatch: Any) -> Any:
+def lightning(monkeypatch: Any) -> Any:  # noqa: C901 - classes in a row
     """Install a stand-in of Lightning, and return its `pytorch` part."""
 
     class Callback:

@@ -330,7 +330,7 @@ def test_a_context_ends_the_monitor_if_transformers_raises(make_trainer):
     "settings", [{}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.01}]
 )
 def test_a_step_of_transformers_is_the_one_its_trainer_makes(make_trainer, settings, monkeypatch):
-    """After two steps the parameters are those after `train` on the same batch; then all is back."""
+    """After two steps the parameters are those after `train` on the batch; then all is back."""
     same = DATA[:4] * 2 * settings.get("gradient_accumulation_steps", 1)
     trained = make_trainer(data=same, **settings)
     trained.train()
