@@ -32,7 +32,7 @@ def of(package: str, kind: Any) -> Any:
     return kind
 
 
-def lightning(monkeypatch: Any) -> Any:
+def lightning(monkeypatch: Any) -> Any:  # noqa: C901 - classes in a row
     """Install a stand-in of Lightning, and return its `pytorch` part."""
 
     class Callback:
@@ -150,7 +150,8 @@ def lightning(monkeypatch: Any) -> Any:
             output = module.training_step(batch, n)
             if n % self.accumulate_grad_batches == 0:
                 optimizer.zero_grad()
-            (output["loss"] / self.accumulate_grad_batches).backward()
+            output["loss"] = output["loss"] / self.accumulate_grad_batches
+            output["loss"].backward()
             if (n + 1) % self.accumulate_grad_batches == 0:
                 if self.gradient_clip_val:
                     nn.utils.clip_grad_norm_(module.parameters(), self.gradient_clip_val)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -179,7 +179,7 @@ def test_mlflow_takes_module_run_and_client(mlflow):
         info = SimpleNamespace(run_id="given")
 
     class MlflowClient:
-        batches: list[Any] = []
+        batches: ClassVar[list[Any]] = []
 
         def log_batch(self, run_id: str, metrics: Any) -> None:
             self.batches.append((run_id, metrics))
@@ -205,7 +205,7 @@ def test_a_logger_of_lightning_is_a_destination():
     """It is handed the row by its own method."""
 
     class CSVLogger:
-        rows: list[Any] = []
+        rows: ClassVar[list[Any]] = []
 
         def log_metrics(self, metrics: Any, step: int) -> None:
             self.rows.append((step, metrics))

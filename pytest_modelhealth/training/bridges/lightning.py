@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from pytest_modelhealth.training.bridges.following import Follower
 
 
@@ -29,6 +31,7 @@ class _Hooks:
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._number = self._seen = 0
+        self._loss: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
@@ -40,11 +43,15 @@ class _Hooks:
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End a step, if an optimizer made one."""
-        if trainer.global_step == self._seen:
-            return
-        self._seen = trainer.global_step
-        self._follower.step_end(self._number, _loss(outputs))
-        self._number += 1
+        loss = _loss(outputs)
+        if self._loss is not None and loss is not None and pl_module.automatic_optimization:
+            loss = self._loss + loss  # Lightning has divided each by their number
+        self._loss = loss
+        if trainer.global_step != self._seen:
+            self._seen = trainer.global_step
+            self._loss = None
+            self._follower.step_end(self._number, loss)
+            self._number += 1
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End."""
@@ -58,4 +65,4 @@ class _Hooks:
 def _loss(outputs: Any) -> Any:
     """Return the loss of a training step, if it has returned one."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-    return loss if getattr(loss, "numel", int)() == 1 else None
+    return loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None

@@ -40,7 +40,9 @@ class LightningStep(Giver):
         """Return the step; meanwhile, the module believes to be run by Fabric."""
         module: Any = given.model
         if given.batch is None:
-            raise InspectionError("a step of a LightningModule needs a batch: run_step(batch=...)")
+            raise InspectionError(
+                "the step of a LightningModule needs a batch: run_step(batch=...)"
+            )
         trainer = given.step if given.step is not None else getattr(module, "_trainer", None)
         with _attached(module, trainer) as fabric:
             plan = _plan(module, given.optimizer)

@@ -153,8 +153,9 @@ def _steps(trainer: Any) -> int:
         samples = len(trainer.train_dataset)
     except TypeError:
         return _UNKNOWN
-    batches = math.ceil(samples / args.train_batch_size)
-    return math.ceil(args.num_train_epochs * max(batches // args.gradient_accumulation_steps, 1))
+    batches: int = math.ceil(samples / args.train_batch_size)
+    steps = max(batches // int(args.gradient_accumulation_steps), 1)
+    return math.ceil(float(args.num_train_epochs) * steps)
 
 
 _UNKNOWN = 1000
