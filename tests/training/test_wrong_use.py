@@ -113,7 +113,7 @@ def test_a_monitor_watches_one_training() -> None:
     for ask in (lambda: monitor.latest, lambda: monitor.report, lambda: monitor.top()):
         with pytest.raises(InspectionError, match="no step was watched yet"):
             ask()
-    assert str(monitor) == "monitor of Net: no step was watched yet"
+    assert str(monitor) == "training of Net: no step was watched yet"
     with monitor:
         train(model, monitor, 2)
         with pytest.raises(InspectionError, match="was started already"):

@@ -372,13 +372,12 @@ def _mixed(session: Session, first: Watched) -> str:
         (optimizer, {id(p) for p in parameters_of(optimizer)})
         for optimizer in session.given.optimizers
     ]
-    passes = list(first.passes.values())
     for optimizer, own in owners:
         others = [held - own for other, held in owners if other is not optimizer]
-        alone = [p for p in passes if p & own and not any(p & held for held in others)]
-        shared = [p for p in passes if p & own and any(p & held for held in others)]
         steps = first.steps.get(id(optimizer))
-        if alone and shared and steps is not None and steps.passes >= len(alone) + len(shared):
+        within = [] if steps is None else [first.passes.get(task, set()) for task in steps.passes]
+        shared = [any(reached & held for held in others) for reached in within]
+        if any(shared) and not all(shared):
             return type(optimizer).__name__
     return ""
 

@@ -31,7 +31,7 @@ class Steps:
         repeated: whether it stepped again with the very gradient of the step before.
         evaluations: what its closure returned, each time.
         piled: whether the closure added to the gradient of its evaluation before.
-        passes: how many backward passes had reached the parameters when it first stepped.
+        passes: the backward passes that are in the gradients of its first step.
         early: whether it stepped before any backward pass of this call reached it.
         stale: whether it did so, and one reached it later in the call.
         along: inner product of the first update and the gradient, and both squared norms.
@@ -43,7 +43,7 @@ class Steps:
     repeated: bool = False
     evaluations: list[float] = field(default_factory=list)
     piled: bool = False
-    passes: int = 0
+    passes: set[int] = field(default_factory=set)
     early: bool = False
     stale: bool = False
     along: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -120,6 +120,7 @@ class Watch:
         self._clears, self._evaluating = clears, set[int]()
         self._stepped: set[int] = set()  # parameters whose gradient an optimizer has used up
         self._reached: set[int] = set()  # that a backward pass reached since
+        self._within: dict[int, set[int]] = {}  # the backward passes that a gradient is the sum of
         self._before: list[dict[int, Tensor]] = []  # one each step that runs: one may call another
         self.seen = Watched()
 
@@ -164,6 +165,9 @@ class Watch:
 
         def see(_: Tensor) -> None:
             self._reached.add(key)
+            if parameter.grad is None or not is_nonzero(parameter.grad):
+                self._within[key] = set()
+            self._within.setdefault(key, set()).add(torch._C._current_graph_task_id())
             if key in self._evaluating:
                 self._evaluating.discard(key)
                 if parameter.grad is not None and is_nonzero(parameter.grad):
@@ -197,8 +201,7 @@ class Watch:
         held = [p for p in parameters_of(optimizer) if id(p) in self._parameters]
         if not steps.count:
             steps.rate = rate_of(optimizer)
-            keys = {id(p) for p in held}
-            steps.passes = sum(bool(keys & reached) for reached in seen.passes.values())
+            steps.passes.update(*(self._within.get(id(p), ()) for p in held))
         else:
             steps.repeated |= self._is_repeated(held)
         steps.count += 1
