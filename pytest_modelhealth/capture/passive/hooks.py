@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
+from torch.compiler import is_compiling
 
+from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalLayers
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
@@ -17,6 +19,18 @@ from pytest_modelhealth.capture.step.apart import is_inspecting
 
 MOST_PASSES = 256
 """Forward passes that are read in one step: what is found in each stays until the step is over."""
+
+
+class _PassiveFunctions(FunctionalLayers):
+    """Leaves alone what is compiled for the first time while it is on."""
+
+    def __torch_function__(
+        self, func: Call, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call `func`, observed if it is a layer."""
+        if is_compiling():
+            return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 class PassiveHooks(Hooks):
@@ -46,11 +60,13 @@ class PassiveHooks(Hooks):
     ) -> None:
         super().__init__(recorder)
         recorder.flow.is_on = False
+        self.functions = _PassiveFunctions(self._function, recorder.flow)
         self.passes = 0
         self.saw_backward = False
         self._is_functional = is_functional
         self._on_pass: Callable[[Any], None] | None = on_pass
         self._on_backward: Callable[[], None] | None = on_backward
+        self._mode_is_on = False
         self._thread = get_ident()
         self._passed_over: Layer | None = None
         self._backward_pass = self._graph_task
@@ -66,7 +82,9 @@ class PassiveHooks(Hooks):
 
     def remove(self) -> None:
         """Remove every hook, and our hooks only."""
-        self.functions.turn_off()
+        if self._mode_is_on:  # an exception ended a pass without a word to us
+            self.functions.turn_off()
+            self._mode_is_on = False
         super().remove()
         self._on_pass = self._on_backward = None
 
@@ -92,8 +110,8 @@ class PassiveHooks(Hooks):
                 self._passed_over = None
             return
         super().complete(layer, output)
-        if not self._stack:
-            self.functions.suspend()
+        if self._mode_is_on and not self._stack:
+            self._mode_is_on = self.functions.suspend() is None
 
     def takes_gradients(self, layers: list[Layer]) -> bool:
         """Whether what flows back now is a gradient of the user's loss.
@@ -120,6 +138,7 @@ class PassiveHooks(Hooks):
             if self._on_pass is not None:
                 self._on_pass(arguments)
         if self._is_functional:
+            self._mode_is_on = True
             self.functions.turn_on()
 
     def _note_backward(self) -> None:

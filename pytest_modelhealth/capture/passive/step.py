@@ -16,7 +16,7 @@ from pytest_modelhealth.capture.observing.recorder import Recorder, merged_entri
 from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, find_tensors
-from pytest_modelhealth.capture.passive.compiled import WHY_OPAQUE, Compiled
+from pytest_modelhealth.capture.passive.compiled import WHY_OPAQUE, Compiled, CompiledObjects
 from pytest_modelhealth.capture.passive.hooks import MOST_PASSES, PassiveHooks
 from pytest_modelhealth.capture.passive.updates import OptimizerSteps
 from pytest_modelhealth.layers import Selection, named_modules
@@ -64,16 +64,17 @@ class PassiveStep:
         model: the model.
         selection: which roles of which layers to observe.
         scaler: the gradient scaler, if any.
-        is_functional: whether functional layers are to be seen.
+        compiled: what is compiled in this process.
     """
 
     def __init__(
-        self, model: nn.Module, selection: Selection, scaler: Any, is_functional: bool
+        self, model: nn.Module, selection: Selection, scaler: Any, compiled: CompiledObjects
     ) -> None:
         self._scaler = scaler
         self._scale = NO_SCALE
         self._batch = self._samples = 0
-        self._compiled = Compiled.of(model)
+        self._objects = compiled
+        self._compiled = Compiled.of(model, compiled)
         self._recorder = recorder = Recorder(named_modules(model), selection)
         for module in self._compiled.hidden.intersection(recorder.by_module):
             recorder.note_opaque(recorder.by_module[module], WHY_OPAQUE)
@@ -85,7 +86,7 @@ class PassiveStep:
         self._gradients: dict[int, Entry] = {}  # as the latest backward pass left them
         self._taken: dict[int, Entry] = {}  # of those, what an optimizer took
         self._is_state_read = False
-        is_functional = is_functional and not self._compiled.inside
+        is_functional = not (self._compiled.inside or compiled.function)
         self._hooks = PassiveHooks(recorder, is_functional, self._begin_pass, self._end_backward)
         wanted = {n: (p, "parameters" in lyr.roles) for n, (lyr, _, p) in self._held.items()}
         ledger = recorder.reader.ledger
@@ -94,7 +95,8 @@ class PassiveStep:
     def register(self) -> None:
         """Put hooks on the model, and have torch tell of optimizers."""
         self._hooks.register_around(self._compiled)
-        self._steps.register()
+        if not self._objects.runs_optimizer:
+            self._steps.register()
 
     def remove(self) -> None:
         """Leave nothing on the model."""
@@ -195,6 +197,23 @@ class PassiveStep:
             layers,
         )
 
+    def _notes(self) -> list[str]:
+        """Return what compiled code kept from being seen."""
+        notes = []
+        if self._compiled.inside:
+            notes.append(
+                "the model is compiled, or a part of it: functional layers were not looked at, nor "
+                "anything inside compiled code"
+            )
+        elif self._objects.function:
+            notes.append(
+                "functional layers were not looked at: a function is compiled in this process, "
+                f"{self._objects.function}(), which would be compiled anew if the model calls it"
+            )
+        if self._objects.runs_optimizer:
+            notes.append("updates were not seen: the step of an optimizer is compiled")
+        return notes
+
     def _is_unscaled(self) -> bool:
         """Whether the scaler has taken its scale off gradients that no optimizer took."""
         if self._scaler is None or self._scale.factor == 1.0:
@@ -209,7 +228,7 @@ class PassiveStep:
         layers: dict[str, LayerRecord] = records
         if recorder.reader.ledger.has_queued:  # what waits on a device is tensors
             layers = dict(records)
-        notes = [*recorder.notes]
+        notes = [*recorder.notes, *self._notes()]
         if self._hooks.passes >= MOST_PASSES:
             notes.append(f"only the first {MOST_PASSES} forward passes of the step were watched")
         return Observation(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from pytest_modelhealth.capture.passive.compiled import has_compiled_functions
+from pytest_modelhealth.capture.passive.compiled import CompiledObjects
 from pytest_modelhealth.capture.passive.step import PassiveStep, WatchedStep
 from pytest_modelhealth.capture.step.apart import is_inspecting
 from pytest_modelhealth.capture.step.interruption import uninterrupted
@@ -34,7 +34,7 @@ class PassiveWatch:
         self._selection = selection
         self._scaler = scaler
         self._step: PassiveStep | None = None
-        self._is_functional = not has_compiled_functions(model)
+        self._compiled: CompiledObjects | None = None
 
     @property
     def is_on(self) -> bool:
@@ -77,8 +77,10 @@ class PassiveWatch:
             InspectionError: the layers of the model cannot be listed.
         """
         self.discard()
+        if self._compiled is None:
+            self._compiled = CompiledObjects(self._model)
         with uninterrupted():
-            step = PassiveStep(self._model, self._selection, self._scaler, self._is_functional)
+            step = PassiveStep(self._model, self._selection, self._scaler, self._compiled)
             self._step = step
             step.register()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -123,31 +124,38 @@ def require_statistic(statistic: object) -> None:
 def row_of(step: int, seen: WatchedStep) -> StepRow:
     """Return the numbers of a watched step."""
     layers = [layer for layer in seen.layers.values() if layer.roles]
-    table = np.full((len(STATISTICS), len(layers)), np.nan)
-    weights: dict[tuple[str, str], TensorStatistics] = {}
-    gradients: list[TensorStatistics] = []
-    for column, layer in enumerate(layers):
-        own = {role: _own(layer, role) for role in ("parameters", "parameter_gradients")}
-        weights.update({(layer.name, name): seen for name, seen in own["parameters"].items()})
-        gradients += own["parameter_gradients"].values()
-        numbers = _flowing(layer, seen) | _held(own)
-        numbers |= _updated(layer.name, own["parameters"], seen)
-        for statistic, value in numbers.items():
-            table[_INDEX[statistic], column] = value
+    rows = []
+    weights: dict[tuple[str, str], Norm] = {}
+    gradients: list[Norm] = []
+    for layer in layers:
+        own, own_gradients = _norms(layer, "parameters"), _norms(layer, "parameter_gradients")
+        gradients += own_gradients.values()
+        changed = []
+        for name, norm in own.items():
+            if (layer.name, name) in seen.updates:
+                weights[layer.name, name] = norm
+                changed.append(name)
+        rows.append(
+            (
+                *_activations(seen.statistics(layer, "activations")),
+                *_gradients(seen.statistics(layer, "gradients")),
+                *_held(own.values()),
+                *_held(own_gradients.values()),
+                *_change(layer.name, changed, own, seen),
+            )
+        )
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
+    changes = {key: _norm_of(seen.updates[key]) for key in weights}
     return StepRow(
         step=step,
         loss=seen.observation.loss,
-        gradient_norm=_norm(gradients, of_all=True) if gradients else math.nan,
-        update_ratio=_ratio(
-            _norm(seen.updates.values(), of_all=True),
-            _norm(weights[key] for key in seen.updates if key in weights),
-        ),
+        gradient_norm=_joined(gradients),
+        update_ratio=_ratio(_joined(changes.values()), weights.values()),
         layers=tuple(layer.name for layer in layers),
         values=dict(zip(STATISTICS, table, strict=True)),
         parameter_updates={
-            ".".join(filter(None, key)): _ratio(_norm([update], of_all=True), weights[key].norm)
-            for key, update in seen.updates.items()
-            if key in weights
+            ".".join(filter(None, key)): _ratio(_joined([change]), [weights[key]])
+            for key, change in changes.items()
         },
         origin=origin_of(layers, seen),
         passes=seen.passes,
@@ -155,72 +163,70 @@ def row_of(step: int, seen: WatchedStep) -> StepRow:
     )
 
 
-_INDEX = {statistic: index for index, statistic in enumerate(STATISTICS)}
+class Norm(NamedTuple):
+    """The norm of the finite values of a tensor, and how many others it has."""
+
+    value: float
+    nans: int
+    infinities: int
 
 
-def _flowing(layer: Layer, seen: WatchedStep) -> dict[str, float]:
-    """Return what there is to say of a layer's activations and their gradients."""
-    numbers: dict[str, float] = {}
-    out = seen.statistics(layer, "activations")
-    if out is not None:
-        dead = out.dead_fraction
-        numbers |= {
-            "activation_mean": out.mean,
-            "activation_std": out.std,
-            "activation_rms": out.rms,
-            "activation_abs_max": out.abs_max,
-            "zero_fraction": out.zero_fraction,
-            "dead_fraction": math.nan if dead is None else dead,
-            "activation_nonfinite": out.nan_count + out.positive_inf_count,
-        }
-    back = seen.statistics(layer, "gradients")
-    if back is not None:
-        numbers |= {
-            "gradient_rms": back.rms,
-            "gradient_norm": back.norm,
-            "gradient_nonfinite": back.nonfinite_count,
-        }
-    return numbers
+def _norm_of(seen: TensorStatistics) -> Norm:
+    return Norm(seen.norm, seen.nan_count, seen.positive_inf_count + seen.negative_inf_count)
 
 
-def _own(layer: Layer, role: str) -> dict[str, TensorStatistics]:
-    return {name: entry.statistics for name, entry in layer.own.get(role, {}).items()}
+def _norms(layer: Layer, role: str) -> dict[str, Norm]:
+    return {name: _norm_of(entry.statistics) for name, entry in layer.own.get(role, {}).items()}
 
 
-def _held(own: Mapping[str, Mapping[str, TensorStatistics]]) -> dict[str, float]:
-    """Return what there is to say of a layer's own parameters and their gradients."""
-    numbers: dict[str, float] = {}
-    for role, tensors in own.items():
-        if tensors:
-            name = role.removesuffix("s")
-            numbers[f"{name}_norm"] = _norm(tensors.values())
-            numbers[f"{name}_nonfinite"] = sum(t.nonfinite_count for t in tensors.values())
-    return numbers
+def _activations(seen: TensorStatistics | None) -> tuple[float, ...]:
+    if seen is None:
+        return (math.nan,) * 7
+    dead = seen.dead_fraction
+    return (
+        seen.mean,
+        seen.std,
+        seen.rms,
+        seen.abs_max,
+        seen.zero_fraction,
+        math.nan if dead is None else dead,
+        seen.nan_count + seen.positive_inf_count,
+    )
 
 
-def _updated(
-    layer: str, parameters: Mapping[str, TensorStatistics], seen: WatchedStep
-) -> dict[str, float]:
-    """Return by how much an optimizer changed a layer's own parameters, if it did."""
-    touched = {n: seen.updates[layer, n] for n in parameters if (layer, n) in seen.updates}
-    if not touched:
-        return {}
-    norm = _norm(touched.values(), of_all=True)
-    return {
-        "update_norm": norm,
-        "update_ratio": _ratio(norm, _norm(parameters[name] for name in touched)),
-    }
+def _gradients(seen: TensorStatistics | None) -> tuple[float, ...]:
+    if seen is None:
+        return (math.nan,) * 3
+    return seen.rms, seen.norm, seen.nonfinite_count
 
 
-def _norm(tensors: Iterable[TensorStatistics], *, of_all: bool = False) -> float:
-    """Return the norm of tensors together, of their finite values unless `of_all` is asked for."""
-    listed = list(tensors)
-    if of_all and any(seen.nan_count for seen in listed):
+def _held(norms: Collection[Norm]) -> tuple[float, float]:
+    """Return the norm of tensors together, of finite values, and how many others they have."""
+    if not norms:
+        return math.nan, math.nan
+    return (
+        math.hypot(*(norm.value for norm in norms)),
+        sum(norm.nans + norm.infinities for norm in norms),
+    )
+
+
+def _change(
+    layer: str, names: Iterable[str], own: Mapping[str, Norm], seen: WatchedStep
+) -> tuple[float, float]:
+    """Return by how much an optimizer changed these parameters, also by their norm before."""
+    norm = _joined([_norm_of(seen.updates[layer, name]) for name in names])
+    return norm, _ratio(norm, [own[name] for name in names])
+
+
+def _joined(norms: Collection[Norm]) -> float:
+    """Return the norm of tensors together, NaN or infinity if one is in them; NaN of none."""
+    if not norms or any(norm.nans for norm in norms):
         return math.nan
-    if of_all and any(seen.inf_count for seen in listed):
+    if any(norm.infinities for norm in norms):
         return math.inf
-    return math.hypot(*(seen.norm for seen in listed))
+    return math.hypot(*(norm.value for norm in norms))
 
 
-def _ratio(change: float, size: float) -> float:
+def _ratio(change: float, before: Iterable[Norm]) -> float:
+    size = math.hypot(*(norm.value for norm in before))
     return change / size if size else math.nan

@@ -1,0 +1,128 @@
+"""What the training monitor costs, as a ratio to the bare training step.
+
+Usage: ``python -m benchmarks.monitor [--threads 1] [--rounds 15] [STEP ...]``
+
+A step is zero_grad, forward, loss, backward and AdamW. Four copies of a model are trained in turns,
+in one process: one bare, one with every step watched, one with a monitor that watches none of the
+steps that are timed, and one whose forward and backward are those of an inspection. A ratio is the
+median over rounds of the copy's step to the bare one, its spread the quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.speed import bare_milliseconds
+from benchmarks.steps import STEPS, Step
+from benchmarks.timing import Timing, header, load, machine, row, time_in_turns
+from pytest_modelhealth import Inspector
+
+NEVER = 10**9
+USUAL = ("BERT-like", "MLP")
+
+
+def mlp() -> Step:
+    """Five linear layers of 512 with ReLU, batch 256."""
+    widths = (784, 512, 512, 512, 512, 10)
+    layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
+    target = torch.randint(0, 10, (256,))
+    return Step(nn.Sequential(*layers[:-1]), torch.randn(256, 784), target, F.cross_entropy)
+
+
+ALL: dict[str, Callable[[], Step]] = {**STEPS, "MLP": mlp}
+
+
+class Training:
+    """A copy of a step's model, with an optimizer of its own."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = copy.deepcopy(step)
+        self.optimizer = torch.optim.AdamW(self.step.model.parameters(), lr=1e-6)
+
+    def run(self) -> Tensor:
+        """Run one step of the training."""
+        step = self.step
+        self.optimizer.zero_grad()
+        output = step.model(**step.inputs) if step.takes_keywords else step.model(step.inputs)
+        loss = step.loss_of(output)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def monitored(step: Step, every: int, stack: ExitStack) -> Callable[[], object]:
+    """Return what runs a step under a monitor, which ends with `stack`."""
+    training = Training(step)
+    monitor = stack.enter_context(Inspector(training.step.model).monitor(every))
+    return lambda: monitor.step_end(loss=training.run())
+
+
+def inspected(step: Step) -> Callable[[], object]:
+    """Return what runs a step whose forward and backward are an inspection's."""
+    training = Training(step)
+    training.run()
+    model = training.step.model
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    loss = None if step.loss is None else lambda output, *_: training.step.loss_of(output)
+
+    def run() -> None:
+        training.optimizer.zero_grad()
+        Inspector(model).run_inspection(training.step.inputs, training.step.target, loss=loss)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        training.optimizer.step()
+
+    return run
+
+
+def measure(name: str, rounds: int) -> dict[str, Timing]:
+    """Return the timings of each copy on the step of this name."""
+    torch.manual_seed(0)
+    step = ALL[name]()
+    step.model.train()
+    with ExitStack() as stack:
+        others = {
+            "watched": monitored(step, 1, stack),
+            "not watched": monitored(step, NEVER, stack),
+            "inspected": inspected(step),
+        }
+        return time_in_turns(Training(step).run, others, rounds)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "steps",
+        nargs="*",
+        metavar="STEP",
+        help=f"any of: {', '.join(ALL)}; default: {', '.join(USUAL)}",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of torch; default: 1")
+    parser.add_argument("--rounds", type=int, default=15, help="default: 15")
+    options = parser.parse_args(arguments)
+    for unknown in set(options.steps) - set(ALL):
+        parser.error(f"unknown step {unknown!r}; there are: {', '.join(ALL)}")
+    torch.set_num_threads(options.threads)
+    print(f"{machine()}; {options.threads} threads, {options.rounds} rounds, {load()}\n")
+    for clock, what in (("wall", "on the clock"), ("cpu", "of all cores")):
+        print(f"Time {what}, as a ratio to the bare step: median (quartiles)\n")
+        if clock == "wall":
+            timings = {name: measure(name, options.rounds) for name in options.steps or USUAL}
+        print(header(["step", "bare ms", *next(iter(timings.values()))]))
+        for name, timed in timings.items():
+            ratios = [timing.ratio(clock) for timing in timed.values()]
+            print(row([name, bare_milliseconds(timed), *ratios]))
+        print()
+
+
+if __name__ == "__main__":
+    main()
