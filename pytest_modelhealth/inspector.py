@@ -35,6 +35,7 @@ from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.waiver import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration
 from pytest_modelhealth.training import default_settings
+from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.stepping.contract import Asked, run_contract
 from pytest_modelhealth.training.stepping.session import TrainingStep
@@ -262,6 +263,7 @@ class Inspector:
         json: str | os.PathLike[str] | None = None,
         scaler: GradScaler | None = None,
         keep: int = 1024,
+        on_violation: Reaction = None,
     ) -> TrainingMonitor:
         """Return a monitor of the user's own training loop.
 
@@ -276,6 +278,10 @@ class Inspector:
             scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
                 without its scale.
             keep: the most watched steps that ``monitor.history`` holds; of more, every second one.
+            on_violation: what `step_end` does as soon as a rule for trainings fails, once for each
+                rule and layer: ``"raise"`` a `ModelHealthError`, ``"warn"``, or a function called
+                with the violation. ``None`` leaves it to ``monitor.assert_healthy()``, or to the
+                end of a test.
 
         Raises:
             InspectionError: an argument is of a wrong type, or the model is none that a loop can
@@ -286,6 +292,8 @@ class Inspector:
                 "a monitor watches a torch.nn.Module as the loop runs it: make the inspector of "
                 "that module, without compiled='observe'"
             )
+        if self._on_run is not None:
+            self._on_run()
         return TrainingMonitor(
             self._model,
             self._selection,
@@ -295,7 +303,15 @@ class Inspector:
             json=json,
             scaler=scaler,
             keep=keep,
+            settings=self._settings,
+            on_report=self._note_report,
+            on_violation=on_violation,
         )
+
+    def _note_report(self, report: HealthReport) -> None:
+        self._report = report
+        if self._on_report is not None:
+            self._on_report(report)
 
     def _report_of(self, observation: Observation) -> HealthReport:
         return HealthReport(observation, self._settings, judge, renderer=renderer)
@@ -425,10 +441,9 @@ class Inspector:
 
     def _reported(self, observation: Observation, settings: Settings) -> HealthReport:
         noise = self._calibration.noise(observation)
-        self._report = HealthReport(observation, settings, judge, noise, renderer=renderer)
-        if self._on_report is not None:
-            self._on_report(self._report)
-        return self._report
+        report = HealthReport(observation, settings, judge, noise, renderer=renderer)
+        self._note_report(report)
+        return report
 
 
 def _require_switches(on_report: object, calibrate: object) -> None:

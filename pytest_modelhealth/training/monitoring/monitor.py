@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,9 +17,12 @@ from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.capture.passive.watch import PassiveWatch
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
-from pytest_modelhealth.report import HealthReport, Observation
+from pytest_modelhealth.report import HealthReport, Observation, Verdict, Violation
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
 from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
+from pytest_modelhealth.training.monitoring.rates import Rates
 from pytest_modelhealth.training.monitoring.row import StepRow, require_statistic, row_of
 
 Observer = Callable[[StepRow], object]
@@ -41,6 +44,9 @@ class TrainingMonitor:
         csv, json: files to write a line to for each watched step.
         scaler: the gradient scaler of the training.
         keep: the most watched steps that the history holds.
+        settings: the limits of rules in force.
+        on_report: told of the report of the training when the monitor is closed.
+        on_violation: as in `Inspector.monitor`.
 
     Attributes:
         history: the watched steps as arrays.
@@ -62,6 +68,9 @@ class TrainingMonitor:
         json: Path | None = None,
         scaler: Any = None,
         keep: int = 1024,
+        settings: Settings,
+        on_report: Callable[[HealthReport], object] | None = None,
+        on_violation: Reaction = None,
     ) -> None:
         self.every = _whole(every, "every", 1)
         self.history = History(_whole(keep, "keep", 2))
@@ -70,6 +79,8 @@ class TrainingMonitor:
         self._model = model
         self._selection = selection
         self._make_report = make_report
+        self._judge = TrainingJudge(settings, make_report, on_report, on_violation)
+        self._rates = Rates(model)
         names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
         self._files: list[Lines] = []
         if csv is not None:
@@ -115,7 +126,7 @@ class TrainingMonitor:
         try:
             for file in self._files:
                 file.open()
-            self._watch.begin()
+            self._begin_step()
         except BaseException:
             self.close()
             self._state = "new"
@@ -126,8 +137,11 @@ class TrainingMonitor:
     def close(self) -> None:
         """Take everything off the model, and close the files; the numbers stay."""
         self._watch.close()
+        self._rates.end()
         for file in self._files:
             file.close()
+        if self._state == "started" and self._latest_seen is not None:
+            self._judge.hand_out(self._latest_seen.observation)
         self._state = "closed"
 
     # Steps.
@@ -147,14 +161,15 @@ class TrainingMonitor:
         row = None
         if self._watch.is_on:
             value = _scalar(loss)
+            rates = self._rates.end()
             seen = self._watch.end(value)
             self._stride = number - (number - 1 if self._last is None else self._last)
-            row = self._take(number, seen)
+            row = self._take(number, seen, rates)
         elif self._last is not None:
             self._stride = number - self._last
         self._last = number
         if (number + self._stride) // self.every != number // self.every:
-            self._watch.begin()
+            self._begin_step()
         if row is not None:
             self._tell(row)
 
@@ -177,10 +192,14 @@ class TrainingMonitor:
             )
         return number
 
-    def _take(self, number: int, seen: WatchedStep) -> StepRow:
+    def _begin_step(self) -> None:
+        self._watch.begin()
+        self._rates.begin()
+
+    def _take(self, number: int, seen: WatchedStep, rates: Mapping[str, float]) -> StepRow:
         if self._latest is None:
             self._check_first(number, seen)
-        row = row_of(number, seen)
+        row = row_of(number, seen, rates)
         self._latest, self._latest_seen, self._report = row, seen, None
         return row
 
@@ -202,11 +221,15 @@ class TrainingMonitor:
         return {named.name: named.module for named in named_modules(self._model)}
 
     def _tell(self, row: StepRow) -> None:
+        assert self._latest_seen is not None
+        row, begun = self._judge.follow(row)
+        self._latest = row
         self.history.add(row)
         for file in self._files:
             file.write(row)
         for observer in self.observers:
             observer(row)
+        self._judge.react(begun, self._latest_seen.observation)
 
     # What was seen.
 
@@ -233,6 +256,39 @@ class TrainingMonitor:
             assert self._latest_seen is not None
             self._report = self._make_report(self._latest_seen.observation)
         return self._report
+
+    def report_of_training(self) -> HealthReport:
+        """Return the report of the training so far: the latest watched step, judged by rules.
+
+        Raises:
+            InspectionError: none was watched yet.
+        """
+        assert self.latest is not None
+        assert self._latest_seen is not None
+        return self._judge.report(self._latest_seen.observation)
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """What of the training so far breaks a rule and is not waived, the gravest first."""
+        return self.report_of_training().violations
+
+    @property
+    def verdict(self) -> Verdict:
+        """``healthy``, ``unhealthy`` or ``inconclusive``: the verdict on the training so far."""
+        return self.report_of_training().verdict
+
+    def assert_healthy(self, **thresholds: object) -> None:
+        """Do nothing if the training so far breaks no rule; `thresholds` override its own.
+
+        A limit that is stricter than the one in force is held against what was noted under that.
+
+        Raises:
+            ModelHealthError: a rule is broken: the first line names step and layer.
+            InspectionError: no step was watched yet.
+            SettingsError: a threshold has an unknown name, a wrong type or an impossible value.
+        """
+        __tracebackhide__ = True
+        self.report_of_training().assert_healthy(**thresholds)
 
     def top(
         self, k: int = 5, by: str = "gradient_norm", *, containers: bool = False
