@@ -94,9 +94,14 @@ class LossSummary:
         return self.is_known and self.progress > clear
 
     @property
+    def runs_away(self) -> bool:
+        """Whether a loss that can be negative falls without a bound: it rewards growth itself."""
+        return self.is_known and self.recent < -_BOUNDLESS * max(abs(self.first), 1.0)
+
+    @property
     def is_well(self) -> bool:
         """Whether the loss is near its floor, or fell and stayed near its best."""
-        if not self.is_known:
+        if not self.is_known or self.runs_away:
             return False
         kept = max(_NEAR * self.noise, _KEPT * self.progress)
         return self.is_at_floor or (self.made_progress and self.lost <= kept)
@@ -115,6 +120,7 @@ _CLEAR = 3.0
 _SOME = 0.03
 _LITTLE = 0.02
 _NEAR = 3.0
+_BOUNDLESS = 1000.0
 _KEPT = 0.25
 
 

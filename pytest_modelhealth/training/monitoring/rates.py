@@ -15,8 +15,8 @@ from pytest_modelhealth.layers import named_modules
 class Rates:
     """Sees with which rate each parameter of a model is about to be changed.
 
-    Between `begin` and `end` torch tells it of each optimizer's step; before and after of none. Of a
-    parameter that the model got later nothing is known.
+    Between `begin` and `end` torch tells it of each optimizer's step; before and after of none. Of
+    a parameter that the model got later nothing is known.
 
     Args:
         model: the model that is trained.

@@ -36,7 +36,7 @@ class LossCourse:
             return
         if len(self._opening) < _OPENING:
             self._opening.append(loss)
-            self._first = sorted(self._opening)[:2][-1]  # later ones may have blown up already
+            self._first = _level_of(self._opening)
         if self._count >= _OPENING:
             self._add_noise(abs(loss - self._level))
         self._count += 1
@@ -61,3 +61,14 @@ class LossCourse:
         if self._noise > 0.0 and self._count > 2 * _WINDOW:
             deviation = min(deviation, 5.0 * self._noise)
         self._noise += (deviation - self._noise) / min(self._count - _OPENING + 1, 50)
+
+
+def _level_of(opening: list[float]) -> float:
+    """Return the level that a loss begins with, whatever the first steps do to it."""
+    first, *others = opening
+    if others and 0.0 < first < min(others) / _BLOWN_UP:
+        return first
+    return sorted(opening)[:2][-1]
+
+
+_BLOWN_UP = 3.0

@@ -75,6 +75,8 @@ class DyingLayers(Rule):
                 limit,
                 cause="a step too large pushed its biases below all inputs, or its inputs shifted",
             )
+        if any((e.kind, e.layer) == ("units", event.layer) for e in course.events):
+            return None
         limit = settings.limit("min_spread_kept", event.layer)
         kept = event.value / event.reference if event.reference else 1.0
         if kept >= limit.value:

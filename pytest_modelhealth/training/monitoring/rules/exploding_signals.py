@@ -75,8 +75,9 @@ class ExplodingSignals(Rule):
             severity = "warn"
         what = "gradient norm" if event.kind == "gradients" else "activations (rms)"
         return Breach(
-            f"the {what} of {named(event)} grew {shown(growth)}-fold, from {shown(event.reference)} "
-            f"to {shown(event.value)}, and stays there since step {event.step}",
+            f"the {what} of {named(event)} grew {shown(growth)}-fold, from "
+            f"{shown(event.reference)} to {shown(event.value)}, and stays there since step "
+            f"{event.step}",
             growth,
             limit,
             severity,

@@ -32,8 +32,8 @@ class FadingGradients(Rule):
         "The largest of the latest gradient norms of a layer, by that of the whole model, relative "
         "to the geometric mean of this share so far; of the whole model, relative to its own; and "
         "for how many watched steps a layer that had a gradient has none or zero. The first two "
-        "break min_gradient_kept, the last max_steps_without_gradient. A layer's fading warns where "
-        "the loss is near its best, and so does a gradient that is missing."
+        "break min_gradient_kept, the last max_steps_without_gradient. A layer's fading warns "
+        "where the loss is near its best, and so does a gradient that is missing."
     )
     source = (
         "healthy layers keep their share of the gradient within two orders of magnitude; gradients "

@@ -36,14 +36,14 @@ class LossDivergence(Rule):
         "the end, or with several optimizers in a step, it is no violation."
     )
     source = (
-        "losses of reinforcement and adversarial learning rise in healthy trainings, by up to 30 "
-        "times; what sets divergence apart is the size of the updates that go with it"
+        "losses of reinforcement and adversarial learning rise in healthy trainings, by up to "
+        "a hundred times; what sets divergence apart is the size of the updates that go with it"
     )
     settings = (
         Setting(
             "max_loss_rise",
             float,
-            default=100.0,
+            default=1000.0,
             minimum=0.0,
             help="largest rise of the loss above its best, by its own scale, whatever goes with it",
             per_layer=False,

@@ -23,8 +23,8 @@ class StoppedUpdates(Rule):
     definition = (
         "How many watched steps in a row, to the end, left a layer's parameters exactly as they "
         "were, of those in which it had gradients, its learning rate was not zero, and others "
-        "changed. More than max_still_steps is a violation. One that no optimizer steps any longer, "
-        "but that still requires gradients, warns."
+        "changed. More than max_still_steps is a violation. One that no optimizer steps any "
+        "longer, but that still requires gradients, warns."
     )
     source = "an update that is exactly zero is rounded away, masked or never written"
     settings = (

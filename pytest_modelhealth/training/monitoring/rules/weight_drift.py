@@ -28,10 +28,10 @@ class WeightDrift(Rule):
     rank = 87
     role = "parameters"
     definition = (
-        "The root mean square of a layer's parameters, by the first one, at least 0.01, where it is "
-        "above 1 now; and by the largest one so far. Outside max_weight_growth and min_weight_kept "
-        "over ten watched steps and to the end it is a violation, which warns where the loss is "
-        "near its best, or was not given."
+        "The root mean square of a layer's parameters, by the first one, at least 0.01, where it "
+        "is above 1 now; and by the largest one so far. Outside max_weight_growth and "
+        "min_weight_kept over ten watched steps and to the end it is a violation, which warns "
+        "where the loss is near its best, or was not given."
     )
     source = (
         "scales that start at 1e-6 grow to 0.1, and weights before a normalisation with the root "
