@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from pytest_modelhealth.checks import Check
 from pytest_modelhealth.report import Course, CourseEvent
 from pytest_modelhealth.settings import Settings
@@ -55,10 +57,12 @@ class CourseObserver:
         self._most = max(self._most, row.optimizer_steps)
         table = self._table
         table.take(row)
+        with np.errstate(all="ignore"):
+            for _, follower in self._followed:
+                follower.follow(table)
         begun = []
         course: Course | None = None
         for rule, follower in self._followed:
-            follower.follow(table)
             for event in follower.changed:
                 key = event.rule, event.kind, event.layer
                 if (*key, "fail") in self._told:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from pytest_modelhealth.training.monitoring.following.follower import Follower
-from pytest_modelhealth.training.monitoring.following.levels import Levels
+from pytest_modelhealth.training.monitoring.following.levels import Level
 from pytest_modelhealth.training.monitoring.following.table import Table
 
 _NOISE = 6.0
@@ -20,8 +18,7 @@ class DivergenceFollower(Follower):
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
-        self._updates = Levels()
-        self._gradients = Levels()
+        self._updates, self._gradients = Level(), Level()
         self._noise = math.inf
         self._best_step = -1
         self._most = {"update_ratio": 0.0, "update_growth": 0.0, "gradient_growth": 0.0}
@@ -30,9 +27,8 @@ class DivergenceFollower(Follower):
         """See the latest step."""
         row, loss = table.row, table.loss.summary
         is_on = self.is_open("loss")
-        held = np.array([is_on])
-        self._updates.add(np.array([row.update_ratio]), held)
-        self._gradients.add(np.array([row.gradient_norm]), held)
+        self._updates.add(row.update_ratio, held=is_on)
+        self._gradients.add(row.gradient_norm, held=is_on)
         if not loss.is_known or row.loss is None:
             return
         if not is_on and (loss.best_step != self._best_step or self._noise > loss.noise):
@@ -61,9 +57,9 @@ class DivergenceFollower(Follower):
     def _note_updates(self) -> None:
         updates, gradients = self._updates, self._gradients
         seen = {
-            "update_ratio": math.exp(updates.low[0]),
-            "update_growth": math.exp(updates.low[0] - updates.usual[0]),
-            "gradient_growth": math.exp(gradients.low[0] - gradients.reference[0]),
+            "update_ratio": math.exp(updates.low),
+            "update_growth": math.exp(updates.low - updates.usual),
+            "gradient_growth": math.exp(gradients.low - gradients.reference),
         }
         for name, value in seen.items():
             if value > self._most[name]:

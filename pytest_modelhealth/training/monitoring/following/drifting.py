@@ -33,10 +33,9 @@ class DriftFollower(Follower):
         low, high = np.exp(levels.low), np.exp(levels.high)
         self._largest = np.fmax(grown(self._largest, layers, 0.0), low)
         told = levels.valid & (levels.count >= LATELY)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            start = np.maximum(self._first, _SMALL)
-            growth = low / start
-            left = high / self._largest
+        start = np.maximum(self._first, _SMALL)
+        growth = low / start
+        left = high / self._largest
         active = told & (growth > _GROWN) & (low > 1.0)
         self.mark(table, "growth", active, told, low, start, role="parameters")
         active = told & (left < _SHRUNK)

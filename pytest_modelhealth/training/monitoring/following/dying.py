@@ -36,8 +36,7 @@ class DyingFollower(Follower):
 
     def _see_units(self, table: Table) -> None:
         dead = table.values("dead_fraction")
-        with np.errstate(invalid="ignore"):
-            alive = np.where(table.values("unit_observations") >= _ENOUGH, 1.0 + dead, np.nan)
+        alive = np.where(table.values("unit_observations") >= _ENOUGH, 1.0 + dead, np.nan)
         levels = self._dead
         levels.add(alive)
         least, most = np.exp(levels.low) - 1.0, np.exp(levels.high) - 1.0
@@ -51,12 +50,11 @@ class DyingFollower(Follower):
         stds = np.where(table.values("activation_nonfinite") > 0.0, np.nan, stds)
         spread.add(stds, self._flat)
         inputs.add(table.values("input_std"), self._flat)
-        with np.errstate(invalid="ignore"):
-            self._flat = (
-                (spread.usual - spread.high > _SPREAD)
-                & ~(inputs.usual - inputs.low > _INPUT)
-                & (spread.count > _BEFORE)
-            )
+        self._flat = (
+            (spread.usual - spread.high > _SPREAD)
+            & ~(inputs.usual - inputs.low > _INPUT)
+            & (spread.count > _BEFORE)
+        )
         self.mark(
             table,
             "spread",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from pytest_modelhealth.training.monitoring.following.follower import Follower
-from pytest_modelhealth.training.monitoring.following.levels import Levels, Mask
+from pytest_modelhealth.training.monitoring.following.levels import Level, Levels, Mask
 from pytest_modelhealth.training.monitoring.following.table import Table
 
 _LEAST = 15
@@ -21,21 +21,21 @@ class ExplosionFollower(Follower):
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
-        self._gradients, self._activations, self._total = Levels(), Levels(), Levels()
+        self._gradients, self._activations, self._total = Levels(), Levels(), Level()
         self._big: Mask = np.zeros(0, dtype=bool)
         self._wide: Mask = np.zeros(0, dtype=bool)
-        self._is_total_big = np.zeros(1, dtype=bool)
+        self._is_total_big = False
 
     def see(self, table: Table) -> None:
         """See the latest step."""
         total = self._total
-        total.add(np.array([table.row.gradient_norm]), self._is_total_big)
-        self._is_total_big = (total.low - total.reference > _TOTAL) & (total.count > _LEAST)
+        total.add(table.row.gradient_norm, held=self._is_total_big)
+        self._is_total_big = total.low - total.reference > _TOTAL and total.count > _LEAST
         levels = self._gradients
         levels.add(table.values("parameter_gradient_norm"), self._big)
         above = levels.low - levels.reference
         self._big = (above > _GRADIENTS) & (levels.count > _LEAST)
-        active = self._big & self._is_total_big[0]
+        active = self._big & self._is_total_big
         self.mark(
             table,
             "gradients",

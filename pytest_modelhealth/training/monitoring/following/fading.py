@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from pytest_modelhealth.training.monitoring.following.follower import Follower
-from pytest_modelhealth.training.monitoring.following.levels import Levels, Mask, grown
+from pytest_modelhealth.training.monitoring.following.levels import Level, Levels, Mask, grown
 from pytest_modelhealth.training.monitoring.following.table import Table
 from pytest_modelhealth.training.monitoring.row import Reals
 
@@ -25,10 +25,10 @@ class FadingFollower(Follower):
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
-        self._shares, self._own, self._total = Levels(), Levels(), Levels()
+        self._shares, self._own, self._total = Levels(), Levels(), Level()
         self._relative = Levels()
         self._faded: Mask = np.zeros(0, dtype=bool)
-        self._is_total_faded = np.zeros(1, dtype=bool)
+        self._is_total_faded = False
         self._without = np.zeros(0)
         self._since = np.zeros(0)
         self._all_zero = 0
@@ -46,17 +46,17 @@ class FadingFollower(Follower):
 
     def _see_all(self, table: Table, norm: float) -> None:
         total, row = self._total, table.row
-        total.add(np.array([norm]), self._is_total_faded)
+        total.add(norm, held=self._is_total_faded)
         self._all_zero = self._all_zero + 1 if norm == 0.0 else 0
         if self._all_zero > 1:
-            self.go_on("all_zero", "", row.step, 0.0, _exp(total.usual[0]), role="gradients")
+            self.go_on("all_zero", "", row.step, 0.0, _exp(total.usual), role="gradients")
         elif norm == norm:
             self.end("all_zero")
         below = total.usual - total.high
-        self._is_total_faded = (below > _FALL) & (total.count > _LEAST)
-        if self._is_total_faded[0]:
-            found = _exp(total.high[0])
-            usual = _exp(total.usual[0])
+        self._is_total_faded = below > _FALL and total.count > _LEAST
+        if self._is_total_faded:
+            found = _exp(total.high)
+            usual = _exp(total.usual)
             self.go_on("all", "", row.step, found, usual, role="gradients", sign=-1)
         elif norm == norm:
             self.end("all")
@@ -114,16 +114,14 @@ class FadingFollower(Follower):
     def _see_never(self, table: Table, values: Reals) -> None:
         held = table.values("parameter_norm")
         matrices = table.values("weight_update_ratio") > 0.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.where(matrices, values / held, np.nan)
+        relative = np.where(matrices, values / held, np.nan)
         levels = self._relative
         levels.add(relative)
         told = levels.valid & (levels.count > _NEVER)
         if not told.any():
             return
         most = float(np.max(np.where(told, levels.low, -np.inf)))
-        with np.errstate(invalid="ignore"):
-            active = told & (most - levels.high > _TINY)
+        active = told & (most - levels.high > _TINY)
         self.mark(
             table,
             "never",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 
@@ -50,7 +53,8 @@ class Levels:
     def __init__(self, *, zeros: bool = False) -> None:
         self._least = _LEAST if zeros else 0.0
         self._lately = np.full((LATELY, 0), np.nan)
-        self.count = np.zeros(0)
+        self.count = np.zeros(0, dtype=np.intp)
+        self._is_opening = True
         self.low = self.high = np.zeros(0)
         self.opening = np.zeros(0)
         self.usual = np.zeros(0)
@@ -68,32 +72,29 @@ class Levels:
             self._grow(layers)
         if self._least:
             values = np.maximum(values, self._least)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.log(values)
+        logs = np.log(values)
         self.valid = valid = np.isfinite(logs)
-        if valid.all():
-            at = self.count.astype(np.intp) % LATELY
-            self._lately[at, np.arange(layers)] = logs
-        else:
-            columns = np.flatnonzero(valid)
-            self._lately[self.count[columns].astype(np.intp) % LATELY, columns] = logs[columns]
-        self.count += valid
-        self.low = self._lately.min(axis=0)
-        self.high = self._lately.max(axis=0)
-        learns = valid
-        if held is not None:
-            learns = valid & ~held_of(held, layers)
-        share = np.where(learns, 1.0 / np.maximum(self.count, 1.0), 0.0)
-        steady = np.where(valid, logs, 0.0)
-        clipped = np.where(
-            self.count > OPENING, np.minimum(np.maximum(steady, self.low), self.high), steady
-        )
-        self.usual += share * (clipped - self.usual)
-        self.opening = np.where(self.count <= OPENING, self.usual, self.opening)
+        columns = valid.nonzero()[0]
+        count = self.count
+        logs = logs[columns]
+        self._lately[count[columns] % LATELY, columns] = logs
+        count += valid
+        self.low = low = np.minimum.reduce(self._lately)
+        self.high = high = np.maximum.reduce(self._lately)
+        if held is not None and held.any():
+            learns = ~held_of(held, layers)[columns]
+            columns, logs = columns[learns], logs[learns]
+        # a single value far off says little once there are some; NaN, of few, bounds nothing
+        kept = np.fmin(np.fmax(logs, low[columns]), high[columns])
+        self.usual[columns] += (kept - self.usual[columns]) / count[columns]
+        if self._is_opening:
+            self.opening = np.where(count <= OPENING, self.usual, self.opening)
+            self._is_opening = bool((count < OPENING).any())
 
     def _grow(self, layers: int) -> None:
         self._lately = grown(self._lately, layers)
-        self.count = grown(self.count, layers, 0.0)
+        self.count = np.pad(self.count, (0, layers - len(self.count)))
+        self._is_opening = True
         self.opening = grown(self.opening, layers, 0.0)
         self.usual = grown(self.usual, layers, 0.0)
 
@@ -102,3 +103,32 @@ class Levels:
         """The larger of what is usual and what was at the beginning."""
         larger: Reals = np.maximum(self.usual, self.opening)
         return larger
+
+
+class Level:
+    """The same of a single statistic, in plain numbers."""
+
+    def __init__(self) -> None:
+        self._lately: deque[float] = deque(maxlen=LATELY)
+        self.count = 0
+        self.low = self.high = math.nan
+        self.opening = self.usual = 0.0
+
+    def add(self, value: float, *, held: bool = False) -> None:
+        """Take the value of a step; zeros and what is no number say nothing."""
+        if not 0.0 < value < math.inf:
+            return
+        log = math.log(value)
+        self.count += 1
+        self._lately.append(log)
+        if self.count >= LATELY:
+            self.low, self.high = min(self._lately), max(self._lately)
+        if not held:
+            self.usual += (log - self.usual) / self.count
+        if self.count <= OPENING:
+            self.opening = self.usual
+
+    @property
+    def reference(self) -> float:
+        """The larger of what is usual and what was at the beginning."""
+        return max(self.usual, self.opening)

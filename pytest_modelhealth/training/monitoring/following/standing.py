@@ -15,23 +15,46 @@ class StandingFollower(Follower):
         super().__init__(rule)
         self._norms = math.nan
         self._is_still = self._is_without = True
-        self._rows_without = 0
+        self._idle = self._longest = 0
+        self._idle_since = 0
 
     def see(self, table: Table) -> None:
         """See the latest step."""
         row = table.row
         norms = float(row.values["parameter_norm"][row.values["parameter_norm"] > 0.0].sum())
-        self._is_still &= norms == self._norms or table.steps == 1
-        self._is_still &= not row.update_ratio > 0.0
+        is_same = norms == self._norms and not row.update_ratio > 0.0
+        self._is_still &= is_same or table.steps == 1
         self._norms = norms
         has_gradients = row.gradient_norm > 0.0 or math.isinf(row.gradient_norm)
         self._is_without &= not has_gradients
-        self._rows_without += not row.gradient_norm > 0.0
         self._say("weights", self._is_still and not self._is_without, table, norms)
         self._say("gradients", self._is_without and row.passes > 0, table, row.gradient_norm)
+        self._see_idle(table, is_same and has_gradients and not row.optimizer_steps)
         loss = table.loss.summary
         is_flat = loss.is_known and loss.is_flat
         self._say("loss", is_flat, table, loss.recent if is_flat else 0.0)
+
+    def _see_idle(self, table: Table, is_idle: bool) -> None:
+        """Count steps in a row that no optimizer takes, after some that one took."""
+        if not is_idle or self._is_still:
+            if table.row.optimizer_steps:
+                self._longest = max(self._longest, self._idle)
+            self._idle = 0
+            self.end("idle")
+            return
+        if not self._idle:
+            self._idle_since = table.row.step
+        self._idle += 1
+        self.go_on(
+            "idle",
+            "",
+            table.row.step,
+            float(self._idle),
+            float(self._longest),
+            role="parameters",
+            began=self._idle_since,
+            rows=self._idle,
+        )
 
     def _say(self, kind: str, is_on: bool, table: Table, value: float) -> None:
         if not is_on:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pytest_modelhealth.training.monitoring.following.follower import Follower
-from pytest_modelhealth.training.monitoring.following.levels import Levels, grown
+from pytest_modelhealth.training.monitoring.following.levels import Levels, Mask, grown, held_of
 from pytest_modelhealth.training.monitoring.following.table import Table
 
 _NOTED = 0.01
@@ -43,6 +43,7 @@ class StillFollower(Follower):
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
+        self._has_matrix: Mask = np.zeros(0, dtype=bool)
         self._moved = np.zeros(0)
         self._still = np.zeros(0)
         self._since = np.zeros(0)
@@ -51,8 +52,10 @@ class StillFollower(Follower):
         """See the latest step."""
         if not table.row.update_ratio > 0.0:
             return
-        updates = table.values("update_norm")
+        updates, weights = table.values("update_norm"), table.values("weight_update_ratio")
         layers = len(updates)
+        self._has_matrix = held_of(self._has_matrix, layers) | (weights > 0.0)
+        updates = np.where(self._has_matrix, weights, updates)
         self._moved = grown(self._moved, layers, 0.0)
         self._still = grown(self._still, layers, 0.0)
         self._since = grown(self._since, layers, 0.0)

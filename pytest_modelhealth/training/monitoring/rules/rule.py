@@ -97,13 +97,19 @@ def _together(
 ) -> Iterator[Violation]:
     """Yield violations, those that begin with an earlier one of the kind as layers it affects.
 
-    One that a waiver accepts stands alone.
+    Of several in one layer the first stands; one that a waiver accepts stands alone.
     """
     roots: list[tuple[CourseEvent, Violation]] = []
     alone = []
     for event, violation in found:
         if any(waiver.covers(violation.check, violation.layer) for waiver in settings.waivers):
             alone.append(violation)
+            continue
+        same = (at for at, (_, root) in enumerate(roots) if root.layer == violation.layer)
+        at = next(same, None)
+        if at is not None:
+            first, root = roots[at]
+            roots[at] = first, replace(root, details=(*root.details, violation.message))
             continue
         for at, (first, root) in enumerate(roots):
             is_same = (first.kind, root.severity) == (event.kind, violation.severity)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _LONG = 5
 _NOISY = 0.3
+_OFTEN = 4
 
 
 class Standstill(Rule):
@@ -28,8 +29,9 @@ class Standstill(Rule):
     definition = (
         "How many watched steps there were from the first on without any gradient, or without any "
         "change of any parameter though gradients came: more than max_steps_standing is a "
-        "violation. A loss that after five times as many is where it began warns, where it is not "
-        "next to 0, never negative, and not mostly noise."
+        "violation, and so is as long a pause of the optimizers later on, if it is four times as "
+        "long as any before. A loss that after five times as many is where it began warns, where "
+        "it is not next to 0, never negative, and not mostly noise."
     )
     source = "accumulation of gradients over more than 20 batches is rare"
     settings = (
@@ -82,6 +84,17 @@ class Standstill(Rule):
                 limit,
                 cause="the loss is not computed from the output, backward() is missing, or the "
                 "graph is cut between the two",
+            )
+        if event.kind == "idle":
+            if event.rows <= max(limit.value, _OFTEN * event.reference):
+                return None
+            return Breach(
+                f"no optimizer took a step since step {event.step}, over {event.rows} watched "
+                "steps, though gradients came",
+                rows,
+                limit,
+                cause="a gradient scaler skips every step, as gradients are not finite, or the "
+                "loop no longer calls step()",
             )
         is_clear = loss.never_negative and loss.noise < _NOISY * abs(loss.first)
         long = event.rows > _LONG * limit.value
