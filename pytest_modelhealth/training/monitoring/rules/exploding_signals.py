@@ -40,14 +40,14 @@ class ExplodingSignals(Rule):
     )
     settings = (
         Setting(
-            "max_gradient_growth",
+            "max_gradient_rise",
             float,
             default=1000.0,
             minimum=1.0,
             help="largest growth of a layer's gradient norm over what was usual, for good",
         ),
         Setting(
-            "max_activation_growth",
+            "max_activation_rise",
             float,
             default=1000.0,
             minimum=1.0,
@@ -63,7 +63,7 @@ class ExplodingSignals(Rule):
 
     def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
         """Return what is wrong with what grew."""
-        name = "max_gradient_growth" if event.kind == "gradients" else "max_activation_growth"
+        name = "max_gradient_rise" if event.kind == "gradients" else "max_activation_rise"
         limit = settings.limit(name, event.layer)
         growth = event.value / event.reference if event.reference else 0.0
         if is_short(event) or growth <= limit.value:
