@@ -75,7 +75,13 @@ def by_step(training: Training) -> list[Finding]:
 
 def by_monitor(training: Training) -> list[Finding]:
     """Watch a whole training."""
-    raise NotImplementedError
+    scaler = next((one for one in training.restore if isinstance(one, torch.amp.GradScaler)), None)
+    with Inspector(training.model).monitor(scaler=scaler) as monitor:
+        for number in range(training.steps):
+            batch = training.batches(number)
+            loss = training.step(training.model, training.optimizer, batch)
+            monitor.step_end(number, loss=loss)
+    return _findings(monitor.report_of_training())
 
 
 def _findings(report: HealthReport) -> list[Finding]:

@@ -35,6 +35,7 @@ from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.waiver import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration
 from pytest_modelhealth.training import default_settings
+from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.scalars import Scalars
 from pytest_modelhealth.training.monitoring.writers import sinks_of
@@ -266,6 +267,7 @@ class Inspector:
         scaler: GradScaler | None = None,
         keep: int = 1024,
         histograms: bool = False,
+        on_violation: Reaction = None,
     ) -> TrainingMonitor:
         """Return a monitor of the user's own training loop.
 
@@ -288,6 +290,10 @@ class Inspector:
             histograms: whether it holds histograms of activations and their gradients, too, for
                 ``monitor.plot_layer``: 164 bytes for each step and layer. A `SummaryWriter` gets
                 them as well.
+            on_violation: what `step_end` does as soon as a rule for trainings fails, once for each
+                rule and layer: ``"raise"`` a `ModelHealthError`, ``"warn"``, or a function called
+                with the violation. ``None`` leaves it to ``monitor.assert_healthy()``, or to the
+                end of a test.
 
         Raises:
             InspectionError: an argument is of a wrong type, or the model is none that a loop can
@@ -312,12 +318,20 @@ class Inspector:
             keep=keep,
             histograms=histograms,
             renderer=renderer,
+            settings=self._settings,
+            on_report=self._note_report,
+            on_violation=on_violation,
         )
         if sinks or statistics is not None:
             name = type(self._model).__name__
             scalars = Scalars(sinks, name, lambda: monitor.report, statistics, histograms)
             monitor.observers.append(scalars)
         return monitor
+
+    def _note_report(self, report: HealthReport) -> None:
+        self._report = report
+        if self._on_report is not None:
+            self._on_report(report)
 
     def _report_of(self, observation: Observation) -> HealthReport:
         return HealthReport(observation, self._settings, judge, renderer=renderer)
@@ -447,10 +461,9 @@ class Inspector:
 
     def _reported(self, observation: Observation, settings: Settings) -> HealthReport:
         noise = self._calibration.noise(observation)
-        self._report = HealthReport(observation, settings, judge, noise, renderer=renderer)
-        if self._on_report is not None:
-            self._on_report(self._report)
-        return self._report
+        report = HealthReport(observation, settings, judge, noise, renderer=renderer)
+        self._note_report(report)
+        return report
 
 
 def _require_switches(on_report: object, calibrate: object) -> None:

@@ -3,6 +3,7 @@
 This package imports neither torch nor numpy.
 """
 
+from pytest_modelhealth.report.course import Course, CourseEvent, LossSummary
 from pytest_modelhealth.report.flow import (
     Call,
     Cut,
@@ -58,6 +59,8 @@ __all__ = [
     "BrokenCheck",
     "Call",
     "ClassTargets",
+    "Course",
+    "CourseEvent",
     "Cut",
     "Ending",
     "Flow",
@@ -77,6 +80,7 @@ __all__ = [
     "LossCall",
     "LossPath",
     "LossSlope",
+    "LossSummary",
     "Noises",
     "Observation",
     "Option",

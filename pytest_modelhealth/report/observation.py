@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
+from pytest_modelhealth.report.course import Course
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.report.stepping import Stepped
@@ -444,6 +445,7 @@ class Observation:
         flow: who feeds whom in the first batch; ``None`` where nothing was recorded.
         probes: what probes did with the first batch, and what followed.
         stepped: what a training step did; ``None`` where none was run.
+        course: how a training went that was watched; ``None`` where none was.
         given: the tensors that the model was called with, those of the first batch.
         own_functions: whether a custom `torch.autograd.Function` of the user's took part.
         sample_deviation: by how much samples deviate from each other, relative to the deviation of
@@ -468,14 +470,15 @@ class Observation:
     flow: Flow | None = None
     probes: Probed = field(default_factory=Probed)
     stepped: Stepped | None = None
+    course: Course | None = None
     given: tuple[GivenTensor, ...] = ()
     own_functions: bool = False
     sample_deviation: float | None = None
 
     @property
     def is_of_own_step(self) -> bool:
-        """Whether a training step of the user's own was seen, not a run of ours."""
-        return self.stepped is not None and self.flow is None
+        """Whether steps of the user's own training were seen, not a run of ours."""
+        return self.flow is None and not (self.stepped is None and self.course is None)
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.
@@ -504,6 +507,7 @@ class Observation:
             flow=self.flow,
             probes=self.probes,
             stepped=self.stepped,
+            course=self.course,
             given=self.given,
             own_functions=self.own_functions or other.own_functions,
             sample_deviation=max(

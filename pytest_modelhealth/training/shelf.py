@@ -1,4 +1,4 @@
-"""Which checks there are in all: of one run, of probes, of a training step."""
+"""Which checks there are in all: of one run, of probes, of a training step, of a training."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ def all_step_checks() -> tuple[Check, ...]:
 
 
 @cache
+def all_rules() -> tuple[Check, ...]:
+    """Return one of each rule for a whole training, the gravest first."""
+    package = f"{__name__.rpartition('.')[0]}.monitoring.rules"
+    return checks_in(package, Path(__file__).parent / "monitoring" / "rules")
+
+
+@cache
 def every_check() -> tuple[Check, ...]:
     """Return one of each check and probe, the gravest first."""
-    return by_rank((*all_checks(), *all_probes(), *all_step_checks()))
+    return by_rank((*all_checks(), *all_probes(), *all_step_checks(), *all_rules()))
 
 
 @cache

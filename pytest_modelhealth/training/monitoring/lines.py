@@ -200,6 +200,7 @@ class JsonLines(Lines):
             "passes": row.passes,
             "optimizer_steps": row.optimizer_steps,
             "origin": None if row.origin is None else vars(row.origin),
+            "began": list(row.began),
             "layers": layers,
         }
         return json.dumps(data, allow_nan=False) + "\n"

@@ -6,7 +6,7 @@ import html
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,11 +19,14 @@ from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.capture.passive.watch import PassiveWatch
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
-from pytest_modelhealth.report import HealthReport, Observation
+from pytest_modelhealth.report import HealthReport, Observation, Verdict, Violation
 from pytest_modelhealth.report.asked import Renderer
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.bridges import callback_of
 from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
 from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
+from pytest_modelhealth.training.monitoring.rates import Rates
 from pytest_modelhealth.training.monitoring.row import StepRow, require_statistic, row_of
 
 if TYPE_CHECKING:
@@ -50,6 +53,9 @@ class TrainingMonitor:
         keep: the most watched steps that the history holds.
         histograms: whether the history holds histograms of activations and their gradients.
         renderer: what shows the history.
+        settings: the limits of rules in force.
+        on_report: told of the report of the training when the monitor is closed.
+        on_violation: as in `Inspector.monitor`.
 
     Attributes:
         history: the watched steps as arrays.
@@ -74,6 +80,9 @@ class TrainingMonitor:
         keep: int = 1024,
         histograms: bool = False,
         renderer: Renderer | None = None,
+        settings: Settings,
+        on_report: Callable[[HealthReport], object] | None = None,
+        on_violation: Reaction = None,
     ) -> None:
         self.every = _whole(every, "every", 1)
         if not isinstance(histograms, bool):
@@ -89,6 +98,8 @@ class TrainingMonitor:
         self._model = model
         self._selection = selection
         self._make_report = make_report
+        self._judge = TrainingJudge(settings, make_report, on_report, on_violation)
+        self._rates = Rates(model)
         names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
         self._files: list[Lines] = []
         if csv is not None:
@@ -147,7 +158,7 @@ class TrainingMonitor:
         try:
             for file in self._files:
                 file.open()
-            self._watch.begin()
+            self._begin_step()
         except BaseException:
             self.close()
             self._state = "new"
@@ -182,8 +193,11 @@ class TrainingMonitor:
     def close(self) -> None:
         """Take everything off the model, and close the files; the numbers stay."""
         self._watch.close()
+        self._rates.end()
         for file in self._files:
             file.close()
+        if self._state == "started" and self._latest_seen is not None:
+            self._judge.hand_out(self._latest_seen.observation)
         self._state = "closed"
         while self._on_close:
             self._on_close.pop()()
@@ -206,9 +220,10 @@ class TrainingMonitor:
                 before, or the loss is no scalar.
         """
         number = self._number(step)
+        rates = self._rates.end()
         seen = self._end_watching(number, _scalar(loss)) if self._watch.is_on else None
         self._advance(number)
-        row = None if seen is None else self._take(number, seen)
+        row = None if seen is None else self._take(number, seen, rates)
         if row is not None:
             self._tell(row)
 
@@ -233,7 +248,7 @@ class TrainingMonitor:
         stride = 1 if self._last is None else number - self._last
         self._last = number
         if (number + stride) // self.every != number // self.every:
-            self._watch.begin()
+            self._begin_step()
 
     def _number(self, step: object) -> int:
         if self._state != "started":
@@ -254,11 +269,17 @@ class TrainingMonitor:
             )
         return number
 
-    def _take(self, number: int, seen: WatchedStep) -> StepRow | None:
+    def _begin_step(self) -> None:
+        self._watch.begin()
+        self._rates.begin()
+
+    def _take(
+        self, number: int, seen: WatchedStep, rates: Mapping[str, float] | None
+    ) -> StepRow | None:
         if self._latest is None:
             self._check_first(number, seen)
         try:
-            row = row_of(number, seen, histograms=self.history.has_histograms)
+            row = row_of(number, seen, rates, histograms=self.history.has_histograms)
         except Exception as error:  # noqa: BLE001 - ours
             self._warn_of_loss(number, error)
             return None
@@ -283,11 +304,15 @@ class TrainingMonitor:
         return {named.name: named.module for named in named_modules(self._model)}
 
     def _tell(self, row: StepRow) -> None:
+        assert self._latest_seen is not None
+        row, begun = self._judge.follow(row)
+        self._latest = row
         self.history.add(row)
         for file in self._files:
             file.write(row)
         for observer in self.observers:
             observer(row)
+        self._judge.react(begun, self._latest_seen.observation)
 
     # What was seen.
 
@@ -314,6 +339,39 @@ class TrainingMonitor:
             assert self._latest_seen is not None
             self._report = self._make_report(self._latest_seen.observation)
         return self._report
+
+    def report_of_training(self) -> HealthReport:
+        """Return the report of the training so far: the latest watched step, judged by rules.
+
+        Raises:
+            InspectionError: none was watched yet.
+        """
+        assert self.latest is not None
+        assert self._latest_seen is not None
+        return self._judge.report(self._latest_seen.observation)
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """What of the training so far breaks a rule and is not waived, the gravest first."""
+        return self.report_of_training().violations
+
+    @property
+    def verdict(self) -> Verdict:
+        """``healthy``, ``unhealthy`` or ``inconclusive``: the verdict on the training so far."""
+        return self.report_of_training().verdict
+
+    def assert_healthy(self, **thresholds: object) -> None:
+        """Do nothing if the training so far breaks no rule; `thresholds` override its own.
+
+        A limit that is stricter than the one in force is held against what was noted under that.
+
+        Raises:
+            ModelHealthError: a rule is broken: the first line names step and layer.
+            InspectionError: no step was watched yet.
+            SettingsError: a threshold has an unknown name, a wrong type or an impossible value.
+        """
+        __tracebackhide__ = True
+        self.report_of_training().assert_healthy(**thresholds)
 
     def top(
         self, k: int = 5, by: str = "gradient_norm", *, containers: bool = False

@@ -15,6 +15,7 @@ from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.errors import LayerNotFoundError, UnknownNameError, suggest, suggest_layer
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.training.monitoring.bins import BINNED, BINS, Fractions, binned
+from pytest_modelhealth.training.monitoring.evidence import EVIDENCE, evidence_of
 from pytest_modelhealth.training.monitoring.origin import Origin, origin_of
 
 Reals = npt.NDArray[np.float64]
@@ -36,6 +37,7 @@ STATISTICS = (
     "parameter_gradient_nonfinite",
     "update_norm",
     "update_ratio",
+    *EVIDENCE,
 )
 """What is kept of a layer in each watched step.
 
@@ -43,7 +45,8 @@ STATISTICS = (
 respect to activations. All that is said of parameters is of the layer's own, together. Moments,
 extremes and norms are of finite values; ``*_nonfinite`` counts the others, in activations NaN and
 positive infinity, since masks are made of the negative one. ``update_ratio`` is the norm of what
-the optimizer changed by the norm of the weights before. NaN stands where nothing was seen.
+the optimizer changed by the norm of the weights before. NaN stands where nothing was seen. The last
+are evidence for rules, see `EVIDENCE`.
 """
 
 
@@ -66,6 +69,7 @@ class StepRow:
         optimizer_steps: how many steps optimizers made in it; none where a gradient scaler skipped
             them, or while gradients are accumulated.
         histograms: an array over `layers` and bins by role (`bins.BINNED`), where they are kept.
+        began: what rules say began, a phrase each.
     """
 
     step: int
@@ -79,6 +83,7 @@ class StepRow:
     passes: int = 0
     optimizer_steps: int = 0
     histograms: Mapping[str, Fractions] = field(default_factory=dict)
+    began: tuple[str, ...] = ()
 
     def __getitem__(self, key: tuple[str, str]) -> float:
         """Return a layer's statistic: ``row["encoder.0", "gradient_norm"]``.
@@ -108,6 +113,7 @@ class StepRow:
             parts.append(f"most dead units {dead[worst]:.0%} in {self.layers[worst]!r}")
         if self.origin is not None:
             parts.append(str(self.origin))
+        parts += self.began
         return f"step {self.step}: {', '.join(parts)}"
 
 
@@ -124,8 +130,21 @@ def require_statistic(statistic: object) -> None:
         )
 
 
-def row_of(step: int, seen: WatchedStep, *, histograms: bool = False) -> StepRow:
-    """Return the numbers of a watched step, with `histograms` those of its tensors, too."""
+def row_of(
+    step: int,
+    seen: WatchedStep,
+    rates: Mapping[str, float] | None = None,
+    *,
+    histograms: bool = False,
+) -> StepRow:
+    """Return the numbers of a watched step.
+
+    Args:
+        step: its number.
+        seen: what was seen of it.
+        rates: learning rates by layer.
+        histograms: whether those of its tensors are among them.
+    """
     layers = [layer for layer in seen.layers.values() if layer.roles]
     rows = []
     weights: dict[tuple[str, str], Norm] = {}
@@ -145,6 +164,7 @@ def row_of(step: int, seen: WatchedStep, *, histograms: bool = False) -> StepRow
                 *_held(own.values()),
                 *_held(own_gradients.values()),
                 *_change(layer.name, changed, own, seen),
+                *evidence_of(layer, seen, {} if rates is None else rates),
             )
         )
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T

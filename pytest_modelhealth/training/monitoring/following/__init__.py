@@ -1,0 +1,1 @@
+"""What rules remember of a training: each follower sees one step after the other."""

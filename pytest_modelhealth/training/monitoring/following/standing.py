@@ -1,0 +1,65 @@
+"""Follows whether anything changes at all: weights, gradients, the loss."""
+
+from __future__ import annotations
+
+import math
+
+from pytest_modelhealth.training.monitoring.following.follower import Follower
+from pytest_modelhealth.training.monitoring.following.table import Table
+
+
+class StandingFollower(Follower):
+    """Each of its episodes began with the training, and ends with the first change."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self._norms = math.nan
+        self._is_still = self._is_without = True
+        self._idle = self._longest = 0
+        self._idle_since = 0
+
+    def see(self, table: Table) -> None:
+        """See the latest step."""
+        row = table.row
+        norms = float(row.values["parameter_norm"][row.values["parameter_norm"] > 0.0].sum())
+        is_same = norms == self._norms and not row.update_ratio > 0.0
+        self._is_still &= is_same or table.steps == 1
+        self._norms = norms
+        has_gradients = row.gradient_norm > 0.0 or math.isinf(row.gradient_norm)
+        self._is_without &= not has_gradients
+        self._say("weights", self._is_still and not self._is_without, table, norms)
+        self._say("gradients", self._is_without and row.passes > 0, table, row.gradient_norm)
+        self._see_idle(table, is_same and has_gradients and not row.optimizer_steps)
+        loss = table.loss.summary
+        is_flat = loss.is_known and loss.is_flat
+        self._say("loss", is_flat, table, loss.recent if is_flat else 0.0)
+
+    def _see_idle(self, table: Table, is_idle: bool) -> None:
+        """Count steps in a row that no optimizer takes, after some that one took."""
+        if not is_idle or self._is_still:
+            if table.row.optimizer_steps:
+                self._longest = max(self._longest, self._idle)
+            self._idle = 0
+            self.end("idle")
+            return
+        if not self._idle:
+            self._idle_since = table.row.step
+        self._idle += 1
+        self.go_on(
+            "idle",
+            "",
+            table.row.step,
+            float(self._idle),
+            float(self._longest),
+            role="parameters",
+            began=self._idle_since,
+            rows=self._idle,
+        )
+
+    def _say(self, kind: str, is_on: bool, table: Table, value: float) -> None:
+        if not is_on:
+            self.end(kind)
+            return
+        role = "loss" if kind == "loss" else "parameters"
+        first = table.loss.summary.first
+        self.go_on(kind, "", table.row.step, value, first, role=role, rows=table.steps)

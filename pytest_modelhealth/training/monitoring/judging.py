@@ -1,0 +1,111 @@
+"""`TrainingJudge`: the report of a whole training, and what is done about a violation at once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pytest_modelhealth.errors import InspectionError, ModelHealthWarning, suggest
+from pytest_modelhealth.report import HealthReport, Observation, Violation
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.training.monitoring.observer import Begun, CourseObserver
+from pytest_modelhealth.training.monitoring.row import StepRow
+
+Reaction = Literal["raise", "warn"] | Callable[[Violation], object] | None
+_WORDS = ("raise", "warn")
+
+
+class TrainingJudge:
+    """Has rules follow a training, and makes the report of it.
+
+    Args:
+        settings: the limits in force.
+        make_report: makes a report.
+        on_report: told of the report when the training is over.
+        on_violation: what to do as soon as a rule fails; ``None`` leaves that to the report.
+
+    Raises:
+        InspectionError: `on_violation` is nothing that can be done.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        make_report: Callable[[Observation], HealthReport],
+        on_report: Callable[[HealthReport], object] | None,
+        on_violation: Reaction,
+    ) -> None:
+        _require_reaction(on_violation)
+        self._on_violation = on_violation
+        self._make_report = make_report
+        self._on_report = on_report
+        self._observer = CourseObserver(settings.checks, settings)  # type: ignore[arg-type]
+        self._report: HealthReport | None = None
+        self._handed_out: HealthReport | None = None
+        self._answered: set[tuple[str, str]] = set()
+
+    def follow(self, row: StepRow) -> tuple[StepRow, list[Begun]]:
+        """See a step, and return it with what began in it."""
+        begun = self._observer.follow(row)
+        self._report = None
+        if begun:
+            row = replace(row, began=tuple(map(str, begun)))
+        return row, begun
+
+    def report(self, observation: Observation) -> HealthReport:
+        """Return the report of the training so far.
+
+        Args:
+            observation: what was seen of the latest step.
+        """
+        if self._report is None:
+            whole = replace(observation, course=self._observer.course)
+            self._report = self._make_report(whole)
+        return self._report
+
+    def hand_out(self, observation: Observation) -> None:
+        """Have the report of the whole training noted, once."""
+        report = self.report(observation)
+        if self._on_report is not None and self._handed_out is not report:
+            self._handed_out = report
+            self._on_report(report)
+
+    def react(self, begun: Sequence[Begun], observation: Observation) -> None:
+        """Do what is asked for, once for each rule and layer that fails for the first time.
+
+        Raises:
+            ModelHealthError: where that is to raise.
+        """
+        if self._on_violation is None or not begun:
+            return
+        report = self.report(observation)
+        new = [v for v in report.judgement.violations if self._is_new(v)]
+        for violation in new:
+            self._answered.update((violation.check, layer) for layer in violation.layers)
+        if not new:
+            return
+        if self._on_violation == "raise":
+            error = report.failure()
+            assert error is not None
+            raise error
+        for violation in new:
+            if callable(self._on_violation):
+                self._on_violation(violation)
+            else:
+                text = f"{violation.layer or observation.model_type} ({violation.check}): "
+                warnings.warn(text + violation.message, ModelHealthWarning, stacklevel=4)
+
+    def _is_new(self, violation: Violation) -> bool:
+        return (violation.check, violation.layer) not in self._answered
+
+
+def _require_reaction(reaction: object) -> None:
+    if reaction is None or callable(reaction) or reaction in _WORDS:
+        return
+    nearest = suggest(reaction, _WORDS) if isinstance(reaction, str) else ""
+    raise InspectionError(
+        "on_violation must be 'raise', 'warn', a function that takes the violation, or None, not "
+        f"{reaction!r} ({type(reaction).__name__}){nearest}"
+    )

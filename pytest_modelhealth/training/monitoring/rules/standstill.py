@@ -1,0 +1,109 @@
+"""A training changes weights, and the loss with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.training.monitoring.rules.rule import Breach, Rule, place, shown
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Course, CourseEvent, Observation
+    from pytest_modelhealth.settings import Settings
+    from pytest_modelhealth.training.monitoring.following.follower import Follower
+
+_LONG = 5
+_NOISY = 0.3
+_OFTEN = 4
+
+
+class Standstill(Rule):
+    """Something is learnt, or there is nothing to learn."""
+
+    name = "standstill"
+    summary = "Over a training gradients come, weights change, and the loss moves."
+    rank = 88
+    role = "parameters"
+    definition = (
+        "How many watched steps there were from the first on without any gradient, or without any "
+        "change of any parameter though gradients came: more than max_steps_standing is a "
+        "violation, and so is as long a pause of the optimizers later on, if it is four times as "
+        "long as any before. A loss that after five times as many is where it began warns, where "
+        "it is not next to 0, never negative, and not mostly noise."
+    )
+    source = "accumulation of gradients over more than 20 batches is rare"
+    settings = (
+        Setting(
+            "max_steps_standing",
+            int,
+            default=20,
+            minimum=1,
+            help="how many watched steps at the beginning may pass without a gradient, or without "
+            "a change of the weights",
+            per_layer=False,
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield what stands still, or that nothing was seen of a training."""
+        course = observation.course
+        if course is not None and not course.passes and course.steps:
+            reason = (
+                f"no forward pass was seen in {course.steps} watched steps: the loop must train "
+                "this very object, with gradients on, before step_end()"
+            )
+            yield self.inconclusive(place(observation), reason)
+        yield from super().run(observation, settings)
+
+    def follower(self) -> Follower:
+        """Return what sees the steps."""
+        from pytest_modelhealth.training.monitoring.following.standing import StandingFollower
+
+        return StandingFollower(self.name)
+
+    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+        """Return what is wrong with a training that stands still."""
+        limit, loss = settings["max_steps_standing"], course.loss
+        if event.recovered or event.rows <= limit.value or loss.is_at_floor:
+            return None
+        rows = float(event.rows)
+        if event.kind == "weights":
+            return Breach(
+                f"no parameter changed in {event.rows} watched steps, though gradients came",
+                rows,
+                limit,
+                cause="the optimizer holds other tensors than the model's, never steps, or its "
+                "learning rate is 0",
+            )
+        if event.kind == "gradients":
+            return Breach(
+                f"no gradient came to any parameter in {event.rows} watched steps",
+                rows,
+                limit,
+                cause="the loss is not computed from the output, backward() is missing, or the "
+                "graph is cut between the two",
+            )
+        if event.kind == "idle":
+            if event.rows <= max(limit.value, _OFTEN * event.reference):
+                return None
+            return Breach(
+                f"no optimizer took a step since step {event.step}, over {event.rows} watched "
+                "steps, though gradients came",
+                rows,
+                limit,
+                cause="a gradient scaler skips every step, as gradients are not finite, or the "
+                "loop no longer calls step()",
+            )
+        is_clear = loss.never_negative and loss.noise < _NOISY * abs(loss.first)
+        long = event.rows > _LONG * limit.value
+        if not (is_clear and long) or course.most_optimizer_steps > 1:
+            return None
+        return Breach(
+            f"the loss is where it began after {event.rows} watched steps: {shown(loss.recent)}",
+            rows,
+            severity="warn",
+            cause="updates are too small or too large, the targets do not belong to the inputs, or "
+            "the output does not depend on them",
+        )

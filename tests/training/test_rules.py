@@ -1,0 +1,433 @@
+"""What rules say of whole trainings, and what is done about it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_modelhealth import (
+    InspectionError,
+    Inspector,
+    ModelHealthError,
+    ModelHealthWarning,
+)
+from pytest_modelhealth.training import default_settings
+from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
+from pytest_modelhealth.training.monitoring.observer import CourseObserver
+from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
+
+Prepare = Callable[[int, nn.Sequential, torch.optim.Optimizer], None]
+
+
+def train(
+    *,
+    steps: int = 150,
+    rate: float = 1e-2,
+    prepare: Prepare | None = None,
+    settings: Mapping[str, object] | None = None,
+    waived: tuple[str, str] | None = None,
+    **options: object,
+) -> TrainingMonitor:
+    """Train a small network on a task it can learn."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+    model.append(nn.Linear(32, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    inputs = torch.randn(256, 8)
+    target = (inputs @ torch.randn(8, 3)).argmax(1)
+    inspector = Inspector(model, **(settings or {}))
+    if waived is not None:
+        inspector.waive(waived[0], check=waived[1], reason="a test")
+    with inspector.monitor(**options) as monitor:
+        for step in range(steps):
+            if prepare is not None:
+                prepare(step, model, optimizer)
+            chosen = torch.randint(0, 256, (64,))
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs[chosen]), target[chosen])
+            loss.backward()
+            optimizer.step()
+            monitor.step_end(loss=loss)
+    return monitor
+
+
+def broken(monitor: TrainingMonitor) -> dict[str, str]:
+    """Return the layer that each broken rule names."""
+    return {violation.check: violation.layer for violation in monitor.violations}
+
+
+def poison(step: int, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    """Write a NaN into a weight."""
+    if step == 40:
+        model[2].weight.data[0, 0] = math.nan
+
+
+def leap(step: int, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    """Raise the learning rate far too high."""
+    optimizer.param_groups[0]["lr"] = 1.0 if step >= 80 else 1e-2
+
+
+def kill(step: int, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    """Push all units of a layer below zero for good."""
+    if step == 60:
+        model[2].bias.data.fill_(-50.0)
+
+
+def test_a_training_that_learns_is_healthy() -> None:
+    """No rule objects, and none warns."""
+    report = train().report_of_training()
+    assert report.healthy
+    assert not report.warnings
+    course = report.observation.course
+    assert course is not None
+    assert (course.steps, course.first_step, course.last_step) == (150, 0, 149)
+    assert course.loss.is_well
+
+
+def test_nan_is_traced_to_step_and_layer() -> None:
+    """The message names the step, the layer, and the loss before; the JSON has the course."""
+    monitor = train(prepare=poison, steps=60)
+    with pytest.raises(
+        ModelHealthError, match=r"unhealthy: 2 \(nonfinite_steps\).*step 40"
+    ) as info:
+        monitor.assert_healthy()
+    assert "the loss before was" in str(info.value)
+    data = json.loads(monitor.report_of_training().render("json"))
+    assert 40 in [event["step"] for event in data["course"]["events"]]
+    assert data["violations"][0]["layer"] == "2"
+
+
+def test_a_loss_that_is_lost_again_diverges() -> None:
+    """What the loss gained is lost with steps out of proportion."""
+    assert "loss_divergence" in broken(train(prepare=leap))
+
+
+def test_a_layer_that_dies_is_named() -> None:
+    """All units of a layer die in one step."""
+    found = train(prepare=kill).violations
+    dying = next(v for v in found if v.check == "dying_layers")
+    assert dying.layer == "3"
+    assert "since step 6" in dying.message
+
+
+def test_weights_that_never_change_stand_still() -> None:
+    """A learning rate of zero trains nothing."""
+    assert broken(train(rate=0.0, steps=60)) == {"standstill": ""}
+
+
+def test_limits_hold_by_layer() -> None:
+    """A limit for a layer allows what the default does not."""
+    limits = {"thresholds": {"3": {"max_dying_fraction": 1.0}}}
+    assert "dying_layers" not in broken(train(prepare=kill, settings=limits))
+
+
+def test_a_waiver_accepts_what_a_rule_finds_in_a_layer() -> None:
+    """It is listed as waived, and others stand."""
+    monitor = train(prepare=kill, waived=("3", "dying_layers"))
+    report = monitor.report_of_training()
+    assert [(v.check, v.layer) for v, _ in report.judgement.waived] == [("dying_layers", "3")]
+    assert "dying_layers" not in broken(monitor)
+
+
+def test_thresholds_can_be_given_with_the_question() -> None:
+    """They override those in force."""
+    monitor = train(prepare=kill)
+    found = sorted(broken(monitor))
+    with pytest.raises(ModelHealthError):
+        monitor.assert_healthy()
+    with pytest.warns(ModelHealthWarning, match="the loss rose"):
+        monitor.assert_healthy(skip_checks=found)
+
+
+def test_the_line_of_a_step_says_what_began() -> None:
+    """It does in the step in which it begins, and in no later one."""
+    assert "nonfinite_steps: NaN or infinity first" in str(train(prepare=poison, steps=41).latest)
+    assert "nonfinite_steps" not in str(train(prepare=poison, steps=45).latest)
+
+
+def test_on_violation_raises_after_the_row_is_written(tmp_path: object) -> None:
+    """The error comes in the step in which it begins."""
+    written = f"{tmp_path}/health.csv"
+    with pytest.raises(ModelHealthError, match="step 40"):
+        train(prepare=poison, on_violation="raise", csv=written)
+    with open(written, encoding="utf-8") as file:  # noqa: PTH123
+        assert file.readlines()[-1].startswith("40,")
+
+
+def test_on_violation_warns_or_calls_once() -> None:
+    """Once for each rule and layer."""
+    with pytest.warns(ModelHealthWarning, match="nonfinite_steps") as caught:
+        train(prepare=poison, steps=60, on_violation="warn")
+    assert len(caught) == 1
+    called: list[object] = []
+    train(prepare=poison, steps=60, on_violation=called.append)
+    assert [violation.check for violation in called] == ["nonfinite_steps"]
+
+
+@pytest.mark.parametrize("wrong", ["rais", 3, True])
+def test_on_violation_of_another_kind_is_refused(wrong: object) -> None:
+    """The message names what is possible."""
+    with pytest.raises(InspectionError, match="on_violation must be 'raise', 'warn'"):
+        Inspector(nn.Linear(2, 2)).monitor(on_violation=wrong)
+
+
+def test_a_verdict_that_was_asked_for_is_no_longer_open() -> None:
+    """The report of the end is the one that was asked."""
+    reports: list[object] = []
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    with Inspector(model, on_report=reports.append).monitor() as monitor:
+        model(torch.randn(4, 2)).sum().backward()
+        monitor.step_end()
+        monitor.assert_healthy()
+    assert [report.verdict_asked for report in reports] == [True]
+
+
+def test_without_a_step_there_is_no_verdict() -> None:
+    """Asking for one says so."""
+    with (
+        Inspector(nn.Linear(2, 2)).monitor() as monitor,
+        pytest.raises(InspectionError, match="no step was watched"),
+    ):
+        monitor.assert_healthy()
+
+
+# Rules by themselves, on rows made by hand.
+
+
+def row(step: int, loss: float | None, **numbers: float | list[float]) -> StepRow:
+    """Return a row of two layers; ``total`` and ``ratio`` are those of all parameters."""
+    total = float(numbers.pop("total", 1.0))
+    ratio = float(numbers.pop("ratio", 1e-3))
+    steps = int(numbers.pop("optimizer_steps", 1))
+    usual = {
+        "activation_std": 1.0,
+        "activation_rms": 1.0,
+        "input_std": 1.0,
+        "dead_fraction": 0.1,
+        "unit_observations": 64.0,
+        "parameter_norm": 5.0 + step,
+        "parameter_rms": 0.1,
+        "parameter_gradient_norm": 1.0,
+        "parameter_nonfinite": 0.0,
+        "parameter_gradient_nonfinite": 0.0,
+        "update_norm": 1e-2,
+        "weight_update_ratio": 1e-3,
+        "trainable_fraction": 1.0,
+        "learning_rate": 1e-3,
+    } | numbers
+    values = {
+        name: np.broadcast_to(np.asarray(usual.get(name, math.nan), dtype=float), (2,)).copy()
+        for name in STATISTICS
+    }
+    return StepRow(step, loss, total, ratio, ("a", "b"), values, optimizer_steps=steps, passes=1)
+
+
+def judged(rows: list[StepRow]) -> dict[str, str]:
+    """Return what rules find at the end, by name, with the severity."""
+    settings = default_settings()
+    observer = CourseObserver(settings.checks, settings)
+    for each in rows:
+        observer.follow(each)
+    course = observer.course
+    found = {}
+    for rule, _ in observer._followed:
+        for event in course.events:
+            if event.rule == rule.name:
+                breach = rule.assess(event, course, settings)
+                if breach is not None:
+                    found[rule.name] = breach.severity
+    return found
+
+
+def learning(step: int) -> float:
+    """A loss that falls, with noise."""
+    return 2.0 * math.exp(-step / 40) + 0.02 * math.sin(7.0 * step)
+
+
+def test_made_rows_that_are_usual_break_nothing() -> None:
+    """The rows that the tests below change are healthy."""
+    assert judged([row(s, learning(s) + 0.1) for s in range(200)]) == {}
+
+
+def test_gradients_that_vanish_with_the_loss_are_learnt() -> None:
+    """The loss reaches zero, and so do all gradients."""
+    rows = [row(s, 2.0 * 0.9**s, total=0.9**s, parameter_gradient_norm=0.9**s) for s in range(300)]
+    assert judged(rows) == {}
+
+
+def test_gradients_that_vanish_while_the_loss_is_high_fail() -> None:
+    """They fall to nothing at once, and the loss stays where it began."""
+    sizes = [1.0 if s < 60 else 1e-7 for s in range(150)]
+    rows = [
+        row(s, 2.0 + 0.01 * math.sin(s), total=size, parameter_gradient_norm=size)
+        for s, size in enumerate(sizes)
+    ]
+    assert judged(rows)["fading_gradients"] == "fail"
+
+
+def test_one_layer_whose_gradients_are_zero_for_long() -> None:
+    """It warns while the loss is well; a step or ten without are nothing."""
+    rows = [
+        row(s, learning(s) + 0.1, parameter_gradient_norm=[0.0 if s > 100 else 1.0, 1.0])
+        for s in range(200)
+    ]
+    assert judged(rows) == {"fading_gradients": "warn"}
+    some = [
+        row(s, learning(s) + 0.1, parameter_gradient_norm=[0.0 if s % 12 else 1.0, 1.0])
+        for s in range(200)
+    ]
+    assert judged(some) == {}
+
+
+def test_a_spike_that_recovers_is_no_divergence() -> None:
+    """Loss, gradients and activations leap for eight steps, and come back."""
+    rows = [
+        row(
+            s,
+            50.0 if 100 <= s < 108 else learning(s) + 0.1,
+            total=1e5 if 100 <= s < 108 else 1.0,
+            parameter_gradient_norm=1e5 if 100 <= s < 108 else 1.0,
+            activation_rms=1e6 if 100 <= s < 108 else 1.0,
+        )
+        for s in range(200)
+    ]
+    assert judged(rows) == {}
+
+
+def test_a_loss_that_is_lost_without_large_steps_warns() -> None:
+    """A change of what is learnt looks the same."""
+    rows = [row(s, learning(s) + 0.1 if s < 120 else 2.2) for s in range(200)]
+    assert judged(rows) == {"loss_divergence": "warn"}
+    leaps = [
+        row(s, learning(s) + 0.1 if s < 120 else 2.2, ratio=1e-3 if s < 120 else 0.2)
+        for s in range(200)
+    ]
+    assert judged(leaps) == {"loss_divergence": "fail"}
+
+
+def test_gradients_that_explode_and_stay() -> None:
+    """They are 10,000 times as large for good, and the loss is high."""
+    rows = [
+        row(
+            s,
+            learning(s) + 0.1 if s < 120 else 2.2,
+            total=1.0 if s < 120 else 1e4,
+            parameter_gradient_norm=1.0 if s < 120 else 1e4,
+        )
+        for s in range(200)
+    ]
+    assert judged(rows)["exploding_signals"] == "fail"
+
+
+def test_a_scaler_may_skip_steps_but_not_all() -> None:
+    """Sixteen steps at the beginning bring a scale of 65536 to 1."""
+
+    def skipped(until: int) -> list[StepRow]:
+        return [
+            row(
+                s,
+                learning(s) + 0.1,
+                total=math.inf if s < until else 1.0,
+                ratio=math.nan if s < until else 1e-3,
+                parameter_gradient_nonfinite=1.0 if s < until else 0.0,
+                weight_update_ratio=math.nan if s < until else 1e-3,
+                update_norm=math.nan if s < until else 1e-2,
+                optimizer_steps=s >= until,
+            )
+            for s in range(120)
+        ]
+
+    assert judged(skipped(16)) == {}
+    assert judged(skipped(120))["nonfinite_steps"] == "fail"
+
+
+def test_updates_that_stop_while_others_go_on() -> None:
+    """Not if the rate was set to zero, nor if the layer is frozen."""
+
+    still = {"update_norm": [0.0, 1e-2], "weight_update_ratio": [0.0, 1e-3]}
+
+    def stopped(**more: float | list[float]) -> list[StepRow]:
+        return [
+            row(s, learning(s) + 0.1, **({**still, **more} if s > 80 else {})) for s in range(200)
+        ]
+
+    assert judged(stopped()) == {"stopped_updates": "fail"}
+    assert judged(stopped(learning_rate=[0.0, 1e-3])) == {}
+    frozen = {"trainable_fraction": [0.0, 1.0], "parameter_gradient_norm": [math.nan, 1.0]}
+    assert judged(stopped(**frozen)) == {}
+
+
+def test_weights_that_begin_at_zero_may_grow() -> None:
+    """Their relative updates are large at first, and their size grows a thousandfold."""
+    rows = [
+        row(
+            s,
+            learning(s) + 0.1,
+            weight_update_ratio=[1.0 / (s + 1), 1e-3],
+            parameter_rms=[1e-6 * (s + 1) ** 2, 0.1],
+            activation_std=[1e-5 * (s + 1), 1.0],
+            activation_rms=[1e-5 * (s + 1), 1.0],
+            parameter_gradient_norm=[1e-4 * s, 1.0],
+        )
+        for s in range(200)
+    ]
+    assert judged(rows) == {}
+
+
+def test_updates_that_stay_large_fail() -> None:
+    """A fifth of the weights in each step, and nothing is learnt."""
+    rows = [row(s, 2.3 + 0.1 * math.sin(s), weight_update_ratio=0.2) for s in range(100)]
+    assert judged(rows)["update_ratio"] == "fail"
+
+
+def test_weights_that_shrink_to_nothing() -> None:
+    """Weight decay outweighs the loss, which rises again."""
+    rows = [
+        row(s, learning(s) + 0.1 if s < 80 else 2.0, parameter_rms=0.1 * 0.93 ** max(0, s - 60))
+        for s in range(200)
+    ]
+    assert judged(rows)["weight_drift"] == "fail"
+
+
+def test_the_plugin_checks_a_monitor_nobody_asked(pytester: pytest.Pytester) -> None:
+    """It fails when the test ends, and names the rule, the step and the line of the loop."""
+    pytester.makepyfile(
+        """
+        import math
+        import torch
+        from torch import nn
+
+        def loop(inspector, model, steps):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            with inspector(model).monitor() as monitor:
+                for step in range(steps):
+                    if step == 12:
+                        model.weight.data[0, 0] = math.nan
+                    optimizer.zero_grad()
+                    loss = model(torch.randn(8, 4)).pow(2).mean()
+                    loss.backward()
+                    optimizer.step()
+                    monitor.step_end(loss=loss)
+            return monitor
+
+        def test_unasked(inspector):
+            loop(inspector, nn.Linear(4, 2), 20)
+
+        def test_healthy(inspector):
+            loop(inspector, nn.Linear(4, 2), 10)
+
+        def test_asked(inspector):
+            assert loop(inspector, nn.Linear(4, 2), 20).verdict == "unhealthy"
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1, passed=2)
+    result.stdout.fnmatch_lines(["*unhealthy: Linear (nonfinite_steps)*step 12*"])
