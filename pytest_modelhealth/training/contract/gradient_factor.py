@@ -67,13 +67,14 @@ class GradientFactor(StepCheck):
         said = _said(slope)
         if said is None:
             return
-        fails = _fails(slope, float(limit.value)) or _is_undivided(slope, stepped.passes)
+        breaks = _fails(slope, float(limit.value))
+        fails = breaks or _is_undivided(slope, stepped.passes)
         what, cause = said
         yield self.violation(
             place(observation),
             what,
             value=factor,
-            limit=limit,
+            limit=limit if breaks else None,
             cause=cause,
             independent=True,
             severity="fail" if fails else "warn",

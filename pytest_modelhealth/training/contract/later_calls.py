@@ -23,7 +23,7 @@ class LaterCalls(StepCheck):
 
     name = "later_calls"
     summary = "A step can be called again, keeps no graph of the call before, and does not diverge."
-    rank = 59
+    rank = 70
     role = "activations"
     definition = (
         "A violation: a later call raises; a list grows by a tensor with its graph in every call; "

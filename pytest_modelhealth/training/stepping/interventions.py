@@ -32,6 +32,7 @@ def loss_slope(session: Session, first: Watched) -> LossSlope:
     length = _length(gradients.values())
     if not length or not math.isfinite(length):
         return LossSlope(why_not="the gradient of the model is zero at the step, or not finite")
+    session.rewind()
     weights = _length(session.parameters[key].detach() for key in gradients)
     try:
         wide, narrow = (
@@ -275,6 +276,7 @@ def slope_without_gradient(
     }
     along = {key: one.to(session.parameters[key].device) for key, one in along.items()}
     length = _length(along.values())
+    session.rewind()
     weights = max(_length(session.parameters[key].detach() for key in asked), 1e-2)
     try:
         wide, narrow = (_slope(session, along, length, 100.0 * shift * weights) for shift in SHIFTS)
