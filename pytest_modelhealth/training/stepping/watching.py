@@ -306,9 +306,9 @@ def _number(value: Any) -> float:
 def _unhooked(bare: list[tuple[Tensor, Any, Any]]) -> None:
     """Leave no empty dictionary of hooks where there was none."""
     for parameter, before, after in bare:
-        if before is None:
+        if before is None and not parameter._backward_hooks:
             parameter._backward_hooks = None
-        if after is None:
+        if after is None and not parameter._post_accumulate_grad_hooks:
             parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
 
