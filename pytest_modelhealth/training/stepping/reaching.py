@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import types
@@ -19,10 +20,11 @@ from pytest_modelhealth.capture.step.state import is_generator
 _DEEPEST = 3
 _TRAINING = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (list, tuple, dict, set, deque, Counter)
-_LIBRARIES = frozenset(
-    "torch numpy builtins transformers lightning logging threading multiprocessing concurrent "
-    "asyncio io _io unittest pytest _pytest pluggy pytest_modelhealth".split()
-)
+_LIBRARIES = frozenset({
+    "torch", "numpy", "builtins", "transformers", "lightning", "logging", "threading",
+    "multiprocessing", "concurrent", "asyncio", "io", "_io", "unittest", "pytest", "_pytest",
+    "pluggy", "pytest_modelhealth",
+})  # fmt: skip
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _MODULE_KEEPS = frozenset(vars(nn.Module()))
 _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
@@ -136,7 +138,7 @@ NOTHING: Any = object()
 
 def named_lists(step: Any) -> dict[str, list[Any]]:
     """Return the lists that a step's closure holds, by the names of their variables."""
-    found = {}
+    found: dict[str, list[Any]] = {}
     for function, _ in _opened(step):
         if function is not None:
             names = function.__code__.co_freevars
@@ -180,8 +182,6 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _assigned(code: types.CodeType) -> list[str]:
     """Return the global variables that code assigns to."""
-    import dis  # noqa: PLC0415 - for this alone
-
     kinds = ("STORE_GLOBAL", "DELETE_GLOBAL")
     return list({one.argval for one in dis.get_instructions(code) if one.opname in kinds})
 

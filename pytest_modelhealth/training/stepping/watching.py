@@ -121,6 +121,7 @@ class Watch:
         self._stepped: set[int] = set()  # parameters whose gradient an optimizer has used up
         self._reached: set[int] = set()  # that a backward pass reached since
         self._before: list[dict[int, Tensor]] = []  # one each step that runs: one may call another
+        self._on_rows: list[Any] = []
         self.seen = Watched()
 
     @contextmanager
@@ -131,6 +132,7 @@ class Watch:
         bare = [(p, p._backward_hooks, p._post_accumulate_grad_hooks) for p in self._leaves()]
         with ExitStack() as stack:
             stack.callback(_unhooked, bare)
+            stack.callback(self._forget_rows)
             for hook in self._hooks():
                 stack.callback(hook.remove)
             yield seen
@@ -289,8 +291,14 @@ class Watch:
         for tensor in find_tensors(output):
             is_rows = tensor.ndim > 1 and len(tensor) == self._samples
             if tensor.requires_grad and is_rows:
-                tensor.register_hook(self._row_gradients)
+                self._on_rows.append(tensor.register_hook(self._row_gradients))
                 return
+
+    def _forget_rows(self) -> None:
+        """Take the hooks off the outputs: a graph that torch keeps would keep all that was seen."""
+        for handle in self._on_rows:
+            handle.remove()
+        self._on_rows.clear()
 
     def _row_gradients(self, gradient: Tensor) -> None:
         idle = (dense(gradient).reshape(self._samples, -1) == 0).all(1).double()
