@@ -353,7 +353,9 @@ class Inspector:
         """Run a training step a few times on one batch and report on what it does.
 
         Everything is put back in place: parameters, buffers, attributes, gradients, the optimizers'
-        state, random numbers, and what the step's closure holds.
+        state, random numbers, and what the step leads to: variables, containers, tensors, arrays
+        and attributes of objects. Not put back are iterators that it reads from, such as a data
+        loader's, and what it writes to files.
 
         Args:
             step: the user's own, ``step(model, optimizer, batch)``, which does all that one step of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from itertools import count
 from operator import is_
@@ -90,7 +90,7 @@ class State:
             self._add_tensor(value)
         elif kind is tuple:
             self._visit_all(value)
-        elif issubclass(kind, _GENERATORS) or _is_numpy_generator(kind):
+        elif is_generator(kind):
             self.generators.append(value)
 
     def _add_module(self, module: nn.Module) -> None:
@@ -110,7 +110,7 @@ class State:
             self.tensors.append(tensor)
 
 
-_CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
+_CONTAINERS = frozenset({dict, OrderedDict, defaultdict, Counter, list, set, deque})
 _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), FunctionType, torch.dtype})
 _GENERATORS = (torch.Generator, random.Random)
 
@@ -132,6 +132,11 @@ def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
 
 
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+
+def is_generator(kind: type) -> bool:
+    """Whether objects of a class are random generators, of torch, NumPy or Python."""
+    return issubclass(kind, _GENERATORS) or _is_numpy_generator(kind)
 
 
 def _is_numpy_generator(kind: type) -> bool:
@@ -156,7 +161,8 @@ def _fill(container: Any, items: list[Any]) -> None:
     container.clear()
     if isinstance(container, dict):
         size = len(items) // 2
-        container.update(zip(items[:size], items[size:], strict=True))
+        for key, value in zip(items[:size], items[size:], strict=True):
+            container[key] = value  # the update of a Counter counts
     elif isinstance(container, set):
         container.update(items)
     else:

@@ -33,7 +33,8 @@ class BatchInfluence(StepCheck):
     ) -> Iterator[Finding]:
         """Yield the half that is dropped."""
         idle = [half for half in stepped.halves if not half.effect and not _is_masked(half)]
-        if stepped.halves and not any(half.effect for half in stepped.halves):
+        moves = any(any(p.changes) for p in stepped.parameters)
+        if moves and stepped.halves and not any(half.effect for half in stepped.halves):
             yield self._none(stepped, observation)
         if len(idle) != 1:
             return

@@ -116,4 +116,9 @@ def _why_raised(text: str) -> str:
             "something with its graph is carried from call to call: a hidden state, a running "
             "mean, a loss; detach() it"
         )
+    if text.startswith("StopIteration"):
+        return (
+            "an iterator that the step reads from runs out, which cannot be put back: have the "
+            "step work on the batch that it is given"
+        )
     return "the step leaves something behind that the next call cannot work with"

@@ -57,6 +57,7 @@ class _Calls:
         relative: the same of its optimizers' steps.
         swallowed: share of elements with a gradient that did not change, where that was counted.
         observation: the layers of the first call.
+        ends_at: where every call leaves the random numbers, if it draws any and all end there.
         raised: what a later call raised.
     """
 
@@ -70,7 +71,7 @@ class _Calls:
     swallowed: dict[int, float] = field(default_factory=dict)
     raised: str = ""
     advances: bool = False
-    seeds: bool = False
+    ends_at: Tensor | None = None
     sign: int = 0
     is_loss: bool = False
     restored: list[int | None] = field(default_factory=list)
@@ -132,6 +133,7 @@ def run_contract(
         slope = loss_slope(session, first)
         unlearned = slope_without_gradient(session, made.seen, made.changes)
         halves, why_no_halves = half_influence(session, first, len(made.seen))
+        seeds = _ends_at(session, made.ends_at)
         best = None if asked.overfit is None else overfitted(session, asked.overfit)
         differs = resumed(session) if asked.resume else None
     stepped = Stepped(
@@ -150,7 +152,7 @@ def run_contract(
         climbs=_outside_climb(session, made),
         switched=_switches_on_purpose(first),
         advances=made.advances,
-        seeds=made.seeds,
+        seeds=seeds,
         sign=made.sign,
         is_loss=made.is_loss,
         strays=tuple(_strays(session, made)),
@@ -213,8 +215,25 @@ def _call(session: Session, calls: int, lists: Lists) -> _Calls:
     made.advances = _schedules(session) != schedules
     made.restored = [_epoch(one) for one in session.given.restore]
     draws = bool(ends) and not torch.equal(starts[0], ends[0])
-    made.seeds = draws and len(ends) > 1 and all(torch.equal(ends[0], end) for end in ends[1:])
+    same = len(ends) > 1 and all(torch.equal(ends[0], end) for end in ends[1:])
+    made.ends_at = ends[0] if draws and same else None
     return made
+
+
+def _ends_at(session: Session, end: Tensor | None) -> bool:
+    """Whether a call leaves the random numbers there from another start, too: it sets a seed.
+
+    A step that draws in its first call only leaves them as they are in later ones.
+    """
+    if end is None:
+        return False
+    session.rewind()
+    torch.rand(1)
+    try:
+        session.call()
+    except Exception:  # noqa: BLE001 - the user's
+        return False
+    return torch.equal(torch.get_rng_state(), end)
 
 
 _COMPARED = 2

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.training.stepping.snapshot import named_lists
+from pytest_modelhealth.training.stepping.reaching import named_lists
 
 
 class Lists:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.watch import PassiveWatch
@@ -81,7 +82,13 @@ class TrainingStep(NamedTuple):
         """
         if not callable(self.step):
             raise InspectionError(
-                f"the step must be a function step(model, optimizer, batch), not {self.step!r}"
+                f"the step must be a function step(model, optimizer, batch), not "
+                f"{_described(self.step)}"
+            )
+        if isinstance(self.batch, Iterator):
+            raise InspectionError(
+                f"batch is {_described(self.batch)}, which no call could be given twice: give one "
+                "batch of it, such as next(iterator)"
             )
         for optimizer in self.optimizers:
             if not isinstance(optimizer, torch.optim.Optimizer) and not _acts_as_one(optimizer):
@@ -92,7 +99,8 @@ class TrainingStep(NamedTuple):
         if not self.optimizers:
             raise InspectionError("optimizer is empty: give the optimizer that the step steps")
         for one in self.restore:
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            methods = hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+            if isinstance(one, type) or not methods:
                 raise InspectionError(
                     "restore takes objects with state_dict and load_state_dict, such as a scaler, "
                     f"a scheduler or a moving average, not {_described(one)}"
@@ -120,6 +128,8 @@ def _acts_as_one(optimizer: Any) -> bool:
 
 
 def _described(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     if isinstance(value, Iterator):
         return f"an iterator of type {type(value).__name__}"
     return f"an object of type {type(value).__name__}"
@@ -135,6 +145,7 @@ class Session:
     """
 
     def __init__(self, model: nn.Module, given: TrainingStep, selection: Selection) -> None:
+        _require_values(model)
         self.model, self.given = model, given
         self.passive = PassiveWatch(model, selection, given.scaler)
         self.snapshot = Snapshot(model, given.optimizers, given.restore, given.step)
@@ -231,6 +242,25 @@ class Session:
         return batch
 
 
+def _require_values(model: nn.Module) -> None:
+    """Do nothing if every parameter has values.
+
+    Raises:
+        InspectionError: one is made by the first forward, or lies on the meta device.
+    """
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InspectionError(
+                f"{name} is lazy and has no values before the first forward, which an optimizer "
+                "needs as well: run the model once, then make the optimizer"
+            )
+        if parameter.is_meta:
+            raise InspectionError(
+                f"{name} lies on the meta device and has no values, so that no step can be run: "
+                "load the weights, or model.to_empty(device=...) and initialise them"
+            )
+
+
 def stray_names(model: nn.Module) -> dict[int, str]:
     """Return the names of modules' parameters that lists and dictionaries hold unregistered."""
     known = {id(p) for p in model.parameters()}
@@ -272,12 +302,13 @@ def _prints(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def rows_in(batch: Any) -> list[Tensor]:
     """Return the tensors of a batch that have dimensions."""
-    return [t for t in find_tensors(batch) if t.ndim and t.layout is torch.strided]
+    plain = (t for t in find_tensors(batch) if t.layout is torch.strided and not t.is_nested)
+    return [t for t in plain if t.ndim]
 
 
 def samples_of(batch: Any) -> int:
     """Return how many samples a batch has; 0 where its tensors share no first dimension."""
-    sizes = {len(tensor) for tensor in rows_in(batch) if not tensor.is_nested}
+    sizes = {len(tensor) for tensor in rows_in(batch)}
     return sizes.pop() if len(sizes) == 1 else 0
 
 

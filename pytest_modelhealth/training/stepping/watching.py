@@ -122,6 +122,7 @@ class Watch:
         self._reached: set[int] = set()  # that a backward pass reached since
         self._within: dict[int, set[int]] = {}  # the backward passes that a gradient is the sum of
         self._before: list[dict[int, Tensor]] = []  # one each step that runs: one may call another
+        self._on_rows: list[Any] = []
         self.seen = Watched()
 
     @contextmanager
@@ -132,6 +133,7 @@ class Watch:
         bare = [(p, p._backward_hooks, p._post_accumulate_grad_hooks) for p in self._leaves()]
         with ExitStack() as stack:
             stack.callback(_unhooked, bare)
+            stack.callback(self._forget_rows)
             for hook in self._hooks():
                 stack.callback(hook.remove)
             yield seen
@@ -292,8 +294,14 @@ class Watch:
         for tensor in find_tensors(output):
             is_rows = tensor.ndim > 1 and len(tensor) == self._samples
             if tensor.requires_grad and is_rows:
-                tensor.register_hook(self._row_gradients)
+                self._on_rows.append(tensor.register_hook(self._row_gradients))
                 return
+
+    def _forget_rows(self) -> None:
+        """Take the hooks off the outputs: a graph that torch keeps would keep all that was seen."""
+        for handle in self._on_rows:
+            handle.remove()
+        self._on_rows.clear()
 
     def _row_gradients(self, gradient: Tensor) -> None:
         idle = (dense(gradient).reshape(self._samples, -1) == 0).all(1).double()
@@ -309,9 +317,9 @@ def _number(value: Any) -> float:
 def _unhooked(bare: list[tuple[Tensor, Any, Any]]) -> None:
     """Leave no empty dictionary of hooks where there was none."""
     for parameter, before, after in bare:
-        if before is None:
+        if before is None and not parameter._backward_hooks:
             parameter._backward_hooks = None
-        if after is None:
+        if after is None and not parameter._post_accumulate_grad_hooks:
             parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
 
