@@ -24,7 +24,8 @@ class BatchInfluence(StepCheck):
         "The samples of one half are replaced by those of the other, in all tensors of the batch: "
         "a violation if neither a gradient nor, after all calls, a parameter changes, bit for "
         "bit. Not so if the same samples get no gradient at the model's output wherever they "
-        "stand, as masked labels do."
+        "stand, as masked labels do. Warned of where the model was given these samples, and only "
+        "no gradient came back to them: a part of the loss may be switched off for now."
     )
     source = "exact: the gradient is looked at, as the first update of Adam is but its sign"
 
@@ -47,6 +48,7 @@ class BatchInfluence(StepCheck):
             cause="a slice of the batch, a loop over micro-batches of which one is kept, a part "
             "whose backward pass is missing, or a mask over places instead of samples",
             independent=True,
+            severity="warn" if half.rows == 1.0 else "fail",
         )
 
     def _none(self, stepped: Stepped, observation: Observation) -> Finding:

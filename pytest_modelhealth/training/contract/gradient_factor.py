@@ -70,6 +70,9 @@ class GradientFactor(StepCheck):
         breaks = _fails(slope, float(limit.value))
         fails = breaks or _is_undivided(slope, stepped.passes)
         what, cause = said
+        samples = sum(half.samples for half in stepped.halves)
+        if factor > 0.0 and samples > 1 and abs(1.0 / factor - samples) < _EXACT * samples:
+            cause = f"what is returned is a sum over the {samples} samples, or times their number"
         yield self.violation(
             place(observation),
             what,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pytest_modelhealth.settings import Settings
 
 _MIN_SLOPE = 1e-6
+_LEAST = 1e-6
+"""A gradient that is zero but for rounding stays below."""
 
 
 class GradientPath(StepCheck):
@@ -99,7 +101,7 @@ def _fades(parameter: SteppedParameter) -> bool:
         return False
     if None in parameter.rates:  # a generator that is trained every fifth call
         return False
-    return bool(parameter.added[0]) and not any(parameter.added[1:])
+    return (parameter.added[0] or 0.0) > _LEAST and not any(parameter.added[1:])
 
 
 def _takes_turns(stepped: Stepped) -> bool:

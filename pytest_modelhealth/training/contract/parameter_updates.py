@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.report import Observation, Stepped, SteppedParameter
     from pytest_modelhealth.settings import Settings
 
+_UNDONE = 0.02
 _MANY = 16
 """A scaler that starts at 65536 is at 1 by then."""
 _TINY = 1e-8
@@ -114,6 +115,18 @@ class ParameterUpdates(StepCheck):
                 )
 
     def _put_back(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
+        mostly = [p for p in stepped.parameters if _is_undone(p)]
+        if 2 * len(mostly) > sum(any(p.updates) for p in stepped.parameters):
+            yield self.violation(
+                place(observation, mostly[0].layer),
+                f"of what the optimizer changes, less than {_UNDONE:.0%} is left when the call is "
+                f"over: {listed([p.name for p in mostly])}",
+                value=_UNDONE,
+                tensor=mostly[0].own,
+                cause="weights are copied back after optimizer.step(): a moving average that is "
+                "copied into the model in place of the other way round",
+                severity="warn",
+            )
         back = [p for p in stepped.parameters if any(p.updates) and not any(p.changes)]
         if back:
             layers = list(dict.fromkeys(p.layer for p in back))
@@ -143,6 +156,12 @@ class ParameterUpdates(StepCheck):
                 affected=layers[1:],
                 severity="warn",
             )
+
+
+def _is_undone(parameter: SteppedParameter) -> bool:
+    kept = zip(parameter.changes, parameter.updates, strict=True)
+    known = [(change, update) for change, update in kept if update]
+    return len(known) > 1 and all(0.0 < change < _UNDONE * update for change, update in known)
 
 
 def _stands_by_its_rate(parameter: SteppedParameter) -> bool:

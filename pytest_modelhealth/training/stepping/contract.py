@@ -169,7 +169,16 @@ def run_contract(
         seconds=time.perf_counter() - start,
     )
     assert made.observation is not None
-    return replace(made.observation, stepped=stepped)
+    notes = (*made.observation.notes, *_notes(session))
+    return replace(made.observation, stepped=stepped, notes=notes)
+
+
+def _notes(session: Session) -> Iterator[str]:
+    for kind in dict.fromkeys(session.snapshot.iterators):
+        yield (
+            f"the step reads an iterator from around it ({kind}), which cannot be put back: it has "
+            f"moved on by what {session.called} calls take; give the batch as an argument"
+        )
 
 
 def _call(session: Session, calls: int, lists: Lists) -> _Calls:

@@ -18,6 +18,8 @@ from pytest_modelhealth.capture.observing.tensors import attributes
 from pytest_modelhealth.capture.step.state import is_generator
 
 _DEEPEST = 3
+_MOST = 10_000
+"""Larger containers are data, which a step reads: to compare them after each call takes seconds."""
 _TRAINING = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (list, tuple, dict, set, deque, Counter)
 _LIBRARIES = frozenset({
@@ -43,6 +45,7 @@ class Reached:
         arrays: NumPy arrays that can be written to.
         variables: variables that functions close over, and what they hold.
         globals: global variables that functions assign to, and what they hold.
+        iterators: types of iterators, which cannot be put back.
     """
 
     def __init__(self, step: Any, given: Iterable[Any]) -> None:
@@ -50,6 +53,7 @@ class Reached:
         self.arrays: list[Any] = []
         self.variables: list[tuple[types.CellType, Any]] = []
         self.globals: list[tuple[dict[str, Any], str, Any]] = []
+        self.iterators: list[str] = []
         self._seen: dict[int, Any] = {}
         for value in given:
             self._take(value, 0)
@@ -82,6 +86,8 @@ class Reached:
         elif issubclass(kind, Tensor) or is_generator(kind):
             self._keep(value)
         elif issubclass(kind, _CONTAINERS):
+            if len(value) > _MOST:
+                return
             self._keep(value)
             self._take_all(value.values() if isinstance(value, dict) else value, depth)
         elif issubclass(kind, _TRAINING) or _is_of_training(kind):
@@ -89,6 +95,8 @@ class Reached:
             self._take_all(vars(value).values(), depth)
         elif _is_array(kind):
             self._keep(value, self.arrays)
+        elif issubclass(kind, Iterator):
+            self.iterators.append(kind.__name__)
         elif self._is_opened(value, depth, home):
             self._keep(value)
             self._take_all(attributes(value).values(), depth + 1)

@@ -40,6 +40,7 @@ class Snapshot:
         restore = tuple(restore)
         self._reached = Reached(step, (model, *optimizers, *restore))
         self.found = found = self._reached.objects
+        self.iterators = self._reached.iterators
         holder = nn.Module()
         vars(holder)["held"] = [_opened(one) for one in found]
         self.state = State(holder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -150,12 +151,13 @@ class Watch:
         yield register_optimizer_step_pre_hook(self._before_step)
         yield register_optimizer_step_post_hook(self._after_step)
         for parameter in self._leaves():
-            yield parameter.register_hook(self._seeing(id(parameter)))
-            yield parameter.register_post_accumulate_grad_hook(self._summing(id(parameter)))
+            seeing, summing = self._seeing(id(parameter)), self._summing(id(parameter))
+            yield parameter.register_hook(_uncompiled(seeing))
+            yield parameter.register_post_accumulate_grad_hook(_uncompiled(summing))
         for module, inside in _open_modules(self._model):
-            yield module.register_forward_pre_hook(self._entering(inside))
+            yield module.register_forward_pre_hook(_ModuleHook(self._entering(inside)))
         if self._samples:
-            yield self._model.register_forward_hook(self._returning)
+            yield self._model.register_forward_hook(_ModuleHook(self._returning))
 
     def _leaves(self) -> list[Tensor]:
         return [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
@@ -307,6 +309,35 @@ class Watch:
         idle = (dense(gradient).reshape(self._samples, -1) == 0).all(1).double()
         half = self._samples // 2
         self.seen.rows.append((float(idle[:half].mean()), float(idle[half:].mean())))
+
+
+class _ModuleHook:
+    """A hook of ours on a module: where the user copies the model, the copy has one without effect.
+
+    Args:
+        call: what it does.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ModuleHook, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """Return a hook that a compiled step does not trace."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return hook if dynamo is None else dynamo.disable(hook)
 
 
 def _number(value: Any) -> float:
