@@ -80,23 +80,26 @@ class Reached:
         if issubclass(kind, _FUNCTIONS):
             if depth < _DEEPEST and not _is_library(value):
                 self._follow(value, depth + 1)
-        elif issubclass(kind, nn.Module):
+        elif issubclass(kind, _CONTAINERS):
+            if len(value) <= _MOST:
+                self._keep(value)
+                self._take_all(value.values() if isinstance(value, dict) else value, depth)
+        elif issubclass(kind, Iterator):
+            self.iterators.append(kind.__name__)
+        elif _is_array(kind):
+            self._keep(value, self.arrays)
+        else:
+            self._take_object(value, kind, depth, home)
+
+    def _take_object(self, value: Any, kind: type, depth: int, home: str | None) -> None:
+        if issubclass(kind, nn.Module):
             self._keep(value)
             self._take_all(_own_values(value), depth + 1)
         elif issubclass(kind, Tensor) or is_generator(kind):
             self._keep(value)
-        elif issubclass(kind, _CONTAINERS):
-            if len(value) > _MOST:
-                return
-            self._keep(value)
-            self._take_all(value.values() if isinstance(value, dict) else value, depth)
         elif issubclass(kind, _TRAINING) or _is_of_training(kind):
             self._keep(value)
             self._take_all(vars(value).values(), depth)
-        elif _is_array(kind):
-            self._keep(value, self.arrays)
-        elif issubclass(kind, Iterator):
-            self.iterators.append(kind.__name__)
         elif self._is_opened(value, depth, home):
             self._keep(value)
             self._take_all(attributes(value).values(), depth + 1)
