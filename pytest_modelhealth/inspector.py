@@ -281,11 +281,7 @@ class Inspector:
             InspectionError: an argument is of a wrong type, or the model is none that a loop can
                 train.
         """
-        if self._engine.compiled or not isinstance(self._model, nn.Module):
-            raise InspectionError(
-                "a monitor watches a torch.nn.Module as the loop runs it: make the inspector of "
-                "that module, without compiled='observe'"
-            )
+        self._require_module("a monitor watches a torch.nn.Module as the loop runs it")
         return TrainingMonitor(
             self._model,
             self._selection,
@@ -296,6 +292,12 @@ class Inspector:
             scaler=scaler,
             keep=keep,
         )
+
+    def _require_module(self, what: str) -> None:
+        if self._engine.compiled or not isinstance(self._model, nn.Module):
+            raise InspectionError(
+                f"{what}: make the inspector of that module, without compiled='observe'"
+            )
 
     def _report_of(self, observation: Observation) -> HealthReport:
         return HealthReport(observation, self._settings, judge, renderer=renderer)
@@ -339,8 +341,10 @@ class Inspector:
                 a wrong type; the message says what is expected.
             Exception: whatever the first call raises, untouched.
         """
-        self._begin()
+        self._require_module("run_step runs a torch.nn.Module as a loop does")
         usual = step is None
+        _require_one_form(usual, batch, (inputs, target, loss))
+        self._begin()
         if usual:
             step, batch = UsualStep(loss), (inputs, target)
         given = TrainingStep.of(step, optimizer, batch, restore)
@@ -429,6 +433,24 @@ class Inspector:
         if self._on_report is not None:
             self._on_report(self._report)
         return self._report
+
+
+def _require_one_form(usual: bool, batch: Any, of_usual: tuple[Any, Any, Any]) -> None:
+    if not usual and any(given is not None for given in of_usual):
+        raise InspectionError(
+            "inputs, target and loss are of the usual step: leave the step out, or give a step of "
+            "your own its batch, run_step(step, optimizer, batch)"
+        )
+    if usual and batch is not None:
+        raise InspectionError(
+            "batch is of a step of your own: run_step(step, optimizer, batch); the usual step "
+            "takes inputs=, target= and loss="
+        )
+    if usual and of_usual[0] is None:
+        raise InspectionError(
+            "the usual step needs inputs: run_step(optimizer=..., inputs=..., target=..., "
+            "loss=...); a step of your own goes first: run_step(step, optimizer, batch)"
+        )
 
 
 def _require_switches(on_report: object, calibrate: object) -> None:
