@@ -67,13 +67,14 @@ class GradientFactor(StepCheck):
         said = _said(slope)
         if said is None:
             return
-        fails = _fails(slope, float(limit.value)) or _is_undivided(slope, stepped.passes)
+        is_over = _fails(slope, float(limit.value))
+        fails = is_over or _is_undivided(slope, stepped.passes)
         what, cause = said
         yield self.violation(
             place(observation),
             what,
             value=factor,
-            limit=limit,
+            limit=limit if is_over else None,
             cause=cause,
             independent=True,
             severity="fail" if fails else "warn",
