@@ -1,4 +1,4 @@
-"""Whether the tests would notice: the library is broken in 46 places, one at a time.
+"""Whether the tests would notice: the library is broken in 52 places, one at a time.
 
 Usage: ``python -m benchmarks.mutations [--list] [--only PATTERN]``
 
@@ -98,8 +98,8 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients of before are lost",
-        "            leaf.grad = gradient\n",
-        "            leaf.grad = None\n",
+        "requires_grad = requires_grad\n            leaf.grad = gradient\n",
+        "requires_grad = requires_grad\n            leaf.grad = None\n",
         "tests/capture/test_engine.py tests/capture/test_promises.py",
     ),
     Mutation(
@@ -332,6 +332,43 @@ MUTATIONS = [
         "        if not report.healthy:\n            raise report._denial()",
         "        if report.judgement.violations:\n            raise report._denial()",
         "tests/probes/test_sample_independence.py",
+    ),
+    # ---- a training step
+    Mutation(
+        "a step leaves its weights and buffers behind",
+        "        self._memory.restore()\n",
+        "        list()\n",
+        "tests/training/test_step_untouched.py",
+    ),
+    Mutation(
+        "gradients of before a step are lost",
+        "zip(self.leaves, self._gradients, strict=True)",
+        "zip(self.leaves, [None] * len(self.leaves), strict=True)",
+        "tests/training/test_step_untouched.py",
+    ),
+    Mutation(
+        "the slope of a step's loss is twice what it is",
+        "return difference / (2.0 * shift)",
+        "return difference / shift",
+        "tests/training/test_step_factor.py",
+    ),
+    Mutation(
+        "what later calls of a step raise is passed on",
+        "            if not number:\n                raise\n",
+        "            if True:\n                raise\n",
+        "tests/training/test_step_untouched.py tests/training/test_step_checks.py",
+    ),
+    Mutation(
+        "a half of the batch is replaced by itself",
+        "first_by_second = [*(ends[i % len(ends)] for i in starts), *ends]",
+        "first_by_second = [*starts, *ends]",
+        "tests/training/test_step_checks.py",
+    ),
+    Mutation(
+        "accumulation over calls counts as gradients left over",
+        "            self._stepped.add(key)\n",
+        "            list()\n",
+        "tests/training/test_step_checks.py",
     ),
 ]
 

@@ -299,11 +299,7 @@ class Inspector:
             InspectionError: an argument is of a wrong type, or the model is none that a loop can
                 train.
         """
-        if self._engine.compiled or not isinstance(self._model, nn.Module):
-            raise InspectionError(
-                "a monitor watches a torch.nn.Module as the loop runs it: make the inspector of "
-                "that module, without compiled='observe'"
-            )
+        self._require_module("a monitor watches a torch.nn.Module as the loop runs it")
         sinks = sinks_of(to)
         if self._on_run is not None:
             self._on_run()
@@ -332,6 +328,12 @@ class Inspector:
         self._report = report
         if self._on_report is not None:
             self._on_report(report)
+
+    def _require_module(self, what: str) -> None:
+        if self._engine.compiled or not isinstance(self._model, nn.Module):
+            raise InspectionError(
+                f"{what}: make the inspector of that module, without compiled='observe'"
+            )
 
     def _report_of(self, observation: Observation) -> HealthReport:
         return HealthReport(observation, self._settings, judge, renderer=renderer)
@@ -379,6 +381,7 @@ class Inspector:
                 a wrong type; the message says what is expected.
             Exception: whatever the first call raises, untouched.
         """
+        self._require_module("run_step runs a torch.nn.Module as a loop does")
         self._begin()
         given = Given(self._model, step, optimizer, batch, restore, inputs, target, loss)
         asked = Asked(calls, overfit, resume)

@@ -4,14 +4,17 @@ Of each file the first cases are built in every run, and all of them by ``script
 """
 
 import copy
+import math
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import count
 
 import pytest
 import torch
-from torch import nn
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
-from corpus import Sides, Subject, loss_of, run, shelves
+from corpus import Sides, Subject, Training, loss_of, run, shelves
 from corpus.cards import KINDS
 from corpus.models.small import mlp
 from corpus.pair import as_module
@@ -82,15 +85,66 @@ def total(subject, output):
     return (output * torch.linspace(0.5, 1.5, output.numel()).view_as(output)).sum()
 
 
+CALLS = 4
+
+
+def looks(training: Training):
+    """Yield what is there before each step of a training, and what the step returned."""
+    model, returned = training.model, None
+    for number in count():
+        seen = {f"parameter {name}": p.detach() for name, p in model.named_parameters()}
+        seen |= {f"buffer {name}": b for name, b in model.named_buffers()}
+        flags = {name: (m.training, len(vars(m))) for name, m in model.named_modules()}
+        flags |= {name: (p.requires_grad, p.grad is None) for name, p in model.named_parameters()}
+        drawn = training.batches(number) if training.batches else copy.deepcopy(training.batch)
+        seen |= dict(enumerate(leaf for leaf in tree_leaves(drawn) if isinstance(leaf, Tensor)))
+        optimizers = tree_leaves(training.optimizer)
+        groups = [[group_of(g) for g in o.param_groups] for o in optimizers]
+        shapes = [(o.__class__.__name__, len(o.state)) for o in optimizers]
+        rest = tree_leaves([one.state_dict() for one in training.restore])
+        tensors = [leaf for leaf in rest if isinstance(leaf, Tensor)]
+        seen |= {f"restored {n}": tensor for n, tensor in enumerate(tensors)}
+        rest = [repr(leaf) for leaf in rest if not isinstance(leaf, Tensor | Callable)]
+        plain = (flags, groups, shapes, rest, returned, torch.get_rng_state().tolist())
+        yield {name: value.clone() for name, value in seen.items()}, plain
+        torch.manual_seed(number)
+        try:
+            made = training.step(model, training.optimizer, drawn)
+            returned = repr(tree_leaves(made))
+        except Exception as error:  # noqa: BLE001 - a fault may raise whatever it does
+            returned = repr(error)
+
+
+def group_of(group):
+    """Return the settings of a group, and the shapes of what it holds."""
+    settings = {k: repr(v) for k, v in group.items() if k != "params"}
+    return settings, [tuple(p.shape) for p in group["params"]]
+
+
+def differ(a: Training, b: Training):
+    """Whether two trainings part within a few steps, or anywhere of those that have a number."""
+    most = max(CALLS, a.steps)
+    for _, (ours, plain), (theirs, other) in zip(range(most), looks(a), looks(b), strict=False):
+        if plain != other or ours.keys() != theirs.keys():
+            return True
+        if any(not torch.equal(ours[name], theirs[name]) for name in ours):
+            return True
+    return False
+
+
 @pytest.mark.filterwarnings("ignore")  # what torch warns of is part of some cases
 @pytest.mark.parametrize("case", sampled("fault"))
 def test_fault_changes_the_step(case):
     """Under the same seed a step of the sick subject differs from one of the healthy subject.
 
-    A leak may show only after it: in evaluation, in a second call, or in one sample alone.
+    A leak may show only after it: in evaluation, in a second call, or in one sample alone; of a
+    training, in what it does within a few steps, or a whole one anywhere.
     """
     torch.manual_seed(0)
     healthy, sick = case.healthy(), build(case)
+    if isinstance(sick, Training):
+        assert differ(healthy, sick)
+        return
     before, after = step(healthy), step(sick)
     if case.kind == "leak":
         before |= later(healthy)
@@ -108,10 +162,22 @@ def test_place_is_a_layer_of_the_model(case):
     assert any(case.is_at(layer) for layer in layers)
 
 
+@pytest.mark.filterwarnings("ignore")  # what torch warns of is part of some cases
 @pytest.mark.parametrize("case", sampled("control"))
 def test_control_runs(case):
-    """A healthy subject does one step, its loss is a finite number, and its weights are, too."""
+    """A healthy subject does one step, its loss is a finite number, and its weights are, too.
+
+    A training does three.
+    """
     subject = build(case)
+    if isinstance(subject, Training):
+        for number in range(3):
+            batch = subject.batches(number) if subject.batches else copy.deepcopy(subject.batch)
+            made = tree_leaves(subject.step(subject.model, subject.optimizer, batch))
+            numbers = [float(torch.as_tensor(one).double().mean().detach()) for one in made]
+            assert all(map(math.isfinite, numbers))
+        assert all(parameter.isfinite().all() for parameter in subject.model.parameters())
+        return
     assert all(parameter.isfinite().all() for parameter in subject.model.parameters())
     output = run(subject.model, subject.inputs)
     if subject.loss is not None:

@@ -294,8 +294,9 @@ def _let_go(seen: Watched, *, keep: bool) -> None:
 def _require_loss(session: Session, result: Any) -> None:
     if loss_in(result) is None:
         shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
+        kind = "nothing" if result is None else type(result).__name__
         raise InspectionError(
-            f"{session.given.name} returned {type(result).__name__}{shape}, not the loss: return "
+            f"{session.given.name} returned {kind}{shape}, not the loss: return "
             "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
         )
 

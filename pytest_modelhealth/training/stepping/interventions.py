@@ -78,9 +78,17 @@ def _slope(session: Session, gradients: Mapping[int, Tensor], length: float, shi
             raise _UntellableError("on weights moved a little the loss is not finite")
         ends.append(loss)
     difference = ends[0] - ends[1]
-    if difference and abs(difference) < _ROUNDING * max(map(abs, ends)):
+    rounding, is_half = _rounding(session, gradients)
+    if (difference or is_half) and abs(difference) <= rounding * max(map(abs, ends)):
         raise _UntellableError("the loss does not change by more than rounding")
     return difference / (2.0 * shift)
+
+
+def _rounding(session: Session, moved: Mapping[int, Tensor]) -> tuple[float, bool]:
+    """Return what share of a loss is rounding, and whether weights in half precision make it."""
+    kinds = {session.parameters[key].dtype for key in moved} & {torch.float16, torch.bfloat16}
+    eps = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+    return max(_ROUNDING, 4.0 * eps), bool(kinds)
 
 
 @torch.no_grad()
@@ -266,7 +274,8 @@ def slope_without_gradient(
         id(p): name
         for name, p in session.model.named_parameters()
         if p.requires_grad and id(p) in stepped - reached and p.is_floating_point() and p.numel()
-    }
+        and id(p) in session.parameters
+    }  # fmt: skip
     if not asked:
         return (), 0.0
     generator = torch.Generator().manual_seed(_SEED)

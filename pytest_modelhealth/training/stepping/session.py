@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -57,8 +58,7 @@ class TrainingStep(NamedTuple):
                 "run_step(step, optimizer, batch), or run_step(optimizer=..., inputs=..., loss=...)"
             )
         several = isinstance(restore, tuple | list | set)
-        name = getattr(step, "__name__", "step")
-        return cls(step, optimizer, batch, tuple(restore) if several else (restore,), name)
+        return cls(step, optimizer, batch, tuple(restore) if several else (restore,), _named(step))
 
     @property
     def optimizers(self) -> list[Any]:
@@ -99,8 +99,8 @@ class TrainingStep(NamedTuple):
         if not self.optimizers:
             raise InspectionError("optimizer is empty: give the optimizer that the step steps")
         for one in self.restore:
-            methods = hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
-            if isinstance(one, type) or not methods:
+            stateful = hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+            if not stateful or isinstance(one, type):
                 raise InspectionError(
                     "restore takes objects with state_dict and load_state_dict, such as a scaler, "
                     f"a scheduler or a moving average, not {_described(one)}"
@@ -120,6 +120,12 @@ class TrainingStep(NamedTuple):
                 "it must take these three; bind what else it needs with functools.partial, or take "
                 "it from around the function"
             ) from None
+
+
+def _named(step: Any) -> str:
+    """Return what a step is called: a function, a part of one, or an object."""
+    step = step.func if isinstance(step, functools.partial) else step
+    return str(getattr(step, "__name__", type(step).__name__))
 
 
 def _acts_as_one(optimizer: Any) -> bool:
@@ -179,7 +185,10 @@ class Session:
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
-        self.passive.open()
+        try:
+            self.passive.open()
+        except InspectionError as error:
+            raise InspectionError(f"run_step watches as a monitor does: {error}") from None
         try:
             yield
         finally:

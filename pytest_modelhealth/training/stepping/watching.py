@@ -212,8 +212,11 @@ class Watch:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 seen.rates.setdefault(id(parameter), float(group.get("lr") or 0.0))
+        within = bool(self._before)  # another one's, which may have taken back a look ahead
         self._before.append({id(p): p.detach().clone() for p in held})
         for key, value in self._before[-1].items():
+            if within and steps.count == 1:
+                seen.at_first[key] = value
             seen.at_first.setdefault(key, value)
         if closure is None:
             steps.early |= not any(id(p) in self._reached for p in held)

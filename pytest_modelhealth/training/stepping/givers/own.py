@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
 from pytest_modelhealth.training.stepping.session import TrainingStep
 
@@ -21,4 +22,9 @@ class OwnStep(Giver):
     @contextmanager
     def made(self, given: Given) -> Iterator[TrainingStep]:
         """Return the step."""
+        if any(one is not None for one in (given.inputs, given.target, given.loss)):
+            raise InspectionError(
+                "inputs, target and loss are of the usual step: leave the step out, or give a step "
+                "of your own its batch, run_step(step, optimizer, batch)"
+            )
         yield TrainingStep.of(given.step, given.optimizer, given.batch, given.restored)

@@ -31,9 +31,13 @@ class Usual(Giver):
         step, batch = UsualStep(given.loss), (given.inputs, given.target)
         if given.batch is not None:
             raise InspectionError(
-                "run_step was given a batch, but no step: the usual step takes inputs=..., "
-                "target=... and loss=..., a step of your own comes first: "
-                "run_step(step, optimizer, batch)"
+                "batch is of a step of your own: run_step(step, optimizer, batch); the usual step "
+                "takes inputs=, target= and loss="
+            )
+        if given.inputs is None:
+            raise InspectionError(
+                "the usual step needs inputs: run_step(optimizer=..., inputs=..., target=..., "
+                "loss=...); a step of your own goes first: run_step(step, optimizer, batch)"
             )
         made = TrainingStep.of(step, given.optimizer, batch, given.restored)
         yield made._replace(is_usual=True)

@@ -1,0 +1,144 @@
+"""Wrong arguments to `run_step`: a clear error, and everything stays as it was."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth import InspectionError, Inspector
+from tests.training.steps import X, Y, net, ran, sgd, usual
+
+
+def two(model: Any, batch: Any) -> None:
+    """Take two arguments."""
+
+
+def more(model: Any, optimizer: Any, batch: Any, rate: float) -> None:
+    """Take one more."""
+
+
+def silent(model: Any, optimizer: Any, batch: Any) -> None:
+    """Return nothing."""
+    usual(model, optimizer, batch)
+
+
+def scores(model: Any, optimizer: Any, batch: Any) -> Tensor:
+    """Return the output."""
+    usual(model, optimizer, batch)
+    return model(batch[0])
+
+
+def words(model: Any, optimizer: Any, batch: Any) -> dict[str, str]:
+    """Return no number."""
+    usual(model, optimizer, batch)
+    return {"loss": "low"}
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no step function": ({"step": 3}, r"step must be a function step\(model, optimizer, batch\)"),
+    "too few": ({"step": two}, r"two\(model.* cannot be called as two\(model, optimizer, batch\)"),
+    "too many": ({"step": more}, r"more\(.*functools\.partial"),
+    "nothing returned": ({"step": silent}, r"silent returned nothing, not the loss: return it"),
+    "many values": ({"step": scores}, r"scores returned Tensor of shape \(16, 3\), not the loss"),
+    "no number": ({"step": words}, r"words returned dict, not the loss"),
+    "parameters": ({"optimizer": list(net().parameters())}, "must be a torch.optim.Optimizer"),
+    "a generator": ({"optimizer": net().parameters()}, "not an iterator of type generator"),
+    "a class": ({"optimizer": torch.optim.SGD}, "a torch.optim.Optimizer, .* not .* type type"),
+    "no optimizer": ({"optimizer": ()}, "optimizer is empty: give the optimizer that the step"),
+    "a number to restore": ({"restore": 3}, "restore takes objects with state_dict .* int"),
+    "a class to restore": ({"restore": [nn.Linear]}, "restore takes objects with .* type type"),
+    "no calls": ({"calls": 0}, "calls must be a whole number from 1 on, not 0"),
+    "half calls": ({"calls": 2.5}, "calls must be a whole number"),
+    "true calls": ({"calls": True}, "calls must be a whole number from 1 on, not True"),
+    "one call to learn": ({"overfit": 1}, "overfit must be a whole number from 2 on, not 1"),
+    "overfit as a switch": ({"overfit": True}, "overfit must be a whole number"),
+    "resume by number": ({"resume": 1}, "resume must be True or False, not 1"),
+    "a target beside a step": ({"target": Y}, "inputs, target and loss are of the usual step"),
+    "a loss beside a step": ({"loss": nn.MSELoss()}, "inputs, target and loss are of the usual"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_a_clear_error(name: str) -> None:
+    """It says what is expected; the model is as it was and can be stepped."""
+    arguments, message = WRONG[name]
+    model = net()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    given: dict[str, Any] = {"step": usual, "optimizer": sgd(model), "batch": (X, Y), **arguments}
+    with pytest.raises(InspectionError, match=message):
+        Inspector(model).run_step(**given)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert ran(usual, model)
+
+
+USUAL_WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no optimizer": ({"inputs": X, "target": Y, "loss": nn.CrossEntropyLoss()}, "needs the optim"),
+    "a batch": ({"batch": X, "optimizer": sgd(net())}, "batch is of a step of your own: .*inputs"),
+    "no inputs": ({"optimizer": sgd(net())}, "usual step needs inputs"),
+}
+
+
+@pytest.mark.parametrize("name", USUAL_WRONG)
+def test_the_usual_step_says_what_it_needs(name: str) -> None:
+    """What is missing, by the name of the argument."""
+    arguments, message = USUAL_WRONG[name]
+    with pytest.raises(InspectionError, match=message):
+        Inspector(net()).run_step(**arguments)
+
+
+def test_a_model_is_stepped_once_at_a_time() -> None:
+    """Within a monitor, an inspection or another step it is refused, and works afterwards."""
+    model = net()
+    optimizer, inspector = sgd(model), Inspector(model)
+
+    def within(model: Any, optimizer: Any, batch: Any) -> Any:
+        return inspector.run_step(usual, optimizer, batch)
+
+    class Inside(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            within(model, optimizer, (X, Y))
+            return x
+
+    with (
+        inspector.monitor(),
+        pytest.raises(InspectionError, match=r"run_step watches .* Net is being mon"),
+    ):
+        inspector.run_step(usual, optimizer, (X, Y))
+    with pytest.raises(InspectionError, match=r"run_step watches .* Net is being mon"):
+        inspector.run_step(within, optimizer, (X, Y))
+    with pytest.raises(InspectionError, match=r"run_step watches .* from within an insp"):
+        Inspector(Inside()).run_inspection(X)
+    assert inspector.run_step(usual, optimizer, (X, Y))
+
+
+def exported() -> Inspector:
+    """An inspector of an exported program."""
+    return Inspector(torch.export.export(net(), (X,)))
+
+
+def observed() -> Inspector:
+    """An inspector of compiled code."""
+    return Inspector(torch.compile(net(), backend="eager"), compiled="observe")
+
+
+@pytest.mark.parametrize("made", [exported, observed])
+def test_only_modules_are_stepped(made: Callable[[], Inspector]) -> None:
+    """As with a monitor."""
+    with pytest.raises(InspectionError, match=r"run_step runs a torch\.nn\.Module as a loop"):
+        made().run_step(usual, sgd(net()), (X, Y))
+
+
+def test_further_arguments_are_bound() -> None:
+    """By functools.partial, by name or at the end, or with defaults."""
+
+    def step(model: Any, optimizer: Any, batch: Any, factor: float = 1.0) -> Tensor:
+        return factor * usual(model, optimizer, batch)
+
+    assert ran(step)
+    assert ran(functools.partial(step, factor=1.0))

@@ -1,0 +1,812 @@
+"""Each check of a training step, with a step that breaks it and one that comes close."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import HealthReport
+from pytest_modelhealth.training.shelf import all_step_checks
+from tests.training.steps import Net, X, Y, entropy, net, ran, sgd, usual
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A faulty step and its healthy neighbour.
+
+    Args:
+        name: what is done, in words.
+        check: what says so.
+        layer: where.
+        says: parts of the message and the cause.
+        faulty, healthy: run each of them.
+        warns: whether it only warns.
+    """
+
+    name: str
+    check: str
+    layer: str
+    says: tuple[str, ...]
+    faulty: Callable[[], HealthReport]
+    healthy: Callable[[], HealthReport]
+    warns: bool = False
+
+
+def after(change: Callable[[Any, Any], None]) -> Any:
+    """Return the usual step, with something done between its backward pass and the optimizer."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = entropy(model, batch)
+        loss.backward()
+        change(model, optimizer)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def descending(loss_of: Callable[[Any, Any], Any]) -> Any:
+    """Return a step on a loss, or on the first of two and returning the second."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        optimizer.zero_grad()
+        made = loss_of(model, batch)
+        loss, returned = made if isinstance(made, tuple) else (made, made)
+        loss.backward()
+        optimizer.step()
+        return returned
+
+    return step
+
+
+# ---- later_calls
+
+
+def carried(detaches: bool) -> HealthReport:
+    """Run a step that goes on from the output of the call before."""
+    state: dict[str, Tensor] = {}
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        scores = model(batch[0]) + 0.1 * state.get("last", torch.zeros(3))
+        state["last"] = scores.detach() if detaches else scores
+        loss = F.cross_entropy(scores, batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return ran(step)
+
+
+def logged(detaches: bool) -> HealthReport:
+    """Run a step that keeps its losses."""
+    history: list[Tensor] = []
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = usual(model, optimizer, batch)
+        history.append(loss.detach() if detaches else loss)
+        return loss
+
+    return ran(step)
+
+
+def squares(rate: float) -> HealthReport:
+    """Run descent of a squared error at a rate."""
+    model = nn.Sequential(nn.Linear(6, 1))
+    step = descending(lambda model, batch: (model(batch[0]) - 1).square().mean())
+    torch.manual_seed(0)
+    return ran(step, model, sgd(model, rate))
+
+
+# ---- trained_parameters
+
+
+def held(*names: str) -> HealthReport:
+    """Run with an optimizer of some parts only."""
+    model = net()
+    parameters = [p for name in names for p in model.get_submodule(name).parameters()]
+    return ran(usual, model, torch.optim.SGD(parameters, lr=0.1))
+
+
+def headless() -> HealthReport:
+    """Run with what should not learn frozen."""
+    model = net()
+    model.into.requires_grad_(False)
+    return ran(usual, model, torch.optim.SGD(model.out.parameters(), lr=0.1))
+
+
+def of_copy(is_copy: bool) -> HealthReport:
+    """Run with an optimizer of another model."""
+    model = net()
+    return ran(usual, model, sgd(copy.deepcopy(model) if is_copy else model))
+
+
+class Ungraded(Net):
+    """Runs its first layer without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        with torch.no_grad():
+            x = self.into(x)
+        return self.out(self.between(x))
+
+
+def ungraded(is_frozen: bool) -> HealthReport:
+    """Run a model whose first layer runs without gradients."""
+    torch.manual_seed(0)
+    model = Ungraded()
+    model.into.requires_grad_(not is_frozen)
+    return ran(usual, model, sgd(model))
+
+
+# ---- parameter_updates
+
+
+def no_backward(model: Any, optimizer: Any, batch: Any) -> Tensor:
+    """Forget the backward pass."""
+    loss = entropy(model, batch)
+    optimizer.step()
+    return loss
+
+
+def cleared_too_late(model: Any, optimizer: Any) -> None:
+    """Clear between backward pass and step."""
+    optimizer.zero_grad()
+
+
+def scheduled(factor: float) -> HealthReport:
+    """Run with a schedule that multiplies the rate in each call."""
+    model = net()
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.MultiplicativeLR(optimizer, lambda _: factor)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = usual(model, optimizer, batch)
+        schedule.step()
+        return loss
+
+    return ran(step, model, optimizer, restore=schedule)
+
+
+def rates(first: float) -> HealthReport:
+    """Run with two groups, of which one has a rate of its own."""
+    model = net()
+    groups = [{"params": model.into.parameters(), "lr": first}, {"params": model.out.parameters()}]
+    return ran(usual, model, torch.optim.SGD(groups, lr=0.1))
+
+
+# ---- gradient_factor
+
+
+def chunks(divided: bool) -> HealthReport:
+    """Run four micro-batches."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> float:
+        optimizer.zero_grad()
+        total = 0.0
+        for part in zip(*(t.chunk(4) for t in batch), strict=True):
+            loss = entropy(model, part)
+            (loss / 4 if divided else loss).backward()
+            total += loss.item() / 4
+        optimizer.step()
+        return total
+
+    return ran(step)
+
+
+def scaled(removes: bool) -> HealthReport:
+    """Run with a scale that is removed or not."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = entropy(model, batch)
+        (loss * 2048.0).backward()
+        if removes:
+            for parameter in model.parameters():
+                parameter.grad /= 2048.0
+        optimizer.step()
+        return loss
+
+    model = net()
+    return ran(step, model, sgd(model, 1e-6 if not removes else 0.1))
+
+
+def negated(sign: float) -> HealthReport:
+    """Run a step that differentiates the loss with a sign, and returns it without."""
+    step = descending(lambda m, b: (sign * entropy(m, b), entropy(m, b)))
+    model = net()
+    return ran(step, model, sgd(model, 1e-3))
+
+
+# ---- left_over_gradients
+
+
+def uncleared(clears: bool) -> HealthReport:
+    """Run a step that never clears."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = entropy(model, batch)
+        loss.backward()
+        optimizer.step()
+        if clears:
+            model.zero_grad()
+        return loss
+
+    return ran(step)
+
+
+def twice(again: bool) -> HealthReport:
+    """Run a step that steps once more."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = usual(model, optimizer, batch)
+        if again:
+            optimizer.step()
+        return loss
+
+    return ran(step)
+
+
+def before_backward(is_before: bool) -> HealthReport:
+    """Run a step whose optimizer steps before the backward pass."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = entropy(model, batch)
+        if is_before:
+            optimizer.step()
+            optimizer.zero_grad()
+            loss.backward()
+        else:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss
+
+    return ran(step)
+
+
+def lbfgs(clears: bool) -> HealthReport:
+    """Run LBFGS with a closure that clears, or is cleared for."""
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        def closure() -> Tensor:
+            if clears:
+                optimizer.zero_grad()
+            loss = entropy(model, batch)
+            loss.backward()
+            return loss
+
+        optimizer.zero_grad()
+        return optimizer.step(closure)
+
+    return ran(step, model, optimizer)
+
+
+# ---- batch_influence
+
+
+def sliced(most: int) -> HealthReport:
+    """Run a step on the first samples only."""
+    return ran(descending(lambda m, b: entropy(m, (b[0][:most], b[1][:most]))))
+
+
+def around(is_around: bool) -> HealthReport:
+    """Run a step on a batch from around it."""
+    return ran(descending(lambda m, b: entropy(m, (X, Y) if is_around else b)))
+
+
+# ---- training_mode
+
+
+def in_mode(training: bool, *, calls_train: bool = False, part: str = "") -> HealthReport:
+    """Run a model with a dropout and a normalisation, whole or in part in a mode."""
+    model = net(nn.BatchNorm1d(8), nn.Dropout(0.3))
+    model.get_submodule(part).train(training)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        if calls_train:
+            model.train()
+        return usual(model, optimizer, batch)
+
+    return ran(step, model, sgd(model))
+
+
+# ---- gradient_path
+
+
+def penalised(is_late: bool) -> HealthReport:
+    """Run a model whose gate the loss reads, after the backward pass or before."""
+
+    class Gated(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(6, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.level = self.gate(x).square().mean()
+            return super().forward(x)
+
+    def loss_of(model: Any, batch: Any) -> Any:
+        loss = entropy(model, batch)
+        whole = loss + model.level
+        return (loss, whole.detach()) if is_late else whole
+
+    torch.manual_seed(0)
+    model = Gated()
+    return ran(descending(loss_of), model, sgd(model))
+
+
+def masked(keeps: str) -> HealthReport:
+    """Run with a mask on the gradients of all layers but one."""
+
+    def mask(model: Any, optimizer: Any) -> None:
+        for name, parameter in model.named_parameters():
+            if not name.startswith(keeps):
+                parameter.grad.zero_()
+
+    return ran(after(mask))
+
+
+class Adapted(Net):
+    """Adds a product of two factors to its first layer."""
+
+    def __init__(self, first: float) -> None:
+        super().__init__()
+        self.down = nn.Linear(6, 2, bias=False)
+        self.up = nn.Linear(2, 8, bias=False)
+        nn.init.zeros_(self.up.weight)
+        with torch.no_grad():
+            self.down.weight *= first
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        return self.out(self.between(self.into(x) + self.up(self.down(x))))
+
+
+def adapted(first: float) -> HealthReport:
+    """Run an adapter whose second factor starts at zero."""
+    torch.manual_seed(0)
+    model = Adapted(first)
+    return ran(usual, model, sgd(model))
+
+
+# ---- update_direction
+
+
+def ascending(is_sum: bool) -> HealthReport:
+    """Run an update by hand that is added, and an optimizer that does it right."""
+
+    class Up(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.add_(parameter.grad, alpha=0.1 if is_sum else -0.1)
+
+    model = net()
+    return ran(usual, model, Up(model.parameters(), lr=0.1))
+
+
+def perturbed(takes_back: bool) -> HealthReport:
+    """Run sharpness-aware training, whose perturbation is taken back or not."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        entropy(model, batch).backward()
+        with torch.no_grad():
+            moves = [0.05 * p.grad / p.grad.norm() for p in model.parameters()]
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter += move
+        optimizer.zero_grad()
+        loss = entropy(model, batch)
+        loss.backward()
+        if takes_back:
+            with torch.no_grad():
+                for parameter, move in zip(model.parameters(), moves, strict=True):
+                    parameter -= move
+        optimizer.step()
+        return loss
+
+    return ran(step)
+
+
+def likelihood(negates: bool) -> HealthReport:
+    """Run a step on the mean of log-probabilities, or on their negative."""
+
+    def loss_of(model: Any, batch: Any) -> Tensor:
+        mean = model(batch[0]).log_softmax(1).mean()
+        return -mean if negates else mean
+
+    return ran(descending(loss_of))
+
+
+# ---- update_size, update_precision
+
+
+def at_rate(rate: float, kind: Any = torch.optim.SGD, **options: Any) -> HealthReport:
+    """Run the usual step with an optimizer of this kind and rate."""
+    model = net()
+    return ran(usual, model, kind(model.parameters(), lr=rate, **options))
+
+
+def halved(rate: float) -> HealthReport:
+    """Run a model in bfloat16."""
+    model = net().to(torch.bfloat16)
+    return ran(usual, model, sgd(model, rate), (X.to(torch.bfloat16), Y))
+
+
+# ---- optimizer_settings
+
+
+def frozen_by(is_attribute: bool) -> HealthReport:
+    """Run a model of which a part is frozen, by the method or by an attribute."""
+    model = net()
+    if is_attribute:
+        model.into.requires_grad = False  # type: ignore[assignment]
+    else:
+        model.into.requires_grad_(False)
+    return ran(usual, model, sgd(model))
+
+
+def seeded(seeds: bool) -> HealthReport:
+    """Run a model with dropout in a step that sets a seed."""
+    model = net(nn.Dropout(0.3))
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        if seeds:
+            torch.manual_seed(7)
+        return usual(model, optimizer, batch)
+
+    return ran(step, model, sgd(model))
+
+
+def idle_schedule(advances: bool) -> HealthReport:
+    """Run with a schedule that the step advances or not."""
+    model = net()
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = usual(model, optimizer, batch)
+        if advances:
+            schedule.step()
+        return loss
+
+    return ran(step, model, optimizer, restore=[schedule])
+
+
+# ---- running_statistics, weight_ties, learning_copies
+
+
+def normalised(momentum: float) -> HealthReport:
+    """Run a batch normalisation of a momentum."""
+    model = net(nn.BatchNorm1d(8, momentum=momentum))
+    return ran(usual, model, sgd(model))
+
+
+class Tied(nn.Module):
+    """Is told by its configuration that its embeddings are one."""
+
+    def __init__(self, ties: bool) -> None:
+        super().__init__()
+        self.config = type("Config", (), {"tie_word_embeddings": True})()
+        self.embedding, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        if ties:
+            self.head.weight = self.embedding.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        """As in transformers."""
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        """As in transformers."""
+        return self.head
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return scores."""
+        return self.head(self.embedding(ids))
+
+
+def tied(ties: bool) -> HealthReport:
+    """Run a language model of one word."""
+    torch.manual_seed(0)
+    model, ids = Tied(ties), torch.arange(15) % 5
+    return ran(usual, model, sgd(model), (ids, (ids + 1) % 5))
+
+
+class Taught(nn.Module):
+    """Has a target that starts as a copy."""
+
+    def __init__(self, is_frozen: bool) -> None:
+        super().__init__()
+        self.online = nn.Linear(6, 3)
+        self.target = copy.deepcopy(self.online).requires_grad_(not is_frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores that both make."""
+        return self.online(x) + 0.1 * self.target(-x)
+
+
+def taught(is_frozen: bool) -> HealthReport:
+    """Run a model with a target."""
+    torch.manual_seed(0)
+    model = Taught(is_frozen)
+    learn = [p for p in model.parameters() if p.requires_grad]
+    return ran(usual, model, torch.optim.SGD(learn, lr=0.1))
+
+
+# ---- on request
+
+
+def overfitted(rate: float) -> HealthReport:
+    """Call a step forty times."""
+    model = net()
+    return ran(usual, model, sgd(model, rate), overfit=40)
+
+
+class Counting(Net):
+    """Counts its calls, and goes by that; the count is saved or not."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores that fade in."""
+        self.count += 1
+        return super().forward(x) * (1.0 - 0.5**self.count)
+
+
+def resumed(persistent: bool) -> HealthReport:
+    """Resume a model that counts."""
+    torch.manual_seed(0)
+    model = Counting(persistent)
+    return ran(usual, model, sgd(model, momentum=0.9), resume=True)
+
+
+PAIRS = [
+    Pair(
+        "graph carried over", "later_calls", "",
+        ("call 2 of the step raises RuntimeError: Trying to backward", "detach() it"),
+        lambda: carried(False), lambda: carried(True),
+    ),
+    Pair(
+        "losses kept with their graph", "later_calls", "",
+        ("history grows by a tensor with its graph in every call", ".item()"),
+        lambda: logged(False), lambda: logged(True),
+    ),
+    Pair(
+        "rate far too large", "later_calls", "", ("on one batch the loss grows from", "by call 2"),
+        lambda: squares(30.0), lambda: squares(0.05),
+    ),
+    Pair(
+        "a layer in no optimizer", "trained_parameters", "into",
+        ("2 of 4 trainable parameters get a gradient and are in no optimizer", "into.weight, into"),
+        lambda: held("out"), headless,
+    ),
+    Pair(
+        "optimizer of a copy", "trained_parameters", "",
+        ("SGD holds 4 tensors, and none of them is one of the model's 4 parameters", "or copy"),
+        lambda: of_copy(True), lambda: of_copy(False),
+    ),
+    Pair(
+        "a part without gradients", "trained_parameters", "into",
+        ("2 parameters that the optimizer holds never get a gradient", "gradients off", "no_grad"),
+        lambda: ungraded(False), lambda: ungraded(True),
+    ),
+    Pair(
+        "no backward pass", "parameter_updates", "",
+        ("no parameter moves in 3 calls of the step: no backward pass", "loss.backward() is miss"),
+        lambda: ran(no_backward), lambda: ran(usual),
+    ),
+    Pair(
+        "cleared before the step", "parameter_updates", "",
+        ("when the optimizer steps there is no gradient any more", "between backward() and step()"),
+        lambda: ran(after(cleared_too_late)), lambda: ran(after(lambda *_: None)),
+    ),
+    Pair(
+        "a rate that falls to zero", "parameter_updates", "",
+        ("the learning rate of SGD falls from 0.1 to exactly 0 after the first call",),
+        lambda: scheduled(0.0), lambda: scheduled(0.1),
+    ),
+    Pair(
+        "a group of rate zero", "parameter_updates", "into",
+        ("2 parameters get a gradient and do not move", "group is 0: into.weight, into.bias"),
+        lambda: rates(0.0), lambda: rates(1e-3), warns=True,
+    ),
+    Pair(
+        "micro-batches not divided", "gradient_factor", "",
+        ("steps on is 4 times the slope", "4 micro-batches"),
+        lambda: chunks(False), lambda: chunks(True),
+    ),
+    Pair(
+        "scale not removed", "gradient_factor", "",
+        ("steps on is 204", "times the slope", "a loss scale of 2048 that is never removed"),
+        lambda: scaled(False), lambda: scaled(True),
+    ),
+    Pair(
+        "sign of the loss", "gradient_factor", "",
+        ("climbs the loss that the step returns: its gradient is -1 times the slope", "flipped"),
+        lambda: negated(-1.0), lambda: negated(1.0), warns=True,
+    ),
+    Pair(
+        "never cleared", "left_over_gradients", "into",
+        ("still there when it steps again", "% less or more", "zero_grad() is missing"),
+        lambda: uncleared(False), lambda: uncleared(True),
+    ),
+    Pair(
+        "stepped twice", "left_over_gradients", "",
+        ("SGD steps twice in a call on the very same gradient",),
+        lambda: twice(True), lambda: twice(False),
+    ),
+    Pair(
+        "stepped before the backward pass", "left_over_gradients", "",
+        ("SGD steps before the backward pass of its call", "the order of"),
+        lambda: before_backward(True), lambda: before_backward(False),
+    ),
+    Pair(
+        "closure that does not clear", "left_over_gradients", "",
+        ("each evaluation of the closure of LBFGS adds to the gradient", "not in the closure"),
+        lambda: lbfgs(False), lambda: lbfgs(True),
+    ),
+    Pair(
+        "half of the batch", "batch_influence", "",
+        ("the second half of the batch (8 samples) has no influence", "a slice of the batch"),
+        lambda: sliced(8), lambda: sliced(9),
+    ),
+    Pair(
+        "another batch", "batch_influence", "",
+        ("none of the 16 samples of the batch has an influence", "another batch"),
+        lambda: around(True), lambda: around(False),
+    ),
+    Pair(
+        "evaluation mode", "training_mode", "",
+        ("the model trains in evaluation mode: nothing is dropped and batch", "between.1"),
+        lambda: in_mode(False), lambda: in_mode(False, calls_train=True),
+    ),
+    Pair(
+        "a part in evaluation mode", "training_mode", "between.0",
+        ("a part of the model trains in evaluation mode", "between.0, between.1"),
+        lambda: in_mode(False, part="between"), lambda: in_mode(True, part="between"), warns=True,
+    ),
+    Pair(
+        "a term added too late", "gradient_path", "gate",
+        ("depends on 2 parameters that the optimizer holds and that never", "gate.weight"),
+        lambda: penalised(True), lambda: penalised(False),
+    ),
+    Pair(
+        "gradients masked", "gradient_path", "into",
+        ("into.weight, into.bias has a gradient after the backward pass, and zeros", "mask"),
+        lambda: masked("out"), lambda: masked(""), warns=True,
+    ),
+    Pair(
+        "both factors zero", "gradient_path", "down",
+        ("down.weight, up.weight is a matrix of zeros whose gradient is zero", "two factors"),
+        lambda: adapted(0.0), lambda: adapted(1.0),
+    ),
+    Pair(
+        "update added", "update_direction", "",
+        ("Up climbs its own gradient (cosine 1.00), and the loss rises from", "subtracted"),
+        lambda: ascending(True), lambda: ascending(False),
+    ),
+    Pair(
+        "perturbation kept", "update_direction", "",
+        ("beside the optimizer something moves the weights up their gradient (cosine 0.",),
+        lambda: perturbed(False), lambda: perturbed(True),
+    ),
+    Pair(
+        "likelihood minimised", "update_direction", "",
+        ("cannot be positive, and is minimised", "the minus of a negative log-likelihood"),
+        lambda: likelihood(False), lambda: likelihood(True),
+    ),
+    Pair(
+        "steps as large as the weights", "update_size", "out",
+        ("call 1 changes weights by", "the median over 2 matrices", "learning rate is too large"),
+        lambda: at_rate(5.0, torch.optim.Adam), lambda: at_rate(1e-2, torch.optim.Adam),
+    ),
+    Pair(
+        "weight decay of the wrong size", "update_size", "",
+        ("the weight decay of SGD takes 10% of the weights in each step",),
+        lambda: at_rate(0.1, weight_decay=1.0), lambda: at_rate(0.1, weight_decay=1e-2),
+    ),
+    Pair(
+        "epsilon in another place", "update_size", "",
+        ("the eps of Adam is 1000, and the root of the second moment beside it", "1e-8"),
+        lambda: at_rate(1e-2, torch.optim.Adam, eps=1e3), lambda: at_rate(1e-2, torch.optim.Adam),
+    ),
+    Pair(
+        "updates below bfloat16", "update_precision", "into",
+        ("of the bfloat16 weights that have a gradient stay the same, bit for bit", "autocast"),
+        lambda: halved(1e-4), lambda: halved(0.5),
+    ),
+    Pair(
+        "updates below float32", "update_precision", "out",
+        ("the largest change of any matrix in a call is", "learning rate is far too small"),
+        lambda: at_rate(1e-8), lambda: at_rate(1e-2),
+    ),
+    Pair(
+        "betas swapped", "optimizer_settings", "",
+        ("the betas of Adam are 0.999 and 0.9", "the wrong way round"),
+        lambda: at_rate(1e-2, torch.optim.Adam, betas=(0.999, 0.9)),
+        lambda: at_rate(1e-2, torch.optim.Adam),
+    ),
+    Pair(
+        "frozen by an attribute", "optimizer_settings", "",
+        ("into has an attribute requires_grad that freezes nothing", "call requires_grad_(False)"),
+        lambda: frozen_by(True), lambda: frozen_by(False),
+    ),
+    Pair(
+        "seed in the step", "optimizer_settings", "",
+        ("every call draws the very same random numbers", "a seed is set in the step"),
+        lambda: seeded(True), lambda: seeded(False),
+    ),
+    Pair(
+        "schedule not advanced", "optimizer_settings", "",
+        ("no call advances the StepLR that restore names", "scheduler.step() is missing"),
+        lambda: idle_schedule(False), lambda: idle_schedule(True), warns=True,
+    ),
+    Pair(
+        "statistics that stand still", "running_statistics", "between.0",
+        ("the running statistics of between.0 do not move in training", "momentum=0"),
+        lambda: normalised(0.0), lambda: normalised(0.1),
+    ),
+    Pair(
+        "statistics of the last batch", "running_statistics", "between.0",
+        ("the running statistics of between.0 are made of the latest batch", "0.1 as a rule"),
+        lambda: normalised(0.9), lambda: normalised(0.1), warns=True,
+    ),
+    Pair(
+        "embeddings untied", "weight_ties", "head",
+        ("head.weight is tied to embedding.weight by the configuration", "model.tie_weights()"),
+        lambda: tied(False), lambda: tied(True),
+    ),
+    Pair(
+        "target that learns", "learning_copies", "target",
+        ("'target' starts as a copy of 'online', and an optimizer moves it", "freeze it"),
+        lambda: taught(False), lambda: taught(True), warns=True,
+    ),
+    Pair(
+        "batch that is not learnt", "overfitting", "",
+        ("on one batch the loss falls from", "by 0.", "far off"),
+        lambda: overfitted(1e-5), lambda: overfitted(1.0),
+    ),
+    Pair(
+        "count that is not saved", "resumption", "",
+        ("the step after loading the saved state differs: the loss is another", "persistent=False"),
+        lambda: resumed(False), lambda: resumed(True),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.check}-{pair.name}")
+def test_a_fault_is_named_and_its_neighbour_passes(pair: Pair) -> None:
+    """The check names the place, the numbers and the cause; the neighbour has no objection at all.
+
+    Other checks may object to the fault as well.
+    """
+    report = pair.faulty()
+    found = [v for v in (*report.violations, *report.warnings) if v.check == pair.check]
+    assert len(found) == 1, str(report)
+    text = f"{found[0].message} {found[0].cause}"
+    assert [part for part in pair.says if part not in text] == [], text
+    assert found[0].layer == pair.layer
+    assert found[0].severity == ("warn" if pair.warns else "fail")
+    healthy = pair.healthy()
+    assert healthy.healthy, str(healthy)
+    assert not healthy.warnings, str(healthy)
+
+
+def test_every_check_of_the_shelf_has_a_pair() -> None:
+    """What is added to the shelf needs a line in the table."""
+    assert {check.name for check in all_step_checks()} == {pair.check for pair in PAIRS}
+    assert all(check.judges_steps for check in all_step_checks())

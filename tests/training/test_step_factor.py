@@ -1,0 +1,149 @@
+"""The factor between gradient and slope, measured by another way."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.training.steps import X, Y, entropy, net, ran, sgd, usual
+
+
+def slope(report: Any) -> Any:
+    """Return what was measured, once it was."""
+    found = report.observation.stepped.slope
+    assert found is not None
+    assert not found.why_not, found.why_not
+    return found
+
+
+def analytic(model: nn.Module, batch: Any = (X, Y)) -> float:
+    """Return the norm of the gradient by autograd."""
+    gradients = torch.autograd.grad(entropy(model, batch), list(model.parameters()))
+    return math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+
+
+def test_the_slope_is_that_of_autograd() -> None:
+    """Gradient norm and slope, each against autograd; the losses against plain steps."""
+    model = net()
+    report = ran(usual, model)
+    found = slope(report)
+    assert found.gradient == pytest.approx(analytic(model), rel=1e-5)
+    assert found.slope == pytest.approx(analytic(model), rel=2e-3)
+    assert found.factor == pytest.approx(1.0, abs=2e-3)
+    assert found.added == pytest.approx(found.gradient)
+    optimizer = sgd(model)
+    losses = [usual(model, optimizer, (X, Y)).item() for _ in range(3)]
+    assert report.observation.stepped.losses == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_micro_batches_that_are_not_divided(parts: int) -> None:
+    """The factor is their number."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        losses = [entropy(model, p) for p in zip(*(t.chunk(parts) for t in batch), strict=True)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+        return torch.stack(losses).mean()
+
+    report = ran(step)
+    assert slope(report).factor == pytest.approx(parts, rel=2e-3)
+    assert report.observation.stepped.passes == parts
+    (found,) = [v for v in report.violations if v.check == "gradient_factor"]
+    assert f"{parts} micro-batches" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("scale", "verdict"), [(1024.0, "fail"), (64.0, "warn"), (1.2, ""), (0.25, "warn")]
+)
+def test_a_scale_is_the_factor(scale: float, verdict: str) -> None:
+    """In the limits it only warns, and near 1 nothing is said."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = entropy(model, batch)
+        (scale * loss).backward()
+        optimizer.step()
+        return loss
+
+    model = net()
+    report = ran(step, model, sgd(model, 1e-4))
+    assert slope(report).factor == pytest.approx(scale, rel=2e-3)
+    found = [v for v in (*report.violations, *report.warnings) if v.check == "gradient_factor"]
+    assert [v.severity for v in found] == ([verdict] if verdict else [])
+    assert all(v.value == pytest.approx(scale, rel=2e-3) for v in found)
+
+
+def test_the_limit_is_a_setting() -> None:
+    """A factor of 64 fails under a limit of 50, and passes with the check left out."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = entropy(model, batch)
+        (64.0 * loss).backward()
+        optimizer.step()
+        return loss
+
+    model = net()
+    optimizer = sgd(model, 1e-4)
+    report = ran(step, model, optimizer, settings={"max_gradient_factor": 50.0})
+    (found,) = report.violations
+    assert (found.check, found.limit) == ("gradient_factor", 50.0)
+    left_out = ran(step, model, optimizer, settings={"skip_checks": ["gradient_factor"]})
+    assert left_out.healthy
+    assert not left_out.warnings
+
+
+def test_a_clipped_gradient_is_no_fault() -> None:
+    """Its factor is the clip's, and what backward passes left is the slope."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = entropy(model, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        return loss
+
+    model = net()
+    report = ran(step, model)
+    found = slope(report)
+    assert found.factor == pytest.approx(0.05 / analytic(model), rel=2e-3)
+    assert found.added == pytest.approx(analytic(model), rel=1e-4)
+    assert report.healthy
+    assert not report.warnings
+
+
+def test_what_cannot_be_measured_says_why() -> None:
+    """A loss of noise, one that does not move, several losses of several optimizers."""
+
+    def noise(model: Any, optimizer: Any, batch: Any) -> float:
+        usual(model, optimizer, batch)
+        with torch.no_grad():
+            moved = model.into.weight.sum() * 1e6
+        return float(moved.sin() + moved.cos())
+
+    def two(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        losses = []
+        for one in optimizer:
+            one.zero_grad()
+            losses.append(F.cross_entropy(model(batch[0]), batch[1]))
+            losses[-1].backward()
+            one.step()
+        return sum(losses)
+
+    model = net()
+    optimizers = (sgd(model.into), sgd(model.out))
+    for step, given, why in (
+        (noise, sgd(model), "too curved or too noisy"),
+        (two, optimizers, "several optimizers descend losses of their own"),
+    ):
+        stepped = ran(step, model, given).observation.stepped
+        assert why in stepped.slope.why_not

@@ -1,0 +1,255 @@
+"""Everything that a training step changes is put back, bit for bit and in place."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import optimizer as optimizers
+from torch.optim.swa_utils import AveragedModel
+
+from pytest_modelhealth import Inspector
+from tests.training.steps import X, Y, net
+
+
+class Remembering(nn.Module):
+    """Keeps what a forward leaves in every kind of place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.25)
+        self.out = nn.Linear(8, 3)
+        self.register_buffer("seen", torch.zeros(()))
+        self.count, self.kept, self.by_name = 0, [1.0], {"a": torch.zeros(2)}
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, and remember."""
+        self.count += 1
+        self.seen += 1
+        self.last = x.mean(0)
+        self.kept.append(float(x.sum()))
+        self.by_name["a"] += 1
+        return self.out(self.drop(self.norm(self.into(x)).relu()))
+
+
+class Scene:
+    """A training that leaves traces everywhere, some steps old."""
+
+    def __init__(self, fails: Callable[[], None] = lambda: None) -> None:
+        torch.manual_seed(0)
+        self.model, self.calls, self.log = Remembering(), 0, ["before"]
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1)
+        self.average = AveragedModel(self.model)
+        self.fails: Callable[[], None] = lambda: None
+        self.step = self.made()
+        for _ in range(2):
+            self.step(self.model, self.optimizer, (X, Y))
+        self.hooks: list[Any] = [self.model.out.register_forward_hook(lambda *_: None)]
+        self.hooks.append(self.model.into.weight.register_hook(lambda g: g))
+        self.calls, self.fails = 0, fails
+
+    def made(self) -> Callable[[Any, Any, Any], Tensor]:
+        """Return a step that closes over all of it."""
+        scene, schedule, scaler, average = self, self.schedule, self.scaler, self.average
+        log, draws = self.log, torch.Generator().manual_seed(3)
+        self.draws = draws
+
+        def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+            scene.calls += 1
+            model.train()
+            optimizer.zero_grad(set_to_none=False)
+            x, y = batch
+            x += 0.01 * torch.randn(x.shape, generator=draws)  # of the batch a copy
+            random.random(), np.random.rand()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(model(x).float(), y)
+            scaler.scale(loss).backward()
+            scene.fails()
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            average.update_parameters(model)
+            log.append(f"call {scene.calls}")
+            model.eval()
+            return loss
+
+        return step
+
+    def look(self) -> dict[str, Any]:
+        """Return copies of all there is, and the identity of what must stay the same object."""
+        model, optimizer = self.model, self.optimizer
+        seen: dict[str, Any] = {}
+        for name, p in (*model.named_parameters(), *self.average.named_parameters(prefix="ema")):
+            seen[name] = p.detach().clone()
+            seen[f"{name} is"] = (id(p), p.data_ptr(), p.requires_grad, id(p.grad))
+            seen[f"{name} grad"] = None if p.grad is None else p.grad.clone()
+            seen[f"{name} hooks"] = _hooks(p._backward_hooks), _hooks(p._post_accumulate_grad_hooks)
+        for name, b in (*model.named_buffers(), *self.average.named_buffers(prefix="ema")):
+            seen[f"buffer {name}"] = (b.clone(), id(b))
+        for name, module in model.named_modules():
+            seen[f"module {name}"] = (
+                module.training,
+                *(list(hooks) for key, hooks in sorted(vars(module).items()) if "hooks" in key),
+            )
+        seen["attributes"] = (model.count, list(model.kept), id(model.kept), id(model.last))
+        seen["named"] = (model.by_name["a"].clone(), id(model.by_name))
+        seen["state"] = copy.deepcopy(optimizer.state_dict())
+        seen["state is"] = [
+            (id(p), [id(v) for v in kept.values()]) for p, kept in optimizer.state.items()
+        ]
+        seen["groups are"] = [(id(g), [id(p) for p in g["params"]]) for g in optimizer.param_groups]
+        seen["optimizer hooks"] = [
+            list(hooks) for key, hooks in sorted(vars(optimizer).items()) if "hooks" in key
+        ]
+        seen["schedule"] = copy.deepcopy(self.schedule.state_dict())
+        seen["scaler"] = self.scaler.state_dict()
+        seen["log"] = (list(self.log), id(self.log), self.calls)
+        seen["draws"] = self.draws.get_state()
+        seen["random"] = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+        seen["global hooks"] = [
+            list(hooks) for key, hooks in sorted(vars(optimizers).items())
+            if key.startswith("_global_optimizer") and isinstance(hooks, dict)
+        ]  # fmt: skip
+        return seen
+
+
+def _hooks(hooks: Any) -> Any:
+    return None if hooks is None else list(hooks.items())
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two looks at a thing show the same, bit for bit."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return bool((a == b).all())
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return what is not as it was."""
+    return [key for key in {**before, **after} if not equal(before.get(key), after.get(key))]
+
+
+class OwnError(Exception):
+    """What a user's step raises."""
+
+
+def raising(error: BaseException, since: int) -> Callable[[], None]:
+    """Return what raises from a call on: an iterator is nothing that is put back."""
+    calls = itertools.count(1)
+
+    def fail() -> None:
+        if next(calls) >= since:
+            raise error
+
+    return fail
+
+
+def test_everything_is_put_back() -> None:
+    """Weights, gradients, state, averages, lists, modes, hooks, schedule, scaler, random numbers.
+
+    A second run says the same, as it begins where the first did.
+    """
+    scene = Scene()
+    inspector, rest = Inspector(scene.model), (scene.scaler, scene.schedule)
+    before, batch = scene.look(), (X.clone(), Y.clone())
+    arguments = (scene.step, scene.optimizer, batch)
+    report = inspector.run_step(*arguments, restore=rest, overfit=3, resume=True)
+    assert changed(before, scene.look()) == []
+    assert torch.equal(batch[0], X)
+    again = inspector.run_step(*arguments, restore=rest)
+    assert changed(before, scene.look()) == []
+    stepped = report.observation.stepped
+    assert stepped.losses == again.observation.stepped.losses
+    assert stepped.parameters == again.observation.stepped.parameters
+    assert len(set(stepped.losses)) == 3
+    assert stepped.calls > again.observation.stepped.calls > 3
+    for hook in scene.hooks:
+        hook.remove()
+    scene.step(scene.model, scene.optimizer, batch)
+    assert "into.weight" in changed(before, scene.look())  # it would show
+
+
+def test_what_the_first_call_raises_passes_and_all_is_put_back() -> None:
+    """The very exception, untouched, in the middle of a call."""
+    error = OwnError("mine")
+    scene = Scene(raising(error, 1))
+    before = scene.look()
+    with pytest.raises(OwnError) as caught:
+        Inspector(scene.model).run_step(scene.step, scene.optimizer, (X, Y), restore=scene.scaler)
+    assert caught.value is error
+    assert changed(before, scene.look()) == []
+
+
+@pytest.mark.parametrize("since", [1, 2, 4])
+def test_an_interruption_leaves_everything_as_it_was(since: int) -> None:
+    """Ctrl-C in the first call, in a later one, and in one on changed weights."""
+    scene = Scene(raising(KeyboardInterrupt(), since))
+    before = scene.look()
+    with pytest.raises(KeyboardInterrupt):
+        Inspector(scene.model).run_step(
+            scene.step, scene.optimizer, (X, Y), restore=(scene.scaler, scene.schedule)
+        )
+    assert changed(before, scene.look()) == []
+    scene.fails = lambda: None
+    rest = (scene.scaler, scene.schedule)
+    assert Inspector(scene.model).run_step(scene.step, scene.optimizer, (X, Y), restore=rest)
+
+
+def test_what_later_calls_raise_is_a_finding() -> None:
+    """Nothing is raised then; the report says so, and all is as it was."""
+    scene = Scene(raising(OwnError("later"), 2))
+    before = scene.look()
+    report = Inspector(scene.model).run_step(
+        scene.step, scene.optimizer, (X, Y), restore=(scene.scaler, scene.schedule)
+    )
+    assert changed(before, scene.look()) == []
+    assert "call 2 of the step raises OwnError: later" in str(report)
+    assert len(report.observation.stepped.losses) == 1
+
+
+def test_what_a_step_freezes_replaces_and_fills_is_put_back() -> None:
+    """Flags, ``.data``, groups and modules that the step changes for good."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    held, pointers = list(model.parameters()), [p.data_ptr() for p in model.parameters()]
+    keys = set(model.state_dict())
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.into.weight.data = model.into.weight * 0.9
+        model.into.bias.requires_grad_(False)
+        optimizer.param_groups[0]["lr"] *= 0.5
+        model.extra = nn.Linear(2, 2)
+        optimizer.add_param_group({"params": list(model.extra.parameters())})
+        return loss
+
+    Inspector(model).run_step(step, optimizer, (X, Y))
+    assert set(model.state_dict()) == keys
+    assert all(a is b for a, b in zip(model.parameters(), held, strict=True))
+    assert [p.data_ptr() for p in model.parameters()] == pointers
+    assert all(p.requires_grad and p.grad is None for p in held)
+    assert (len(optimizer.param_groups), optimizer.param_groups[0]["lr"]) == (1, 0.1)
+    assert not optimizer.state
