@@ -373,5 +373,5 @@ def test_what_no_step_can_be_made_of_is_said(make_trainer):
         Inspector(Scorer()).run_step(trainer, batch=DATA[0])
     with pytest.raises(InspectionError, match="get_train_dataloader"):
         Inspector(trainer.model).run_step(trainer)
-    with pytest.raises(InspectionError, match="a batch, but no step"):
+    with pytest.raises(InspectionError, match="batch is of a step of your own"):
         Inspector(trainer.model).run_step(batch=DATA[0])

@@ -152,5 +152,5 @@ def test_in_a_test_a_step_is_judged_at_its_end(pytester: pytest.Pytester) -> Non
     result.assert_outcomes(passed=4, failed=1, warnings=1)
     result.stdout.fnmatch_lines(["*test_unasked*"])
     text = result.stdout.str()
-    assert "is 31.99 times the slope" in text
+    assert "times the slope of the loss" in text
     assert "modelhealth_max_gradient_factor" in text

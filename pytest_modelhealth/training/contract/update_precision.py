@@ -42,8 +42,8 @@ class UpdatePrecision(StepCheck):
             default=0.9,
             minimum=0.0,
             maximum=1.0,
-            help="largest share of half-precision weights with a gradient that no call of a "
-            "training step changes",
+            help="largest share of the weights with a gradient that no call of a training step "
+            "changes",
             per_layer=False,
         ),
     )
