@@ -1,0 +1,188 @@
+"""Calls a training step a few times from the beginning, watched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.training.stepping.growing import Lists
+from pytest_modelhealth.training.stepping.interventions import said
+from pytest_modelhealth.training.stepping.session import Session, loss_in
+from pytest_modelhealth.training.stepping.watching import Watched, norm, rate_of, widened
+
+
+@dataclass
+class Calls:
+    """What the first series of calls showed.
+
+    Args:
+        seen: a record a call.
+        changes: how far each parameter moved in each call, by the norm of its values before.
+        relative: the same of its optimizers' steps.
+        outside: what moved parameters in the first call before their optimizer stepped.
+        names: every parameter after the first call: its name, its `id`, whether it is trainable.
+        observation: the layers of the first call.
+        rates: learning rate of each optimizer that was given, after each call.
+        swallowed: share of elements with a gradient that did not change.
+        raised: what a later call raised; ``""`` if none did.
+        advances: whether a learning rate schedule moved on.
+        ends_at: where every call leaves the random numbers, if it draws any and all end there.
+        sign, is_loss: of the number that the first call returned, as in `Stepped`.
+        restored: how far each schedule in `restore` is in the end; ``None`` for what is no such.
+    """
+
+    seen: list[Watched] = field(default_factory=list)
+    changes: list[dict[int, float]] = field(default_factory=list)
+    relative: list[dict[int, float]] = field(default_factory=list)
+    outside: dict[int, Tensor] = field(default_factory=dict)
+    names: list[tuple[str, int, bool]] = field(default_factory=list)
+    observation: Observation | None = None
+    rates: list[dict[int, float]] = field(default_factory=list)
+    swallowed: dict[int, float] = field(default_factory=dict)
+    raised: str = ""
+    advances: bool = False
+    ends_at: Tensor | None = None
+    sign: int = 0
+    is_loss: bool = False
+    restored: list[int | None] = field(default_factory=list)
+
+
+def call_step(session: Session, calls: int, lists: Lists) -> Calls:
+    """Call the step several times from the beginning."""
+    made, watch = Calls(), session.watch()
+    counting = _Swallowed(session)
+    session.restored = [_epoch(one) for one in session.given.restore]
+    schedules, starts, ends = _schedules(session), list[Tensor](), list[Tensor]()
+    number = -1
+    while (number := number + 1) < calls or (number < _MOST_CALLS and _waits(session, made)):
+        before = {key: p.detach().clone() for key, p in session.parameters.items()}
+        starts.append(torch.get_rng_state())
+        try:
+            if number:
+                seen = session.watched(watch)
+            else:
+                seen, made.observation = session.observed(watch)
+        except Exception as error:
+            if not number:
+                raise
+            made.raised = said(error)
+            break
+        if not number:
+            _require_loss(session, seen.result)
+            if isinstance(seen.result, Tensor):
+                made.sign, made.is_loss = sign_of(seen.result), is_made_by_a_loss(seen.result)
+        sizes = {key: norm(value) or 1.0 for key, value in before.items()}
+        made.seen.append(seen)
+        if not number:
+            made.outside = _outside(before, seen)
+            made.names = [(n, id(p), p.requires_grad) for n, p in session.model.named_parameters()]
+        made.changes.append(
+            {key: _change(session.parameters[key], before[key]) / sizes[key] for key in before}
+        )
+        made.relative.append({key: size / sizes[key] for key, size in seen.updated.items()})
+        given = session.given.optimizers
+        made.rates.append({id(optimizer): rate_of(optimizer) for optimizer in given})
+        ends.append(torch.get_rng_state())
+        counting.add(seen)
+        lists.look()
+        _let_go(seen, keep=number < _COMPARED)
+    made.swallowed = counting.shares()
+    made.advances = _schedules(session) != schedules
+    made.restored = [_epoch(one) for one in session.given.restore]
+    draws = bool(ends) and not torch.equal(starts[0], ends[0])
+    same = len(ends) > 1 and all(torch.equal(ends[0], end) for end in ends[1:])
+    made.ends_at = ends[0] if draws and same else None
+    return made
+
+
+_COMPARED = 2
+_MOST_CALLS = 32
+"""A step that seems to wait for its turn is called so often to see whether it comes."""
+
+
+def _waits(session: Session, made: Calls) -> bool:
+    """Whether nothing has moved so far, and more calls may tell: gradients add up, say."""
+    if any(any(changes.values()) for changes in made.changes) or len(made.seen) < _COMPARED:
+        return False
+    overflows = any(not math.isfinite(size) for seen in made.seen for size in seen.added.values())
+    no_step = not any(seen.steps_in_all for seen in made.seen)
+    adds_up = no_step and any(
+        made.seen[-1].added.get(key, 0.0) > size for key, size in made.seen[0].added.items() if size
+    )
+    return overflows or adds_up
+
+
+def _epoch(one: Any) -> int | None:
+    kinds = torch.optim.lr_scheduler.LRScheduler
+    return one.last_epoch if isinstance(one, kinds) else None
+
+
+def _schedules(session: Session) -> list[int]:
+    """Return how far each learning rate schedule is that the step reaches."""
+    kinds = torch.optim.lr_scheduler.LRScheduler
+    return [one.last_epoch for one in session.snapshot.found if isinstance(one, kinds)]
+
+
+def _let_go(seen: Watched, *, keep: bool) -> None:
+    """Keep no graph of a call, and gradients only of those that others are held against."""
+    seen.result, seen.at_first = loss_in(seen.result), {}
+    if not keep:
+        seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
+
+
+def _require_loss(session: Session, result: Any) -> None:
+    if loss_in(result) is None:
+        shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
+        kind = "nothing" if result is None else type(result).__name__
+        raise InspectionError(
+            f"{session.given.name} returned {kind}{shape}, not the loss: return "
+            "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
+        )
+
+
+def _outside(before: dict[int, Tensor], seen: Watched) -> dict[int, Tensor]:
+    """Return what changed parameters in a call before their optimizer first stepped."""
+    found = {}
+    for key, now in seen.at_first.items():
+        start = before[key]
+        if now.shape == start.shape and not torch.equal(now, start):
+            found[key] = widened(now) - widened(start)
+    return found
+
+
+def _change(parameter: Tensor, before: Tensor) -> float:
+    now = parameter.detach()
+    if now.shape != before.shape:
+        return 1.0
+    if torch.equal(now, before):
+        return 0.0
+    return norm(widened(now) - widened(before))
+
+
+class _Swallowed:
+    """Counts the weights that have a gradient and do not move."""
+
+    def __init__(self, session: Session) -> None:
+        self._parameters = {k: p for k, p in session.parameters.items() if p.is_floating_point()}
+        self._before = {k: p.detach().clone() for k, p in self._parameters.items()}
+        self._asked = {k: torch.zeros_like(p, dtype=torch.bool) for k, p in self._before.items()}
+
+    def add(self, seen: Watched) -> None:
+        """Take in one call."""
+        for key in seen.at_step & self._parameters.keys():
+            self._asked[key] |= seen.gradients[key] != 0
+
+    def shares(self) -> dict[int, float]:
+        """Return the share of each parameter."""
+        found = {}
+        for key, asked in self._asked.items():
+            still = asked & (self._parameters[key].detach() == self._before[key])
+            found[key] = float(still.sum()) / max(int(asked.sum()), 1)
+        return found
