@@ -266,12 +266,13 @@ class Inspector:
         training changes; steps that are not watched cost nothing.
 
         Args:
-            every: watch the first step, and those whose number is divisible by it.
+            every: watch the first step, and those in which the number reaches a multiple of it.
             csv: a file that gets a row for each watched step, at once.
             json: a file that gets a line of JSON for each watched step, at once.
             scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
                 without its scale.
-            keep: the most watched steps that ``monitor.history`` holds; of more, every second one.
+            keep: the most watched steps that ``monitor.history`` holds, at 128 bytes a layer; of
+                more, every second one, so that they stay spread over the whole training.
 
         Raises:
             InspectionError: an argument is of a wrong type, or the model is none that a loop can

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.capture.passive.watch import PassiveWatch
-from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
+from pytest_modelhealth.errors import (
+    InspectionError,
+    ModelHealthWarning,
+    UnknownNameError,
+    public_names,
+    suggest,
+)
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
 from pytest_modelhealth.report import HealthReport, Observation
 from pytest_modelhealth.training.monitoring.history import History
@@ -38,10 +44,10 @@ class TrainingMonitor:
         model: the model that is trained.
         selection: which roles of which layers to observe.
         make_report: makes the report of a step.
-        every: watch the first step and those whose number is divisible by it.
+        every: watch the first step, and those in which the number reaches a multiple of it.
         csv, json: files to write a line to for each watched step.
         scaler: the gradient scaler of the training.
-        keep: the most watched steps that the history holds.
+        keep: the most watched steps that the history holds; each takes 128 bytes a layer.
 
     Attributes:
         history: the watched steps as arrays.
@@ -102,8 +108,17 @@ class TrainingMonitor:
         try:
             if error is not None:
                 self._take_unfinished()
-        finally:
+            elif self._last is None and self._watch.has_seen:
+                warnings.warn(
+                    "the monitor saw no step: step_end() was never called; call it after each "
+                    "training step",
+                    ModelHealthWarning,
+                    stacklevel=2,
+                )
             self.close()
+        except BaseException:  # Ctrl-C, once more
+            self.close()
+            raise
 
     def _take_unfinished(self) -> None:
         """Keep what was seen of the step that an exception ended."""
@@ -125,8 +140,8 @@ class TrainingMonitor:
                 f"this monitor was {self._state} already: each watches one training; "
                 "make another, inspector.monitor(...)"
             )
-        self._watch.open()
         try:
+            self._watch.open()
             for file in self._files:
                 file.open()
             self._watch.begin()
@@ -287,6 +302,17 @@ class TrainingMonitor:
         order = np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable")
         ranked = [(row.layers[at], float(values[at])) for at in order if values[at] == values[at]]
         return [found for found in ranked if containers or found[0] not in holders][:most]
+
+    if not TYPE_CHECKING:  # a type checker knows the names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)  # what copy, pickle and others ask for
+            own = [attribute for attribute in vars(self) if not attribute.startswith("_")]
+            names = [*public_names(TrainingMonitor), *own]
+            raise UnknownNameError(
+                f"a monitor has no {name!r}{suggest(name, names)} It has {', '.join(names)}."
+            )
 
     def __str__(self) -> str:
         if self._latest is None:
