@@ -73,6 +73,7 @@ def test_a_row_holds_the_statistics_of_the_report() -> None:
         train(model, monitor)
     row, report = monitor.latest, monitor.report
     assert row.layers == ("", "a", "norm", "relu", "drop", "b") == tuple(report.layers)
+    assert row.types == ("Net", "Linear", "BatchNorm1d", "relu", "Dropout", "Linear")
     for layer in report:
         out, back = layer.activations, layer.gradients
         assert out is not None

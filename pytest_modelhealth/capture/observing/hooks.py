@@ -405,8 +405,8 @@ class _ModuleHook:
     def __name__(self) -> str:
         raise _UnnamedError(
             f"torch.jit.script was called while {self._layer.label!r} is watched, and would "
-            "compile the hooks on it too; script it once, in __init__, or between the watched steps "
-            "of a monitor, or inspect the model without scripting it in its forward"
+            "compile the hooks too; script it once, in __init__, or between the watched steps of a "
+            "monitor, or inspect the model without scripting it in its forward"
         )
 
 
