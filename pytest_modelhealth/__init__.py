@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     )
     from pytest_modelhealth.settings import Setting, Settings
     from pytest_modelhealth.statistics import TensorStatistics
+    from pytest_modelhealth.training.monitoring.history import History
+    from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
+    from pytest_modelhealth.training.monitoring.row import StepRow
 
 __version__ = "0.1.0"
 
@@ -41,6 +44,7 @@ _HOMES = {
     "Comparison": "comparison.comparison",
     "Check": "checks",
     "HealthReport": "report",
+    "History": "training.monitoring.history",
     "Inconclusive": "report",
     "InspectionError": "errors",
     "Inputs": "capture",
@@ -54,7 +58,9 @@ _HOMES = {
     "Settings": "settings",
     "SettingsError": "errors",
     "Status": "report",
+    "StepRow": "training.monitoring.row",
     "TensorStatistics": "statistics",
+    "TrainingMonitor": "training.monitoring.monitor",
     "UnknownNameError": "errors",
     "Verdict": "report",
     "Violation": "report",
@@ -65,6 +71,7 @@ __all__ = [
     "Check",
     "Comparison",
     "HealthReport",
+    "History",
     "Inconclusive",
     "Inputs",
     "InspectionError",
@@ -78,7 +85,9 @@ __all__ = [
     "Settings",
     "SettingsError",
     "Status",
+    "StepRow",
     "TensorStatistics",
+    "TrainingMonitor",
     "UnknownNameError",
     "Verdict",
     "Violation",

@@ -276,7 +276,7 @@ class Inspector:
         training changes; steps that are not watched cost nothing.
 
         Args:
-            every: watch the first step, and those whose number is divisible by it.
+            every: watch the first step, and those in which the number reaches a multiple of it.
             csv: a file that gets a row for each watched step, at once.
             json: a file that gets a line of JSON for each watched step, at once.
             to: what else gets the numbers, one or a list: a `SummaryWriter` of TensorBoard, a run
@@ -286,7 +286,8 @@ class Inspector:
             statistics: which statistics of each layer go there; ``None`` takes five.
             scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
                 without its scale.
-            keep: the most watched steps that ``monitor.history`` holds; of more, every second one.
+            keep: the most watched steps that ``monitor.history`` holds, at some 200 bytes a layer; of
+                more, every second one, so that they stay spread over the whole training.
             histograms: whether it holds histograms of activations and their gradients, too, for
                 ``monitor.plot_layer``: 164 bytes for each step and layer. A `SummaryWriter` gets
                 them as well.

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from benchmarks import contenders, probes, scale, speed, timing
+from benchmarks import contenders, monitor, probes, scale, speed, timing
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,17 @@ def test_speed_prints_a_ratio_for_every_contender(monkeypatch, capsys):
     wall, cpu = (cells(line) for line in output.splitlines() if line.startswith("| example CNN"))
     assert all(float(cell.split()[0]) > 0 for cell in [*wall[3:], *cpu[1:]])
     assert len(wall[3:]) == len(cpu[1:]) == len(present)
+
+
+def test_monitor_prints_a_ratio_for_every_copy(capsys):
+    """Both tables have the watched, the unwatched and the inspected step beside the bare one."""
+    monitor.main(["example CNN", "--rounds", "2"])
+    printed = capsys.readouterr().out
+    assert printed.count("| step | bare ms | watched | not watched | inspected |") == 2
+    rows = [line for line in printed.splitlines() if line.startswith("| example CNN |")]
+    assert [row.count(" | ") for row in rows] == [4, 4]
+    with pytest.raises(SystemExit):
+        monitor.main(["BERT"])
 
 
 def test_probes_prints_costs_and_where_a_twin_leaks(capsys):

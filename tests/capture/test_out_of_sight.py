@@ -136,7 +136,7 @@ def test_a_forward_that_scripts_is_refused() -> None:
     """TorchScript would compile our hooks; the message says what to do, and the model is whole."""
     model = Scripts()
     before = fingerprint(model, X)
-    with pytest.raises(InspectionError, match=r"'inner' scripts it .* once, in __init__"):
+    with pytest.raises(InspectionError, match=r"while 'inner' is watched.* once, in __init__"):
         Inspector(model).run_inspection(X)
     assert changes(before, fingerprint(model, X)) == []
 

@@ -177,14 +177,17 @@ def test_an_optimizer_whose_step_is_compiled_is_left_alone() -> None:
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         step = torch.compile(optimizer.step, backend="aot_eager")
-        with Inspector(model).monitor(every=2) as monitor:
-            for number in range(4):
-                x, y = batch(number)
-                optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()
-                step()
-                if is_monitored:
-                    monitor.step_end()
+        monitor = Inspector(model).monitor(every=2)
+        if is_monitored:
+            monitor.start()
+        for number in range(4):
+            x, y = batch(number)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            step()
+            if is_monitored:
+                monitor.step_end()
+        monitor.close()
         stats.append((values(model), counters["stats"]["unique_graphs"]))
     assert stats[0] == stats[1]
     assert "the step of an optimizer is compiled" in monitor.report.observation.notes[-1]

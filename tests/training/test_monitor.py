@@ -7,7 +7,9 @@ import gc
 import math
 import os
 import pickle
+import re
 import signal
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -71,6 +73,7 @@ def test_a_row_holds_the_statistics_of_the_report() -> None:
         train(model, monitor)
     row, report = monitor.latest, monitor.report
     assert row.layers == ("", "a", "norm", "relu", "drop", "b") == tuple(report.layers)
+    assert row.types == ("Net", "Linear", "BatchNorm1d", "relu", "Dropout", "Linear")
     for layer in report:
         out, back = layer.activations, layer.gradients
         assert out is not None
@@ -342,6 +345,48 @@ def test_a_validation_in_between_is_not_counted() -> None:
     assert monitor.report["a"].calls == 1
     assert monitor.report["a"].activations.abs_max < 1e3
     assert values(model) == trained()
+
+
+def test_a_pass_in_another_thread_is_not_counted() -> None:
+    """A validation beside the training, say; it is not disturbed."""
+    model = net()
+
+    def validate(step: int) -> None:
+        model.eval()
+        thread = threading.Thread(target=model, args=(torch.full((5, 8), 1e6),))
+        thread.start()
+        thread.join()
+        model.train()
+
+    with Inspector(model).monitor() as monitor:
+        train(model, monitor, after=validate)
+    assert monitor.latest.passes == monitor.report["a"].calls == 1
+    assert monitor.report["a"].activations.abs_max < 1e3
+    assert values(model) == trained()
+
+
+def test_types_and_regular_expressions_select_layers() -> None:
+    """As they do for an inspection."""
+    model = net()
+    inspector = (
+        Inspector(model).watch(types=nn.BatchNorm1d, what="gradients").watch(re.compile("b$"))
+    )
+    with inspector.monitor() as monitor:
+        train(model, monitor, 1)
+    row = monitor.latest
+    assert row.layers == ("norm", "b")
+    assert row["norm", "gradient_rms"] > 0
+    assert math.isnan(row["norm", "activation_std"])
+    assert list(row.parameter_updates) == ["b.weight", "b.bias"]
+
+
+def test_a_monitor_that_is_forgotten_leaves_nothing() -> None:
+    """Started and never closed, it takes its hooks with it."""
+    model = net()
+    monitor = Inspector(model).monitor().start()
+    assert traces(model)
+    del monitor
+    assert traces(model) == []
 
 
 def test_an_inspection_in_between_is_kept_apart() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth import InspectionError, Inspector, ModelHealthWarning, UnknownNameError
 from tests.training.models import batch, loss_of, net, train
 from tests.training.traces import traces
 
@@ -136,3 +136,23 @@ def test_what_is_asked_of_the_largest_must_exist() -> None:
         monitor.top(by="gradient_norms")
     with pytest.raises(InspectionError, match="k must be a whole number from 1 on"):
         monitor.top(0)
+
+
+def test_a_loop_that_ends_no_step_is_warned_of() -> None:
+    """A loop that is empty is not, nor one that raised."""
+    model = net()
+    monitor = Inspector(model).monitor()
+    with pytest.warns(ModelHealthWarning, match=r"step_end\(\) was never called"), monitor:
+        train(model, steps=2)
+    with Inspector(model).monitor():
+        pass
+    monitor = Inspector(model).monitor()
+    with pytest.raises(ZeroDivisionError), monitor:
+        train(model, steps=2, after=lambda step: 1 / 0)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("step_ends", "step_end"), ("histroy", "history")])
+def test_names_that_a_monitor_does_not_have_are_explained(wrong: str, right: str) -> None:
+    """The nearest is named."""
+    with pytest.raises(UnknownNameError, match=f"has no '{wrong}'; did you mean '{right}'"):
+        getattr(Inspector(net()).monitor(), wrong)

@@ -404,9 +404,9 @@ class _ModuleHook:
     @property
     def __name__(self) -> str:
         raise _UnnamedError(
-            f"the forward of a layer around {self._layer.label!r} scripts it during the run, "
-            "and torch.jit.script would compile the hooks on it too; script it once, in __init__, "
-            "or inspect the model without scripting it in its forward"
+            f"torch.jit.script was called while {self._layer.label!r} is watched, and would "
+            "compile the hooks too; script it once, in __init__, or between the watched steps of a "
+            "monitor, or inspect the model without scripting it in its forward"
         )
 
 

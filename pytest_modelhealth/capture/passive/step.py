@@ -104,6 +104,11 @@ class PassiveStep:
         self._hooks.remove()
         self._steps.remove()
 
+    @property
+    def passes(self) -> int:
+        """How many forward passes there were."""
+        return self._hooks.passes
+
     # What happens meanwhile.
 
     def _begin_pass(self, arguments: Any) -> None:
@@ -118,7 +123,7 @@ class PassiveStep:
 
     def _end_backward(self) -> None:
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with torch._C.DisableTorchFunction():
                 self._read_gradients(filter(self._is_new, self._held.values()))
         except Exception as error:  # noqa: BLE001 - ours: it must not reach the user's backward
             self._fail(error)
@@ -178,7 +183,7 @@ class PassiveStep:
         """Take everything off the model, and return what was seen."""
         self.remove()
         recorder = self._recorder
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction():
             missing = [held for n, held in self._held.items() if n not in self._gradients]
             scale = NO_SCALE if self._is_unscaled() else self._scale
             self._read_gradients(filter(self._is_new, missing), scale)
@@ -199,7 +204,7 @@ class PassiveStep:
         return WatchedStep(
             self._observation(records, loss),
             {(layer.name, name): entry.statistics for (layer, name), entry in updates.items()},
-            self._hooks.passes,
+            self.passes,
             self._steps.count,
             layers,
         )

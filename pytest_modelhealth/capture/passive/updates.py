@@ -78,7 +78,7 @@ class OptimizerSteps:
         if is_compiling() or not self._is_here():
             return
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with torch._C.DisableTorchFunction():
                 self._begin(optimizer)
         except Exception as error:  # noqa: BLE001 - ours: it must not reach the user's training
             self._fail(error)
@@ -87,7 +87,7 @@ class OptimizerSteps:
         if is_compiling() or id(optimizer) not in self._open:
             return
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with torch._C.DisableTorchFunction():
                 self._end(optimizer, self._open.pop(id(optimizer)))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -15,7 +17,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 
 _lock = threading.Lock()
-_watching: list[PassiveWatch] = []
+_watching: weakref.WeakSet[PassiveWatch] = weakref.WeakSet()
 
 
 class PassiveWatch:
@@ -30,10 +32,10 @@ class PassiveWatch:
     """
 
     def __init__(self, model: nn.Module, selection: Selection, scaler: Any = None) -> None:
+        self._step: PassiveStep | None = None
         self._model = model
         self._selection = selection
         self._scaler = scaler
-        self._step: PassiveStep | None = None
         self._compiled: CompiledObjects | None = None
 
     @property
@@ -46,6 +48,11 @@ class PassiveWatch:
         self._scaler = scaler
         if self.is_on:
             self.begin()
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether a forward pass was seen in the step that is being watched."""
+        return self._step is not None and self._step.passes > 0
 
     def open(self) -> None:
         """Claim the model: one watch at a time.
@@ -66,15 +73,26 @@ class PassiveWatch:
                         f"{name} is being monitored already: one monitor of a model at a time; "
                         "end the other one first, or monitor a copy, copy.deepcopy(model)"
                     )
-            _watching.append(self)
+            _watching.add(self)
 
     def close(self) -> None:
         """Take everything off the model and let go of it."""
-        with uninterrupted():
-            self.discard()
-            with _lock:
-                if self in _watching:
-                    _watching.remove(self)
+        try:
+            with uninterrupted():
+                self._close()
+        except BaseException:  # a signal that came in before it was held
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        self._discard()
+        with _lock:
+            _watching.discard(self)
+
+    def __del__(self) -> None:
+        """Leave nothing on the model though nobody closed this."""
+        with suppress(Exception):  # the interpreter may be shutting down
+            self._discard()
 
     def begin(self) -> None:
         """Watch from here on.
@@ -82,10 +100,10 @@ class PassiveWatch:
         Raises:
             InspectionError: the layers of the model cannot be listed.
         """
-        self.discard()
         if self._compiled is None:
             self._compiled = CompiledObjects(self._model)
         with uninterrupted():
+            self._discard()
             step = PassiveStep(self._model, self._selection, self._scaler, self._compiled)
             self._step = step
             step.register()
@@ -106,6 +124,9 @@ class PassiveWatch:
     def discard(self) -> None:
         """Watch no longer, and forget what was seen."""
         with uninterrupted():
-            if self._step is not None:
-                self._step.remove()
-                self._step = None
+            self._discard()
+
+    def _discard(self) -> None:
+        if self._step is not None:
+            self._step.remove()
+            self._step = None

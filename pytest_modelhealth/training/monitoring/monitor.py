@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from torch import Tensor, nn
@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.capture.passive.watch import PassiveWatch
-from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
+from pytest_modelhealth.errors import (
+    InspectionError,
+    ModelHealthWarning,
+    UnknownNameError,
+    public_names,
+    suggest,
+)
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
 from pytest_modelhealth.report import HealthReport, Observation, Verdict, Violation
 from pytest_modelhealth.report.asked import Renderer
@@ -47,7 +53,7 @@ class TrainingMonitor:
         model: the model that is trained.
         selection: which roles of which layers to observe.
         make_report: makes the report of a step.
-        every: watch the first step and those whose number is divisible by it.
+        every: watch the first step, and those in which the number reaches a multiple of it.
         csv, json: files to write a line to for each watched step.
         scaler: the gradient scaler of the training.
         keep: the most watched steps that the history holds.
@@ -131,8 +137,17 @@ class TrainingMonitor:
         try:
             if error is not None:
                 self._take_unfinished()
-        finally:
+            elif self._last is None and self._watch.has_seen:
+                warnings.warn(
+                    "the monitor saw no step: step_end() was never called; call it after each "
+                    "training step",
+                    ModelHealthWarning,
+                    stacklevel=2,
+                )
             self.close()
+        except BaseException:  # Ctrl-C, once more
+            self.close()
+            raise
 
     def _take_unfinished(self) -> None:
         """Keep what was seen of the step that an exception ended."""
@@ -154,8 +169,8 @@ class TrainingMonitor:
                 f"this monitor was {self._state} already: each watches one training; "
                 "make another, inspector.monitor(...)"
             )
-        self._watch.open()
         try:
+            self._watch.open()
             for file in self._files:
                 file.open()
             self._begin_step()
@@ -411,6 +426,17 @@ class TrainingMonitor:
     def summary(self, k: int = 10) -> str:
         """Return a line on the training so far, and the `k` layers to look at first, as text."""
         return self.history.summary(_whole(k, "k", 1))
+
+    if not TYPE_CHECKING:  # a type checker knows the names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)  # what copy, pickle and others ask for
+            own = [attribute for attribute in vars(self) if not attribute.startswith("_")]
+            names = [*public_names(TrainingMonitor), *own]
+            raise UnknownNameError(
+                f"a monitor has no {name!r}{suggest(name, names)} It has {', '.join(names)}."
+            )
 
     def __str__(self) -> str:
         return self.summary()

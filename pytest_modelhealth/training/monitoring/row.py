@@ -62,6 +62,7 @@ class StepRow:
         update_ratio: norm of all changes of parameters by the norm of those parameters before; NaN
             where no optimizer made a step.
         layers: names of the layers, in execution order, those never called last.
+        types: class of each, or the name of its function (``"relu"``).
         values: an array over `layers` by statistic (`STATISTICS`).
         parameter_updates: update ratio of each parameter by its full name.
         origin: where the first value that is no number came from, if there is one.
@@ -77,6 +78,7 @@ class StepRow:
     gradient_norm: float
     update_ratio: float
     layers: tuple[str, ...]
+    types: tuple[str, ...]
     values: Mapping[str, Reals]
     parameter_updates: Mapping[str, float] = field(default_factory=dict)
     origin: Origin | None = None
@@ -175,6 +177,7 @@ def row_of(
         gradient_norm=_joined(gradients),
         update_ratio=_ratio(_joined(changes.values()), weights.values()),
         layers=tuple(layer.name for layer in layers),
+        types=tuple(layer.type_name for layer in layers),
         values=dict(zip(STATISTICS, table, strict=True)),
         parameter_updates={
             ".".join(filter(None, key)): _ratio(_joined([change]), [weights[key]])
