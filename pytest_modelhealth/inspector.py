@@ -286,8 +286,8 @@ class Inspector:
             statistics: which statistics of each layer go there; ``None`` takes five.
             scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
                 without its scale.
-            keep: the most watched steps that ``monitor.history`` holds, at some 200 bytes a layer; of
-                more, every second one, so that they stay spread over the whole training.
+            keep: the most watched steps that ``monitor.history`` holds, at some 200 bytes a layer;
+                of more, every second one, so that they stay spread over the whole training.
             histograms: whether it holds histograms of activations and their gradients, too, for
                 ``monitor.plot_layer``: 164 bytes for each step and layer. A `SummaryWriter` gets
                 them as well.

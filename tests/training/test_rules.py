@@ -227,7 +227,17 @@ def row(step: int, loss: float | None, **numbers: float | list[float]) -> StepRo
         name: np.broadcast_to(np.asarray(usual.get(name, math.nan), dtype=float), (2,)).copy()
         for name in STATISTICS
     }
-    return StepRow(step, loss, total, ratio, ("a", "b"), values, optimizer_steps=steps, passes=1)
+    return StepRow(
+        step,
+        loss,
+        total,
+        ratio,
+        ("a", "b"),
+        ("Linear", "Linear"),
+        values,
+        optimizer_steps=steps,
+        passes=1,
+    )
 
 
 def judged(rows: list[StepRow]) -> dict[str, str]:

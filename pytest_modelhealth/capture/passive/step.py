@@ -32,12 +32,14 @@ class WatchedStep:
         observation: all of it, as of an inspection; there is no flow, and of the loss the value.
         updates: what an optimizer changed, by layer and own name of the parameter; of one that no
             optimizer touched there is nothing.
+        rates: the largest learning rate that optimizers stepped parameters of a layer with.
         passes: how many forward passes there were.
         optimizer_steps: how many steps of optimizers.
     """
 
     observation: Observation
     updates: dict[tuple[str, str], TensorStatistics]
+    rates: dict[str, float]
     passes: int
     optimizer_steps: int
     _layers: list[Layer]
@@ -204,10 +206,18 @@ class PassiveStep:
         return WatchedStep(
             self._observation(records, loss),
             {(layer.name, name): entry.statistics for (layer, name), entry in updates.items()},
+            self._rates(),
             self.passes,
             self._steps.count,
             layers,
         )
+
+    def _rates(self) -> dict[str, float]:
+        rates: dict[str, float] = {}
+        for number, rate in self._steps.rates.items():
+            name = self._held[number][0].name
+            rates[name] = max(rate, rates.get(name, rate))
+        return rates
 
     def _notes(self) -> list[str]:
         """Return what compiled code kept from being seen."""

@@ -41,6 +41,7 @@ class OptimizerSteps:
 
     Attributes:
         updates: what was found in the difference of each parameter in its latest step, by id.
+        rates: the largest learning rate that each parameter was stepped with, by id.
         count: how many steps were seen.
     """
 
@@ -52,6 +53,7 @@ class OptimizerSteps:
         on_error: Callable[[Exception], None],
     ) -> None:
         self.updates: dict[int, Entry] = {}
+        self.rates: dict[int, float] = {}
         self.count = 0
         self._parameters = parameters
         self._ledger = ledger
@@ -101,6 +103,7 @@ class OptimizerSteps:
             return
         begun = self._open[id(optimizer)] = _Begun(held)
         self.count += 1
+        self._note_rates(optimizer)
         if self._on_step is not None:
             self._on_step(held, optimizer, False)
         for number in held:
@@ -108,6 +111,14 @@ class OptimizerSteps:
             if is_wanted and _can_be_copied(parameter):
                 begun.copied.append(number)
                 begun.copies.append(parameter.detach().clone())
+
+    def _note_rates(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            for parameter in group["params"] if rate is not None else ():
+                if id(parameter) in self._parameters:
+                    known = self.rates.get(id(parameter), 0.0)
+                    self.rates[id(parameter)] = max(float(rate), known)
 
     def _end(self, optimizer: Optimizer, begun: _Begun) -> None:
         if self._on_step is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.passive.step import WatchedStep
@@ -21,13 +20,12 @@ update ratio of the parameters with two dimensions or more, ``trainable_fraction
 parameters require gradients, ``learning_rate`` the largest that an optimizer stepped with."""
 
 
-def evidence_of(layer: Layer, seen: WatchedStep, rates: Mapping[str, float]) -> tuple[float, ...]:
+def evidence_of(layer: Layer, seen: WatchedStep) -> tuple[float, ...]:
     """Return what `EVIDENCE` names, NaN where nothing was seen.
 
     Args:
         layer: the layer.
         seen: the watched step.
-        rates: learning rates by layer.
     """
     given = seen.statistics(layer, "inputs")
     made = seen.statistics(layer, "activations")
@@ -36,7 +34,7 @@ def evidence_of(layer: Layer, seen: WatchedStep, rates: Mapping[str, float]) -> 
         math.nan if given is None else given.std,
         math.nan if units is None else units.observations,
         *_weights(layer, seen),
-        rates.get(layer.name, math.nan),
+        seen.rates.get(layer.name, math.nan),
     )
 
 

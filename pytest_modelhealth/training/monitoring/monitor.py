@@ -6,7 +6,7 @@ import html
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -32,7 +32,6 @@ from pytest_modelhealth.training.bridges import callback_of
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
 from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
-from pytest_modelhealth.training.monitoring.rates import Rates
 from pytest_modelhealth.training.monitoring.row import StepRow, require_statistic, row_of
 
 if TYPE_CHECKING:
@@ -105,7 +104,6 @@ class TrainingMonitor:
         self._selection = selection
         self._make_report = make_report
         self._judge = TrainingJudge(settings, make_report, on_report, on_violation)
-        self._rates = Rates(model)
         names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
         self._files: list[Lines] = []
         if csv is not None:
@@ -173,7 +171,7 @@ class TrainingMonitor:
             self._watch.open()
             for file in self._files:
                 file.open()
-            self._begin_step()
+            self._watch.begin()
         except BaseException:
             self.close()
             self._state = "new"
@@ -208,7 +206,6 @@ class TrainingMonitor:
     def close(self) -> None:
         """Take everything off the model, and close the files; the numbers stay."""
         self._watch.close()
-        self._rates.end()
         for file in self._files:
             file.close()
         if self._state == "started" and self._latest_seen is not None:
@@ -235,10 +232,9 @@ class TrainingMonitor:
                 before, or the loss is no scalar.
         """
         number = self._number(step)
-        rates = self._rates.end()
         seen = self._end_watching(number, _scalar(loss)) if self._watch.is_on else None
         self._advance(number)
-        row = None if seen is None else self._take(number, seen, rates)
+        row = None if seen is None else self._take(number, seen)
         if row is not None:
             self._tell(row)
 
@@ -263,7 +259,7 @@ class TrainingMonitor:
         stride = 1 if self._last is None else number - self._last
         self._last = number
         if (number + stride) // self.every != number // self.every:
-            self._begin_step()
+            self._watch.begin()
 
     def _number(self, step: object) -> int:
         if self._state != "started":
@@ -284,17 +280,11 @@ class TrainingMonitor:
             )
         return number
 
-    def _begin_step(self) -> None:
-        self._watch.begin()
-        self._rates.begin()
-
-    def _take(
-        self, number: int, seen: WatchedStep, rates: Mapping[str, float] | None
-    ) -> StepRow | None:
+    def _take(self, number: int, seen: WatchedStep) -> StepRow | None:
         if self._latest is None:
             self._check_first(number, seen)
         try:
-            row = row_of(number, seen, rates, histograms=self.history.has_histograms)
+            row = row_of(number, seen, histograms=self.history.has_histograms)
         except Exception as error:  # noqa: BLE001 - ours
             self._warn_of_loss(number, error)
             return None

@@ -135,7 +135,6 @@ def require_statistic(statistic: object) -> None:
 def row_of(
     step: int,
     seen: WatchedStep,
-    rates: Mapping[str, float] | None = None,
     *,
     histograms: bool = False,
 ) -> StepRow:
@@ -144,7 +143,6 @@ def row_of(
     Args:
         step: its number.
         seen: what was seen of it.
-        rates: learning rates by layer.
         histograms: whether those of its tensors are among them.
     """
     layers = [layer for layer in seen.layers.values() if layer.roles]
@@ -166,7 +164,7 @@ def row_of(
                 *_held(own.values()),
                 *_held(own_gradients.values()),
                 *_change(layer.name, changed, own, seen),
-                *evidence_of(layer, seen, {} if rates is None else rates),
+                *evidence_of(layer, seen),
             )
         )
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
