@@ -67,8 +67,13 @@ class Exhibit:
 
 
 def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
-    """Return the worst violation's layer and its predecessor, or ``None`` without a violation."""
+    """Return the worst violation's layer and its predecessor, or ``None`` without a violation.
+
+    Of a training it is ``None``, too: what is wrong there is in no histogram of one step.
+    """
     if not report.violations or report.violations[0].layer not in report.layers:
+        return None
+    if report.observation.is_of_own_step:
         return None
     worst = report.violations[0]
     culprit = report.layers[worst.layer]

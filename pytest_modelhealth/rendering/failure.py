@@ -166,7 +166,8 @@ def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
         role = "" if found.role == "activations" else f', "{found.role}"'
         yield f"look:         report.plot_histogram({_quoted(worst.layer)}{role})"
     else:
-        yield "look:         print(report)"
+        is_course = report.observation.course is not None
+        yield f"look:         {'monitor.plot()' if is_course else 'print(report)'}"
     setting = _setting(report, worst)
     if setting is not None and worst.origin == "default":
         yield f"other limit:  @pytest.mark.modelhealth({setting}=...)"

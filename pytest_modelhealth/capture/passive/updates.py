@@ -114,11 +114,11 @@ class OptimizerSteps:
 
     def _note_rates(self, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
-            rate = group.get("lr")
-            for parameter in group["params"] if rate is not None else ():
-                if id(parameter) in self._parameters:
-                    known = self.rates.get(id(parameter), 0.0)
-                    self.rates[id(parameter)] = max(float(rate), known)
+            if (rate := group.get("lr")) is None:
+                continue
+            for key in map(id, group["params"]):
+                if key in self._parameters:
+                    self.rates[key] = max(float(rate), self.rates.get(key, 0.0))
 
     def _end(self, optimizer: Optimizer, begun: _Begun) -> None:
         if self._on_step is not None:
