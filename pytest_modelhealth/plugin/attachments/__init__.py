@@ -44,7 +44,9 @@ class Evidence:
 
     @cached_property
     def text(self) -> str:
-        """Text histograms of the culprit beside its predecessor."""
+        """Text histograms of the culprit beside its predecessor; empty where there are none."""
+        if self._rendered("evidence", "culprit_and_predecessor") is None:
+            return ""
         text: str = self._rendered("evidence", "render")
         return text
 
