@@ -31,6 +31,12 @@ USUAL = {
     "parameter_gradient_nonfinite": 0.0,
     "update_norm": 5e-3,
     "update_ratio": 1e-3,
+    "input_std": 1.0,
+    "unit_observations": 64.0,
+    "parameter_rms": 0.1,
+    "weight_update_ratio": 1e-3,
+    "trainable_fraction": 1.0,
+    "learning_rate": 1e-3,
 }
 NO_PARAMETERS = {name: np.nan for name in USUAL if name.startswith(("parameter", "update"))}
 
