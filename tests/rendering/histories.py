@@ -37,6 +37,11 @@ USUAL = {
     "weight_update_ratio": 1e-3,
     "trainable_fraction": 1.0,
     "learning_rate": 1e-3,
+    "least_weight_rms": 0.1,
+    "running_std": 1.0,
+    "saturation": 0.5,
+    "training_mode": 1.0,
+    "hooks": 0.0,
 }
 NO_PARAMETERS = {name: np.nan for name in USUAL if name.startswith(("parameter", "update"))}
 

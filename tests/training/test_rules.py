@@ -122,6 +122,22 @@ def test_weights_that_never_change_stand_still() -> None:
     assert broken(train(rate=0.0, steps=60)) == {"standstill": ""}
 
 
+def test_the_picture_and_the_text_have_what_rules_object_to() -> None:
+    """Each event has the step it began in; the first line names the gravest; `events` overrides."""
+    monitor = train(prepare=kill)
+    found = {(event.layer, event.step) for event in monitor.events}
+    assert any(layer == "3" and 60 <= step <= 66 for layer, step in found)
+    first = str(monitor).splitlines()[0]
+    assert f"worst, from step {monitor.events[0].step} on: " in first
+    figure = monitor.plot()
+    figure.draw_without_rendering()
+    drawn = "\n".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))
+    assert "units of '3' are dead" in drawn
+    bare = monitor.plot(events=())
+    assert not any("are dead since" in text.get_text() for text in bare.texts)
+    assert "no layer stands out" in str(train(steps=40)).splitlines()[0]
+
+
 def test_limits_hold_by_layer() -> None:
     """A limit for a layer allows what the default does not."""
     limits = {"thresholds": {"3": {"max_dying_fraction": 1.0}}}

@@ -27,7 +27,7 @@ class FadingGradients(Rule):
 
     name = "fading_gradients"
     summary = "No gradient falls to nothing while the loss is neither low nor near its best."
-    rank = 83
+    rank = 84
     definition = (
         "The largest of the latest gradient norms of a layer, by that of the whole model, relative "
         "to the geometric mean of this share so far; of the whole model, relative to its own; and "
