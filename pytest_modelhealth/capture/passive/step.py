@@ -37,8 +37,8 @@ class WatchedStep:
             optimizer touched there is nothing.
         passes: how many forward passes there were.
         optimizer_steps: how many steps of optimizers.
-        modes: of dropout and batch norm by layer, whether they were in training mode at the first
-            forward pass.
+        modes: of dropout and batch norm by layer, and of the model that has some, whether they were
+            in training mode at the first forward pass.
         hooks: how many hooks each layer had when the step began.
     """
 
@@ -78,6 +78,7 @@ class PassiveStep:
     def __init__(
         self, model: nn.Module, selection: Selection, scaler: Any, compiled: CompiledObjects
     ) -> None:
+        self._model = model
         self._scaler = scaler
         self._scale = NO_SCALE
         self._batch = self._samples = 0
@@ -130,6 +131,8 @@ class PassiveStep:
                 for module, layer in self._recorder.by_module.items()
                 if isinstance(module, _MODAL)
             }
+            if self._modes:
+                self._modes.setdefault("", self._model.training)
         if self._hooks.passes % PASSES_A_PAGE == 0:
             self._recorder.merge()
         self._scale = LossScale.of(self._scaler)

@@ -6,6 +6,7 @@ import math
 
 from pytest_modelhealth.training.monitoring.following.follower import Follower
 from pytest_modelhealth.training.monitoring.following.table import Table
+from pytest_modelhealth.training.monitoring.row import StepRow
 
 
 class StandingFollower(Follower):
@@ -17,6 +18,7 @@ class StandingFollower(Follower):
         self._is_still = self._is_without = True
         self._idle = self._longest = 0
         self._idle_since = 0
+        self._stop = self._longest_stop = self._stop_since = 0
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -26,13 +28,41 @@ class StandingFollower(Follower):
         self._is_still &= is_same or table.steps == 1
         self._norms = norms
         has_gradients = row.gradient_norm > 0.0 or math.isinf(row.gradient_norm)
+        flows = has_gradients or bool((row.values["gradient_norm"] > 0.0).any())
         self._is_without &= not has_gradients
         self._say("weights", self._is_still and not self._is_without, table, norms)
         self._say("gradients", self._is_without and row.passes > 0, table, row.gradient_norm)
+        self._see_stop(table, is_same and flows, row)
         self._see_idle(table, is_same and has_gradients and not row.optimizer_steps)
         loss = table.loss.summary
         is_flat = loss.is_known and loss.is_flat
         self._say("loss", is_flat, table, loss.recent if is_flat else 0.0)
+
+    def _see_stop(self, table: Table, is_still: bool, row: StepRow) -> None:
+        """Count steps in a row in which nothing changed, after some in which something did."""
+        if not is_still or self._is_still:
+            if row.update_ratio > 0.0:
+                self._longest_stop = max(self._longest_stop, self._stop)
+            if row.gradient_norm == row.gradient_norm or row.update_ratio > 0.0:
+                self._stop = 0
+                self.end("stopped")
+            return
+        if not self._stop:
+            self._stop_since = row.step
+        self._stop += 1
+        rates = row.values["learning_rate"]
+        rates = rates[rates == rates]
+        self.go_on(
+            "stopped",
+            "",
+            row.step,
+            float(self._stop),
+            float(self._longest_stop),
+            role="parameters",
+            began=self._stop_since,
+            rows=self._stop,
+            facts={"rate": float(rates.max()) if len(rates) else math.nan},
+        )
 
     def _see_idle(self, table: Table, is_idle: bool) -> None:
         """Count steps in a row that no optimizer takes, after some that one took."""
