@@ -72,7 +72,7 @@ def _saturation(layer: Layer, made: TensorStatistics | None) -> float:
     if made is None or not made.finite_count or made.nonfinite_count:
         return math.nan
     square = made.rms**2
-    if layer.activation == "tanh" or layer.type_name == "RNN":
+    if layer.activation == "tanh" or layer.options.get("nonlinearity") == "tanh":
         return min(square, 1.0)
     if layer.activation == "sigmoid":
         return min(max(1.0 - 4.0 * (made.mean - square), 0.0), 1.0)

@@ -95,6 +95,18 @@ class Standstill(Rule):
             )
         if event.kind == "stopped":
             return self._stopped(event, course, limit)
+        if event.kind == "rare":
+            if event.rows < course.steps / 4:
+                return None
+            return Breach(
+                f"an optimizer hardly steps any longer since step {event.step}: in "
+                f"{event.value:.0%} of the latest watched steps, in {event.reference:.0%} of the "
+                "first, though gradients came",
+                event.value,
+                severity="warn",
+                cause="the loop skips or postpones updates: a condition on the loss, a scaler, or "
+                "a count of batches",
+            )
         if event.kind == "idle":
             if event.rows <= max(limit.value, _OFTEN * event.reference):
                 return None
@@ -127,8 +139,8 @@ class Standstill(Rule):
             why = (
                 f"the learning rate is {shown(rate)}: its schedule ended, or counts other steps"
                 if rate < _NO_RATE
-                else "updates are too small for the weights' dtype: gradients are clipped or scaled "
-                "to nothing, or the learning rate is"
+                else "updates are too small for the weights' dtype: the learning rate is, or "
+                "gradients are clipped or scaled to nothing"
             )
         else:
             why = "the optimizer no longer steps, or holds other tensors than the model's"
