@@ -78,7 +78,7 @@ class CourseObserver:
         """Return the step in which each breach began that stands now, by its message."""
         course = self.course
         rules = {rule.name: rule for rule, _ in self._followed}
-        found = {}
+        found: dict[str, int] = {}
         for event in course.events:
             breach = rules[event.rule].assess(event, course, self._settings)
             if breach is not None:
