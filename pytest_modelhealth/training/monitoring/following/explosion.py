@@ -32,7 +32,6 @@ class ExplosionFollower(Follower):
         self._big: Mask = np.zeros(0, dtype=bool)
         self._wide: Mask = np.zeros(0, dtype=bool)
         self._is_total_big = False
-        self._sizes = Levels()
         self._kept: list[tuple[int, Reals]] = []
 
     def see(self, table: Table) -> None:
@@ -54,9 +53,9 @@ class ExplosionFollower(Follower):
             np.exp(levels.reference),
             role="parameter_gradients",
         )
-        self._see_growth(table)
         levels = self._activations
         levels.add(table.values("activation_rms"), self._wide)
+        self._see_growth(table, levels)
         above = levels.low - levels.reference
         self._wide = (above > _ACTIVATIONS) & (levels.count > _LEAST)
         self.mark(
@@ -68,11 +67,9 @@ class ExplosionFollower(Follower):
             np.exp(levels.reference),
         )
 
-    def _see_growth(self, table: Table) -> None:
+    def _see_growth(self, table: Table, levels: Levels) -> None:
         """Compare the growth of late with that since the beginning."""
-        levels, count = self._sizes, table.steps
-        levels.add(table.values("activation_rms"))
-        layers = len(levels.low)
+        count, layers = table.steps, len(levels.low)
         if not self._kept or count >= _APART * self._kept[-1][0]:
             self._kept.append((count, levels.low))
         while len(self._kept) > 1 and self._kept[1][0] <= _THEN * count:
