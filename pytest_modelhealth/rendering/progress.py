@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_modelhealth.rendering.notation import abbreviate, number, percent, plural, printable
+from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.history import History
 
 Flags = npt.NDArray[np.bool_]
@@ -122,8 +123,13 @@ def _start_of_last_run(flags: Flags) -> int:
     return int(false[-1]) + 1 if len(false) else 0
 
 
-def headline(history: History) -> str:
-    """Return one line: how many steps, the loss from where to where, the worst layer."""
+def headline(history: History, worst: Event | None = None) -> str:
+    """Return one line: how many steps, the loss from where to where, the worst layer.
+
+    Args:
+        history: the watched steps.
+        worst: the gravest thing that rules object to; ``None`` looks at the latest step.
+    """
     if not len(history):
         return f"training of {printable(history.model_type)}: no step was watched yet"
     steps, loss = history.steps, history.loss
@@ -134,8 +140,12 @@ def headline(history: History) -> str:
         parts.append(f"loss {number(given[0])} to {number(loss[-1] if is_nan else given[-1])}")
     found = remarks(history)
     is_grave = bool(found) and found[0].rank < _SLOW
-    parts.append(f"worst: {found[0]}" if is_grave else "no layer stands out at the end")
-    if history.first_origin is not None:
+    if worst is not None:
+        where = layer_label(worst.layer)
+        parts.append(f"worst, from step {worst.step} on: {where}: {printable(worst.text)}")
+    else:
+        parts.append(f"worst: {found[0]}" if is_grave else "no layer stands out at the end")
+    if history.first_origin is not None and worst is None:
         step, origin = history.first_origin
         parts.append(f"step {step}: {printable(str(origin))}")
     return f"training of {printable(history.model_type)}: {'; '.join(parts)}"

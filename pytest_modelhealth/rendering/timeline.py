@@ -186,7 +186,7 @@ def sorted_events(events: Iterable[tuple[int, str, str]]) -> list[Event]:
     return sorted((Event(*event) for event in events), key=lambda event: event.step)
 
 
-def subtitle(history: History) -> str:
+def subtitle(history: History, worst: Event | None = None) -> str:
     """Return the headline without the model's name, in lines that fit a figure."""
-    text = headline(history).partition(": ")[2]
+    text = headline(history, worst).partition(": ")[2]
     return "\n".join(textwrap.wrap(drawable(text), 150))

@@ -54,7 +54,9 @@ _LEAST, _MOST = 0.6, 3.6
 _DECADES = 12
 
 
-def plot_training(history: History, events: Iterable[tuple[int, str, str]] = ()) -> Figure:
+def plot_training(
+    history: History, events: Iterable[tuple[int, str, str]] = (), worst: Event | None = None
+) -> Figure:
     """Return a figure of a training: the loss, gradient norms, dead units and update ratios.
 
     Layers stand in execution order. A layer that holds others has a row only where it owns
@@ -65,6 +67,7 @@ def plot_training(history: History, events: Iterable[tuple[int, str, str]] = ())
         history: the watched steps; there is at least one.
         events: what went wrong, each a step, a layer and a text: a line through all panels, a ring
             in the row of the layer, the text below.
+        worst: the gravest of them, for the line at the top; ``None`` looks at the latest step.
     """
     listed = sorted_events(events)
     maps = [_fold(each) for each in (_gradients(history), _dead(history), _updates(history))]
@@ -73,7 +76,7 @@ def plot_training(history: History, events: Iterable[tuple[int, str, str]] = ())
     name = shorten(drawable(history.model_type), NAME_WIDTH)
     figure, panels, sides = new_timeline(history, f"training of {name}", heights)
     draw_loss(panels[0], history)
-    set_subtitle(panels[0], f"{subtitle(history)}\n\nloss")
+    set_subtitle(panels[0], f"{subtitle(history, worst)}\n\nloss")
     edges = step_edges(history.steps)
     for axes, side, each, height in zip(panels[1:], sides[1:], drawn, heights[1:], strict=True):
         if not each.names:

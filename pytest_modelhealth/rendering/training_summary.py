@@ -6,6 +6,7 @@ import math
 
 from pytest_modelhealth.rendering.notation import number, percent, plural, table
 from pytest_modelhealth.rendering.progress import headline, layer_label, remarks, shown
+from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.history import History
 
 _COLUMNS = {
@@ -16,14 +17,15 @@ _COLUMNS = {
 }
 
 
-def summary(history: History, k: int = 10) -> str:
+def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
     """Return the headline, and a table of `k` layers in the latest watched step.
 
     First come those that stand out, the gravest first, then those with the largest gradients of
-    parameters. ``p.grad`` is the norm of these, ``update`` the update ratio.
+    parameters. ``p.grad`` is the norm of these, ``update`` the update ratio. The headline names
+    `worst`, the gravest thing that rules object to, where there is one.
     """
     if not len(history):
-        return headline(history)
+        return headline(history, worst)
     found = {remark.layer: remark for remark in remarks(history)}
     are_shown = [
         layer for layer, is_shown in zip(history.layers, shown(history), strict=True) if is_shown
@@ -45,7 +47,7 @@ def summary(history: History, k: int = 10) -> str:
         remark = found.get(layer)
         note = f"{remark.text} since step {remark.since}" if remark else ""
         rows.append([layer_label(layer), *cells, note])
-    lines = [headline(history), "", *(f"  {line}" for line in table(rows, left=(0, 5)))]
+    lines = [headline(history, worst), "", *(f"  {line}" for line in table(rows, left=(0, 5)))]
     if len(listed) > k:
         lines.append(f"  and {plural(len(listed) - k, 'layer')} more")
     return "\n".join(lines)

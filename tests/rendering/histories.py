@@ -31,6 +31,17 @@ USUAL = {
     "parameter_gradient_nonfinite": 0.0,
     "update_norm": 5e-3,
     "update_ratio": 1e-3,
+    "input_std": 1.0,
+    "unit_observations": 64.0,
+    "parameter_rms": 0.1,
+    "weight_update_ratio": 1e-3,
+    "trainable_fraction": 1.0,
+    "learning_rate": 1e-3,
+    "least_weight_rms": 0.1,
+    "running_std": 1.0,
+    "saturation": 0.5,
+    "training_mode": 1.0,
+    "hooks": 0.0,
 }
 NO_PARAMETERS = {name: np.nan for name in USUAL if name.startswith(("parameter", "update"))}
 

@@ -122,6 +122,22 @@ def test_weights_that_never_change_stand_still() -> None:
     assert broken(train(rate=0.0, steps=60)) == {"standstill": ""}
 
 
+def test_the_picture_and_the_text_have_what_rules_object_to() -> None:
+    """Each event has the step it began in; the first line names the gravest; `events` overrides."""
+    monitor = train(prepare=kill)
+    found = {(event.layer, event.step) for event in monitor.events}
+    assert any(layer == "3" and 60 <= step <= 66 for layer, step in found)
+    first = str(monitor).splitlines()[0]
+    assert f"worst, from step {monitor.events[0].step} on: " in first
+    figure = monitor.plot()
+    figure.draw_without_rendering()
+    drawn = "\n".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))
+    assert "units of '3' are dead" in drawn
+    bare = monitor.plot(events=())
+    assert not any("are dead since" in text.get_text() for text in bare.texts)
+    assert "no layer stands out" in str(train(steps=40)).splitlines()[0]
+
+
 def test_limits_hold_by_layer() -> None:
     """A limit for a layer allows what the default does not."""
     limits = {"thresholds": {"3": {"max_dying_fraction": 1.0}}}
@@ -360,7 +376,7 @@ def test_a_scaler_may_skip_steps_but_not_all() -> None:
 
 
 def test_updates_that_stop_while_others_go_on() -> None:
-    """Not if the rate was set to zero, nor if the layer is frozen."""
+    """A rate of zero and a layer that is frozen were asked for, and warn."""
 
     still = {"update_norm": [0.0, 1e-2], "weight_update_ratio": [0.0, 1e-3]}
 
@@ -370,9 +386,129 @@ def test_updates_that_stop_while_others_go_on() -> None:
         ]
 
     assert judged(stopped()) == {"stopped_updates": "fail"}
-    assert judged(stopped(learning_rate=[0.0, 1e-3])) == {}
+    assert judged(stopped(learning_rate=[0.0, 1e-3])) == {"stopped_updates": "warn"}
     frozen = {"trainable_fraction": [0.0, 1.0], "parameter_gradient_norm": [math.nan, 1.0]}
-    assert judged(stopped(**frozen)) == {}
+    assert judged(stopped(**frozen)) == {"stopped_updates": "warn"}
+
+
+def test_a_layer_that_is_left_out_for_most_of_a_training_fails() -> None:
+    """It warns while that is less than half of the training."""
+    left_out = {"update_norm": [math.nan, 1e-2], "weight_update_ratio": [math.nan, 1e-3]}
+
+    def trained_until(last: int) -> dict[str, str]:
+        return judged(
+            [row(s, learning(s) + 0.1, **(left_out if s > last else {})) for s in range(200)]
+        )
+
+    assert trained_until(80) == {"stopped_updates": "fail"}
+    assert trained_until(130) == {"stopped_updates": "warn"}
+
+
+def test_weights_that_stop_early_stand_still() -> None:
+    """A schedule that ends at zero with the training is none."""
+
+    def stopped(last: int) -> dict[str, str]:
+        still = {"update_norm": 0.0, "weight_update_ratio": 0.0, "parameter_norm": 6.0 + last}
+        still |= {"learning_rate": 0.0, "ratio": 0.0, "gradient_norm": 1.0}
+        return judged(
+            [row(s, learning(s) + 0.5, **(still if s > last else {})) for s in range(200)]
+        )
+
+    assert stopped(60)["standstill"] == "fail"
+    assert stopped(190) == {}
+
+
+def test_weights_that_something_else_writes() -> None:
+    """One jump warns; those of each step are a bound, and belong to the training."""
+
+    def jumping(jumps: Callable[[int], bool]) -> dict[str, str]:
+        sizes = np.cumsum([2.0 if jumps(s) else 0.001 for s in range(120)]) + 20.0
+        return judged([row(s, learning(s) + 0.1, parameter_norm=n) for s, n in enumerate(sizes)])
+
+    assert jumping(lambda s: s == 60) == {"outside_changes": "warn"}
+    assert jumping(lambda s: True) == {}
+
+
+def test_gradients_grown_a_millionfold_fail_whatever_the_loss() -> None:
+    """So do weights grown a thousandfold."""
+    rows = [
+        row(
+            s,
+            learning(s) + 0.1,
+            total=1.0 if s < 100 else 1e7,
+            parameter_gradient_norm=1.0 if s < 100 else 1e7,
+        )
+        for s in range(200)
+    ]
+    assert judged(rows)["exploding_signals"] == "fail"
+    rows = [row(s, learning(s) + 0.1, parameter_rms=0.1 * 1.1**s) for s in range(200)]
+    assert judged(rows) == {"weight_drift": "fail"}
+
+
+def test_activations_that_grow_exponentially_fail() -> None:
+    """A rise that slows down is a scale that is learnt."""
+    grows = [row(s, learning(s) + 0.1, activation_rms=1.05**s) for s in range(150)]
+    assert judged(grows)["exploding_signals"] == "fail"
+    slows = [row(s, learning(s) + 0.1, activation_rms=1.0 + 3.0 * s) for s in range(150)]
+    assert judged(slows) == {}
+
+
+def test_running_statistics_far_from_batches_fail() -> None:
+    """Only where the layer is in training mode."""
+    for mode, expected in ((1.0, {"statistics_drift": "fail"}), (0.0, {})):
+        rows = [
+            row(s, learning(s) + 0.1, running_std=1e4 if s > 60 else 1.0, training_mode=mode)
+            for s in range(120)
+        ]
+        assert judged(rows) == expected
+
+
+def test_activations_that_stay_at_their_ends() -> None:
+    """It fails while the loss is high, warns while it falls, and is nothing at its floor."""
+    for loss, expected in ((2.0, "fail"), (0.5, "warn"), (0.0, None)):
+        rows = [
+            row(s, 2.3 if s < 20 else loss + 0.01 * (s % 2), saturation=min(1.0, 0.1 + s / 60))
+            for s in range(150)
+        ]
+        assert judged(rows).get("saturating_layers") == expected
+
+
+def evaluate(step: int, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    """Leave the model in evaluation mode from a step on."""
+    if step == 20:
+        model.add_module("dropout", nn.Dropout(0.1))
+    model.train(step < 50)
+
+
+def hook(step: int, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    """Register one more hook that does nothing."""
+    model[2].register_forward_hook(lambda *_: None)
+
+
+def test_evaluation_mode_and_hooks_are_seen() -> None:
+    """A model that knows no difference may be in either mode."""
+    assert broken(train(prepare=evaluate, steps=80)) == {"mode_switch": ""}
+    assert broken(train(prepare=lambda s, m, _: m.train(s < 50) and None, steps=80)) == {}
+    assert broken(train(prepare=hook, steps=40)) == {"growing_hooks": "2"}
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.0, "fail"), (1e3, "fail"), (30.0, "warn")])
+def test_inputs_that_change_are_seen(factor: float, expected: str) -> None:
+    """Nothing, and a thousand times as much, fail; what an augmentation might do warns."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    with Inspector(model).monitor() as monitor:
+        for step in range(60):
+            optimizer.zero_grad()
+            inputs = torch.randn(32, 8) * (factor if step > 30 else 1.0)
+            loss = model(inputs).pow(2).mean() / max(factor, 1.0) ** 2
+            loss.backward()
+            optimizer.step()
+            monitor.step_end(loss=loss)
+    judgement = monitor.report_of_training().judgement
+    found = {v.check: v.severity for v in (*judgement.violations, *judgement.warned)}
+    assert found.get("input_shift") == expected
 
 
 def test_weights_that_begin_at_zero_may_grow() -> None:

@@ -23,6 +23,9 @@ from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.statistics import Entry, TensorStatistics, UnsupportedTensorError
 
+_MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+"""Modules that do something else in evaluation mode."""
+
 
 @dataclass(eq=False)
 class WatchedStep:
@@ -35,6 +38,9 @@ class WatchedStep:
         rates: the largest learning rate that optimizers stepped parameters of a layer with.
         passes: how many forward passes there were.
         optimizer_steps: how many steps of optimizers.
+        modes: of dropout and batch norm by layer, and of the model that has some, whether they were
+            in training mode at the first forward pass.
+        hooks: how many hooks each layer had when the step began.
     """
 
     observation: Observation
@@ -42,6 +48,8 @@ class WatchedStep:
     rates: dict[str, float]
     passes: int
     optimizer_steps: int
+    modes: dict[str, bool]
+    hooks: dict[str, int]
     _layers: list[Layer]
 
     @cached_property
@@ -72,6 +80,7 @@ class PassiveStep:
     def __init__(
         self, model: nn.Module, selection: Selection, scaler: Any, compiled: CompiledObjects
     ) -> None:
+        self._model = model
         self._scaler = scaler
         self._scale = NO_SCALE
         self._batch = self._samples = 0
@@ -85,6 +94,11 @@ class PassiveStep:
         for _, _, parameter in self._held.values():
             if parameter.grad is not None:
                 self._before.put(parameter.grad, True)
+        self._modes: dict[str, bool] = {}
+        self._hook_counts = {
+            layer.name: len(module._forward_hooks) + len(module._forward_pre_hooks)
+            for module, layer in recorder.by_module.items()
+        }
         self._gradients: dict[int, Entry] = {}  # as the latest backward pass left them
         self._taken: dict[int, Entry] = {}  # of those, what an optimizer took
         self._is_state_read = False
@@ -118,6 +132,14 @@ class PassiveStep:
             tensors = find_tensors(arguments)
             self._batch = next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
         self._samples += self._batch
+        if not self._modes:
+            self._modes = {
+                layer.name: module.training
+                for module, layer in self._recorder.by_module.items()
+                if isinstance(module, _MODAL)
+            }
+            if self._modes:
+                self._modes.setdefault("", self._model.training)
         if self._hooks.passes % PASSES_A_PAGE == 0:
             self._recorder.merge()
         self._scale = LossScale.of(self._scaler)
@@ -209,6 +231,8 @@ class PassiveStep:
             self._rates(),
             self.passes,
             self._steps.count,
+            self._modes,
+            self._hook_counts,
             layers,
         )
 

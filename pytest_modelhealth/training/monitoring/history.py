@@ -12,6 +12,7 @@ import numpy as np
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest, suggest_layer
 from pytest_modelhealth.report.asked import Renderer
 from pytest_modelhealth.training.monitoring.bins import BINNED, BINS, Fractions
+from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.origin import Origin
 from pytest_modelhealth.training.monitoring.row import (
     STATISTICS,
@@ -150,18 +151,20 @@ class History:
         path: str | os.PathLike[str] | None = None,
         *,
         events: Iterable[tuple[int, str, str]] = (),
+        worst: Event | None = None,
     ) -> Figure:
         """Return a figure of the training: the loss, below it all layers through time.
 
         Args:
             path: a file to save it to.
             events: what went wrong, each a step, a layer and a text (`Event`): these are marked.
+            worst: the gravest of them, which the line at the top names.
 
         Raises:
             InspectionError: no step was watched yet, or `path` is no path.
             OSError: the file cannot be written.
         """
-        return self._drawn("training", "plot_training", path, events)
+        return self._drawn("training", "plot_training", path, events, worst)
 
     def plot_layer(
         self,
@@ -184,9 +187,14 @@ class History:
         """
         return self._drawn("training_layer", "plot_layer", path, layer, events)
 
-    def summary(self, k: int = 10) -> str:
-        """Return the training as text: a line on all of it, and the `k` layers to look at first."""
-        text: str = self._shown("training_summary", "summary", k)
+    def summary(self, k: int = 10, *, worst: Event | None = None) -> str:
+        """Return the training as text: a line on all of it, and the `k` layers to look at first.
+
+        Args:
+            k: how many layers.
+            worst: the gravest thing that went wrong, which the first line names.
+        """
+        text: str = self._shown("training_summary", "summary", k, worst)
         return text
 
     def _drawn(self, form: str, function: str, path: Any, *args: Any) -> Figure:

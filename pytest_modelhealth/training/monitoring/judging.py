@@ -10,6 +10,7 @@ from typing import Literal
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning, suggest
 from pytest_modelhealth.report import HealthReport, Observation, Violation
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.observer import Begun, CourseObserver
 from pytest_modelhealth.training.monitoring.row import StepRow
 
@@ -64,6 +65,22 @@ class TrainingJudge:
             whole = replace(observation, course=self._observer.course)
             self._report = self._make_report(whole)
         return self._report
+
+    def events(self, observation: Observation, *, warnings: bool = True) -> tuple[Event, ...]:
+        """Return what rules object to, the gravest first, each with the step it began in.
+
+        Args:
+            observation: what was seen of the latest step.
+            warnings: whether what only warns is among it.
+        """
+        report = self.report(observation)
+        found = report.judgement.violations + (report.judgement.warned if warnings else ())
+        steps = self._observer.steps_of_breaches()
+        return tuple(
+            Event(steps[each.message], each.layer, each.message)
+            for each in found
+            if each.message in steps
+        )
 
     def hand_out(self, observation: Observation) -> None:
         """Have the report of the whole training noted, once."""

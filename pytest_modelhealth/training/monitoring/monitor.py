@@ -29,6 +29,7 @@ from pytest_modelhealth.report import HealthReport, Observation, Verdict, Violat
 from pytest_modelhealth.report.asked import Renderer
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.bridges import callback_of
+from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
 from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 Observer = Callable[[StepRow], object]
 MakeReport = Callable[[Observation], HealthReport]
 Path = str | os.PathLike[str]
+
+_MOST_MARKED = 8
+"""Events of rules that are marked in a picture."""
 
 
 class TrainingMonitor:
@@ -401,21 +405,54 @@ class TrainingMonitor:
 
     # How it is shown.
 
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What rules object to in the training so far, and since which step, the gravest first."""
+        if self._latest_seen is None:
+            return ()
+        return self._judge.events(self._latest_seen.observation)
+
     def plot(
-        self, path: Path | None = None, *, events: Iterable[tuple[int, str, str]] = ()
+        self, path: Path | None = None, *, events: Iterable[tuple[int, str, str]] | None = None
     ) -> Figure:
-        """Return a figure of the training so far: `History.plot`."""
-        return self.history.plot(path, events=events)
+        """Return a figure of the training so far: `History.plot`.
+
+        Args:
+            path: a file to save it to.
+            events: what to mark; ``None`` marks the gravest of what rules object to.
+        """
+        marked = self.events[:_MOST_MARKED] if events is None else events
+        return self.history.plot(path, events=marked, worst=self._worst)
 
     def plot_layer(
-        self, layer: str, path: Path | None = None, *, events: Iterable[tuple[int, str, str]] = ()
+        self,
+        layer: str,
+        path: Path | None = None,
+        *,
+        events: Iterable[tuple[int, str, str]] | None = None,
     ) -> Figure:
-        """Return a figure of one layer through time: `History.plot_layer`."""
-        return self.history.plot_layer(layer, path, events=events)
+        """Return a figure of one layer through time: `History.plot_layer`.
+
+        Args:
+            layer: its name.
+            path: a file to save it to.
+            events: of which to mark those of this layer; ``None`` takes what rules object to.
+        """
+        return self.history.plot_layer(
+            layer, path, events=self.events if events is None else events
+        )
 
     def summary(self, k: int = 10) -> str:
         """Return a line on the training so far, and the `k` layers to look at first, as text."""
-        return self.history.summary(_whole(k, "k", 1))
+        return self.history.summary(_whole(k, "k", 1), worst=self._worst)
+
+    @property
+    def _worst(self) -> Event | None:
+        """The gravest of what fails; what only warns is none."""
+        if self._latest_seen is None:
+            return None
+        failures = self._judge.events(self._latest_seen.observation, warnings=False)
+        return failures[0] if failures else None
 
     if not TYPE_CHECKING:  # a type checker knows the names by itself
 

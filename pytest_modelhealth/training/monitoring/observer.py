@@ -74,6 +74,17 @@ class CourseObserver:
                     begun.append(Begun(event, breach))
         return begun
 
+    def steps_of_breaches(self) -> dict[str, int]:
+        """Return the step in which each breach began that stands now, by its message."""
+        course = self.course
+        rules = {rule.name: rule for rule, _ in self._followed}
+        found: dict[str, int] = {}
+        for event in course.events:
+            breach = rules[event.rule].assess(event, course, self._settings)
+            if breach is not None:
+                found.setdefault(breach.message, event.step)
+        return found
+
     @property
     def course(self) -> Course:
         """How the training went so far."""

@@ -7,13 +7,20 @@ import math
 import numpy as np
 
 from pytest_modelhealth.training.monitoring.following.follower import Follower
-from pytest_modelhealth.training.monitoring.following.levels import Level, Levels, Mask
+from pytest_modelhealth.training.monitoring.following.levels import Level, Levels, Mask, grown
 from pytest_modelhealth.training.monitoring.following.table import Table
+from pytest_modelhealth.training.monitoring.row import Reals
 
 _LEAST = 15
 _GRADIENTS = math.log(10.0)
 _TOTAL = math.log(5.0)
 _ACTIVATIONS = math.log(30.0)
+_APART = 1.05
+_THEN = 0.6
+_MATURE = 60
+_LATE = math.log(3.0)
+_GREW = math.log(30.0)
+_STEADY = 0.3
 
 
 class ExplosionFollower(Follower):
@@ -25,6 +32,7 @@ class ExplosionFollower(Follower):
         self._big: Mask = np.zeros(0, dtype=bool)
         self._wide: Mask = np.zeros(0, dtype=bool)
         self._is_total_big = False
+        self._kept: list[tuple[int, Reals]] = []
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -47,6 +55,7 @@ class ExplosionFollower(Follower):
         )
         levels = self._activations
         levels.add(table.values("activation_rms"), self._wide)
+        self._see_growth(table, levels)
         above = levels.low - levels.reference
         self._wide = (above > _ACTIVATIONS) & (levels.count > _LEAST)
         self.mark(
@@ -56,4 +65,29 @@ class ExplosionFollower(Follower):
             levels.valid,
             np.exp(levels.low),
             np.exp(levels.reference),
+        )
+
+    def _see_growth(self, table: Table, levels: Levels) -> None:
+        """Compare the growth of late with that since the beginning."""
+        count, layers = table.steps, len(levels.low)
+        if not self._kept or count >= _APART * self._kept[-1][0]:
+            self._kept.append((count, levels.low))
+        while len(self._kept) > 1 and self._kept[1][0] <= _THEN * count:
+            self._kept.pop(0)
+        then, before = self._kept[0]
+        if count < _MATURE or then > _THEN * count:
+            return
+        low = levels.low
+        late = low - grown(before, layers)
+        whole = low - levels.opening
+        active = (late > _LATE) & (late > _STEADY * whole) & (whole > _GREW)
+        told = levels.valid
+        self.mark(
+            table,
+            "growth",
+            active & told,
+            told,
+            np.exp(low),
+            np.exp(levels.opening),
+            facts={"lately": np.exp(late)},
         )

@@ -94,6 +94,7 @@ class FadingFollower(Follower):
         if not is_cut.any() and not self._open:
             return
         usual = np.exp(self._own.usual)
+        called = ~np.isnan(table.values("activation_rms"))
         is_zero = values == 0.0
         for kind, active in (("zero", is_cut & is_zero), ("missing", is_cut & ~is_zero)):
             for at in active.nonzero()[0].tolist():
@@ -106,6 +107,7 @@ class FadingFollower(Follower):
                     role="parameter_gradients",
                     began=int(self._since[at]),
                     rows=int(self._without[at]),
+                    facts={"is_called": float(called[at])},
                 )
             for own, layer in list(self._open):
                 if own == kind and not active[table.column(layer)]:

@@ -64,7 +64,13 @@ class StillFollower(Follower):
         has_gradients = table.values("parameter_gradient_norm") > 0.0
         stands = (updates == 0.0) & has_gradients & (self._moved >= _MOVED) & ~(rates == 0.0)
         left_out = np.isnan(updates) & has_gradients & (self._moved >= _MOVED)
-        left_out &= table.values("trainable_fraction") > 0.0
+        trainable = table.values("trainable_fraction")
+        left_out &= trainable > 0.0
+        is_held = (self._moved >= _MOVED) & ~(updates > 0.0)
+        self._see_said(table, "frozen", is_held & (trainable == 0.0), ~np.isnan(trainable))
+        self._see_said(
+            table, "rate_zero", is_held & (rates == 0.0) & (trainable > 0.0), ~np.isnan(rates)
+        )
         lacks = stands | left_out
         self._since[lacks & (self._still == 0.0)] = table.row.step
         told = lacks | (updates > 0.0) | (rates == 0.0)
@@ -89,3 +95,8 @@ class StillFollower(Follower):
                 at = table.column(layer)
                 if own == kind and told[at] and not active[at]:
                     self.end(kind, layer)
+
+    def _see_said(self, table: Table, kind: str, active: Mask, told: Mask) -> None:
+        """Note layers that are held on purpose, as far as anybody can tell."""
+        zero = np.zeros(len(active))
+        self.mark(table, kind, active, told, zero, self._moved, role="parameters")

@@ -25,7 +25,7 @@ class DyingLayers(Rule):
 
     name = "dying_layers"
     summary = "No layer loses nearly all its units, or the spread of its output."
-    rank = 84
+    rank = 83
     definition = (
         "The part of a layer's units that is active in none of at least 16 values of a batch, the "
         "least of the latest steps, where it once was below one half; and the largest of the "

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.training.monitoring.following.follower import Follower
 
 _PATIENT = 20
+_MOST = 0.5
 
 
 class FadingGradients(Rule):
@@ -27,13 +28,14 @@ class FadingGradients(Rule):
 
     name = "fading_gradients"
     summary = "No gradient falls to nothing while the loss is neither low nor near its best."
-    rank = 83
+    rank = 84
     definition = (
         "The largest of the latest gradient norms of a layer, by that of the whole model, relative "
         "to the geometric mean of this share so far; of the whole model, relative to its own; and "
         "for how many watched steps a layer that had a gradient has none or zero. The first two "
         "break min_gradient_kept, the last max_steps_without_gradient. A layer's fading warns "
-        "where the loss is near its best, and so does a gradient that is missing."
+        "where the loss is near its best, and so does a gradient that is missing, unless the layer "
+        "is called and that lasts for half of the training."
     )
     source = (
         "healthy layers keep their share of the gradient within two orders of magnitude; gradients "
@@ -125,12 +127,13 @@ class FadingGradients(Rule):
         if event.rows <= limit.value:
             return None
         is_zero = event.kind == "zero"
+        is_long = event.rows >= _MOST * course.steps and event.facts["is_called"] > 0.0
         what = "are exactly zero" if is_zero else "are missing"
         return Breach(
             f"the gradients of {named(event)} {what} since step {event.step}, over {event.rows} "
             "watched steps, while others have theirs",
             float(event.rows),
             limit,
-            sort_of(event, course) if is_zero else "warn",
+            sort_of(event, course) if is_zero else "fail" if is_long else "warn",
             cause="what it makes is dead behind it, or no longer reaches the loss",
         )

@@ -18,6 +18,7 @@ _SOME = 5e-3
 _DOUBLE = 2.0
 _WIDE = 10.0
 _STEEP = 30.0
+_LOST, _WORSE = 50.0, 5.0
 _PATIENT = 2 * PATIENCE
 
 
@@ -32,8 +33,9 @@ class LossDivergence(Rule):
         "The rise of the loss, as a running median, above its best, by the largest of what it had "
         "fallen by, ten times its own noise and, where it is never negative, its level at the "
         "beginning. It fails above max_loss_rise, and from max_lost_progress of what was gained on "
-        "where updates or gradients leapt with it; without such a sign the latter warns. Over by "
-        "the end, or with several optimizers in a step, it is no violation."
+        "where updates or gradients leapt with it; without such a sign the latter warns, unless "
+        "the loss is fifty times its best, five times its first level, and never negative. Over "
+        "by the end, or with several optimizers in a step, it is no violation."
     )
     source = (
         "losses of reinforcement and adversarial learning rise in healthy trainings, by up to "
@@ -90,6 +92,12 @@ class LossDivergence(Rule):
             return Breach(text, lost, least, cause=_cause(event))
         if event.rows < _PATIENT or course.most_optimizer_steps > 1:
             return None
+        if (
+            loss.never_negative
+            and event.value > _LOST * event.reference
+            and event.value > _WORSE * abs(facts["first"])
+        ):
+            return Breach(text, lost, least, cause="steps are too large, and add up")
         why = "the model diverged, or what it learns changed: its data, its targets, its rewards"
         return Breach(text, lost, least, severity="warn", cause=why)
 

@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.settings import Setting
-from pytest_modelhealth.training.monitoring.rules.rule import Breach, Rule, place, shown
+from pytest_modelhealth.training.monitoring.rules.rule import (
+    Breach,
+    Rule,
+    known,
+    place,
+    shown,
+)
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Course, CourseEvent, Observation
-    from pytest_modelhealth.settings import Settings
+    from pytest_modelhealth.settings import Limit, Settings
     from pytest_modelhealth.training.monitoring.following.follower import Follower
 
 _LONG = 5
+_MOST = 0.4
+_NO_RATE = 1e-7
 _NOISY = 0.3
 _OFTEN = 4
 
@@ -85,6 +93,20 @@ class Standstill(Rule):
                 cause="the loss is not computed from the output, backward() is missing, or the "
                 "graph is cut between the two",
             )
+        if event.kind == "stopped":
+            return self._stopped(event, course, limit)
+        if event.kind == "rare":
+            if event.rows < course.steps / 4:
+                return None
+            return Breach(
+                f"an optimizer hardly steps any longer since step {event.step}: in "
+                f"{event.value:.0%} of the latest watched steps, in {event.reference:.0%} of the "
+                "first, though gradients came",
+                event.value,
+                severity="warn",
+                cause="the loop skips or postpones updates: a condition on the loss, a scaler, or "
+                "a count of batches",
+            )
         if event.kind == "idle":
             if event.rows <= max(limit.value, _OFTEN * event.reference):
                 return None
@@ -106,4 +128,26 @@ class Standstill(Rule):
             severity="warn",
             cause="updates are too small or too large, the targets do not belong to the inputs, or "
             "the output does not depend on them",
+        )
+
+    def _stopped(self, event: CourseEvent, course: Course, limit: Limit) -> Breach | None:
+        """Return what is wrong with weights that no longer change."""
+        if event.rows < _MOST * course.steps or event.rows <= _OFTEN * event.reference:
+            return None
+        rate = event.facts["rate"]
+        if known(rate):
+            why = (
+                f"the learning rate is {shown(rate)}: its schedule ended, or counts other steps"
+                if rate < _NO_RATE
+                else "updates are too small for the weights' dtype: the learning rate is, or "
+                "gradients are clipped or scaled to nothing"
+            )
+        else:
+            why = "the optimizer no longer steps, or holds other tensors than the model's"
+        return Breach(
+            f"no parameter changed any longer since step {event.step}, over {event.rows} watched "
+            f"steps, though gradients came; the loss is {shown(course.loss.recent)}",
+            float(event.rows),
+            limit,
+            cause=why,
         )

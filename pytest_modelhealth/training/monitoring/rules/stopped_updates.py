@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from pytest_modelhealth.settings import Settings
     from pytest_modelhealth.training.monitoring.following.follower import Follower
 
+_MOST = 0.5
+_SAID = {
+    "frozen": (
+        "its parameters no longer have requires_grad",
+        "it was frozen in the middle of the training: waive it if that is meant",
+    ),
+    "rate_zero": (
+        "its learning rate is zero",
+        "its schedule or its group's factor falls to zero: waive it if that is meant",
+    ),
+}
+"""What was said in so many words, and may be meant."""
+
 
 class StoppedUpdates(Rule):
     """Frozen layers, and those whose rate a schedule brings to zero, may stand still."""
@@ -24,7 +37,8 @@ class StoppedUpdates(Rule):
         "How many watched steps in a row, to the end, left a layer's parameters exactly as they "
         "were, of those in which it had gradients, its learning rate was not zero, and others "
         "changed. More than max_still_steps is a violation. One that no optimizer steps any "
-        "longer, but that still requires gradients, warns."
+        "longer, but that still requires gradients, fails over at least half of the training, and "
+        "warns before; so does one that was frozen, or whose learning rate is zero."
     )
     source = "an update that is exactly zero is rounded away, masked or never written"
     settings = (
@@ -49,13 +63,23 @@ class StoppedUpdates(Rule):
         if event.recovered or event.rows <= limit.value:
             return None
         rate = event.facts.get("rate", float("nan"))
+        if event.kind in _SAID:
+            what, why = _SAID[event.kind]
+            return Breach(
+                f"{named(event)} is no longer updated since step {event.step}, over {event.rows} "
+                f"watched steps, while others are: {what}",
+                float(event.rows),
+                limit,
+                "warn",
+                cause=why,
+            )
         if event.kind == "left_out":
             return Breach(
                 f"no optimizer steps {named(event)} any longer since step {event.step}, over "
                 f"{event.rows} watched steps, though it requires gradients and has them",
                 float(event.rows),
                 limit,
-                "warn",
+                "fail" if event.rows >= _MOST * course.steps else "warn",
                 cause="it was left out when the optimizer was made anew; a layer that is meant to "
                 "rest is frozen by requires_grad_(False)",
             )

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pytest_modelhealth.settings import Settings
     from pytest_modelhealth.training.monitoring.following.follower import Follower
 
+_CERTAIN = 1000.0
+
 
 class WeightDrift(Rule):
     """What begins at zero may grow to the size of others."""
@@ -31,7 +33,7 @@ class WeightDrift(Rule):
         "The root mean square of a layer's parameters, by the first one, at least 0.01, where it "
         "is above 1 now; and by the largest one so far. Outside max_weight_growth and "
         "min_weight_kept over ten watched steps and to the end it is a violation, which warns "
-        "where the loss is near its best, or was not given."
+        "where the loss is near its best, or was not given, unless it is a factor of 1000."
     )
     source = (
         "scales that start at 1e-6 grow to 0.1, and weights before a normalisation with the root "
@@ -82,6 +84,6 @@ class WeightDrift(Rule):
             f"{text}; it passed a tenth of that in step {event.step}",
             change,
             limit,
-            sort_of(event, course),
+            "fail" if not 1.0 / _CERTAIN <= change <= _CERTAIN else sort_of(event, course),
             cause,
         )
