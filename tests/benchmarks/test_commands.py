@@ -87,12 +87,12 @@ def test_speed_prints_a_ratio_for_every_contender(monkeypatch, capsys):
 
 
 def test_monitor_prints_a_ratio_for_every_copy(capsys):
-    """Both tables have the watched, the unwatched and the inspected step beside the bare one."""
+    """Both tables have the watched, unwatched and inspected step and the contract by the bare one."""
     monitor.main(["example CNN", "--rounds", "2"])
     printed = capsys.readouterr().out
-    assert printed.count("| step | bare ms | watched | not watched | inspected |") == 2
+    assert printed.count("| step | bare ms | watched | not watched | inspected | run_step |") == 2
     rows = [line for line in printed.splitlines() if line.startswith("| example CNN |")]
-    assert [row.count(" | ") for row in rows] == [4, 4]
+    assert [row.count(" | ") for row in rows] == [5, 5]
     with pytest.raises(SystemExit):
         monitor.main(["BERT"])
 
