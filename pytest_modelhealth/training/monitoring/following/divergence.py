@@ -20,7 +20,7 @@ class DivergenceFollower(Follower):
         super().__init__(rule)
         self._updates, self._gradients = Level(), Level()
         self._noise = math.inf
-        self._best_step = -1
+        self._best_step = self._above_since = -1
         self._most = {"update_ratio": 0.0, "update_growth": 0.0, "gradient_growth": 0.0}
 
     def see(self, table: Table) -> None:
@@ -34,6 +34,10 @@ class DivergenceFollower(Follower):
         if not is_on and (loss.best_step != self._best_step or self._noise > loss.noise):
             self._best_step, self._noise = loss.best_step, loss.noise
         floor = max(_NOISE * self._noise, _SHARE * loss.progress, _SOME * abs(loss.first))
+        if row.loss - loss.best <= floor:
+            self._above_since = -1
+        elif self._above_since < 0:
+            self._above_since = row.step
         if loss.lost <= floor:
             self.end("loss")
             self._most = dict.fromkeys(self._most, 0.0)
@@ -46,6 +50,7 @@ class DivergenceFollower(Follower):
             loss.recent,
             loss.best,
             role="loss",
+            began=self._above_since if self._above_since >= 0 else None,
             facts={
                 **self._most,
                 "first": loss.first,

@@ -42,7 +42,7 @@ class DyingFollower(Follower):
         least, most = np.exp(levels.low) - 1.0, np.exp(levels.high) - 1.0
         self._least = np.fmin(grown(self._least, len(dead), np.inf), most)
         active = (least > _NOTED) & (self._least < _HEALTHY) & (levels.count > _LEAST)
-        self.mark(table, "units", active, levels.valid, least, self._least)
+        self.mark(table, "units", active, levels.valid, least, self._least, lately=True)
 
     def _see_spread(self, table: Table) -> None:
         spread, inputs = self._spread, self._inputs
@@ -63,4 +63,5 @@ class DyingFollower(Follower):
             np.exp(spread.high),
             np.exp(spread.usual),
             sign=-1,
+            lately=True,
         )

@@ -21,6 +21,8 @@ _MATURE = 60
 _LATE = math.log(3.0)
 _GREW = math.log(30.0)
 _STEADY = 0.3
+_JUST = 0.8
+_GOES_ON = 0.2
 
 
 class ExplosionFollower(Follower):
@@ -52,6 +54,7 @@ class ExplosionFollower(Follower):
             np.exp(levels.low),
             np.exp(levels.reference),
             role="parameter_gradients",
+            lately=True,
         )
         levels = self._activations
         levels.add(table.values("activation_rms"), self._wide)
@@ -65,6 +68,7 @@ class ExplosionFollower(Follower):
             levels.valid,
             np.exp(levels.low),
             np.exp(levels.reference),
+            lately=True,
         )
 
     def _see_growth(self, table: Table, levels: Levels) -> None:
@@ -72,15 +76,17 @@ class ExplosionFollower(Follower):
         count, layers = table.steps, len(levels.low)
         if not self._kept or count >= _APART * self._kept[-1][0]:
             self._kept.append((count, levels.low))
+        latest = next((k for k in reversed(self._kept) if k[0] <= _JUST * count), None)
         while len(self._kept) > 1 and self._kept[1][0] <= _THEN * count:
             self._kept.pop(0)
         then, before = self._kept[0]
-        if count < _MATURE or then > _THEN * count:
+        if count < _MATURE or then > _THEN * count or latest is None:
             return
         low = levels.low
         late = low - grown(before, layers)
         whole = low - levels.opening
-        active = (late > _LATE) & (late > _STEADY * whole) & (whole > _GREW)
+        goes_on = low - grown(latest[1], layers) > _GOES_ON * late
+        active = goes_on & (late > _LATE) & (late > _STEADY * whole) & (whole > _GREW)
         told = levels.valid
         self.mark(
             table,

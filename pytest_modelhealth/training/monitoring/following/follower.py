@@ -118,6 +118,7 @@ class Follower(ABC):
         role: str = "activations",
         sign: int = 1,
         facts: Mapping[str, Reals] | None = None,
+        lately: bool = False,
     ) -> None:
         """Say in which layers something goes on in the latest step, and where it is over.
 
@@ -127,6 +128,7 @@ class Follower(ABC):
             active: where it goes on.
             told: where the step tells of it; elsewhere nothing is over.
             value, reference, facts: of each layer.
+            lately: whether it takes all of the latest values to tell, so that it began before.
         """
         if active.any():
             for at in active.nonzero()[0].tolist():
@@ -138,6 +140,7 @@ class Follower(ABC):
                     float(value[at]),
                     float(reference[at]),
                     role=role,
+                    began=table.lately if lately else None,
                     sign=sign,
                     facts=found,
                 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
+from pytest_modelhealth.training.monitoring.following.levels import LATELY
 from pytest_modelhealth.training.monitoring.following.loss import LossCourse
 from pytest_modelhealth.training.monitoring.row import Reals, StepRow
 
@@ -24,6 +27,7 @@ class Table:
         self.layers: list[str] = []
         self.loss = LossCourse()
         self.steps = 0
+        self._latest: deque[int] = deque(maxlen=LATELY)
         self._columns: dict[str, int] = {}
         self._known: tuple[str, ...] = ()
         self._where: np.ndarray[tuple[int], np.dtype[np.intp]] | None = None
@@ -32,6 +36,7 @@ class Table:
         """Take the next step."""
         self.row = row
         self.steps += 1
+        self._latest.append(row.step)
         self.loss.add(row.step, row.loss)
         if row.layers == self._known:
             return
@@ -43,6 +48,11 @@ class Table:
         where = np.array([self._columns[layer] for layer in row.layers], dtype=np.intp)
         is_same = np.array_equal(where, np.arange(len(self.layers)))
         self._where = None if is_same else where
+
+    @property
+    def lately(self) -> int:
+        """The first of the steps that count as lately."""
+        return self._latest[0]
 
     def column(self, layer: str) -> int:
         """Return the column of a layer."""

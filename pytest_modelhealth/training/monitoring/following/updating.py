@@ -35,6 +35,7 @@ class RatioFollower(Follower):
             low,
             np.exp(levels.usual),
             role="parameters",
+            lately=True,
         )
 
 
