@@ -87,7 +87,7 @@ def test_speed_prints_a_ratio_for_every_contender(monkeypatch, capsys):
 
 
 def test_monitor_prints_a_ratio_for_every_copy(capsys):
-    """Both tables have the watched, unwatched and inspected step and the contract by the bare one."""
+    """Both tables have the watched, unwatched and inspected step, and the contract."""
     monitor.main(["example CNN", "--rounds", "2"])
     printed = capsys.readouterr().out
     assert printed.count("| step | bare ms | watched | not watched | inspected | run_step |") == 2
