@@ -28,9 +28,9 @@ class GradientPath(StepCheck):
     definition = (
         "A violation: parameters that an optimizer holds and steps get no gradient in any call, "
         "and the returned loss has a slope of more than 1e-6 when they are moved along one random "
-        "direction, at two shifts that agree within 20 %; matrices of zeros that are frozen, or "
-        "have zeros for a gradient in every call. Warned of, and a violation where it is more than "
-        "half of what gets a gradient: parameters whose gradient is "
+        "direction, at two shifts that agree within 20 %; matrices of zeros that are frozen. "
+        "Warned of, and a violation where it is more than half of what gets a gradient: matrices "
+        "of zeros that have zeros for a gradient in every call; parameters whose gradient is "
         "exactly zero at the optimizer's step in every call, although backward passes left "
         "another; that get one in the first call only, although their optimizer steps in all."
     )
@@ -120,7 +120,7 @@ def _waits(parameter: SteppedParameter) -> bool:
     return parameter.is_zero and parameter.trainable and parameter.held and is_idle
 
 
-_CERTAIN = (_is_zero_for_good, _waits)
+_CERTAIN = (_is_zero_for_good,)
 _LOSSES = (
     (
         _is_erased,
