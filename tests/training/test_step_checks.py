@@ -692,7 +692,7 @@ PAIRS = [
     Pair(
         "both factors zero", "gradient_path", "down",
         ("down.weight, up.weight is a matrix of zeros whose gradient is zero", "two factors"),
-        lambda: adapted(0.0), lambda: adapted(1.0),
+        lambda: adapted(0.0), lambda: adapted(1.0), warns=True,
     ),
     Pair(
         "update added", "update_direction", "",
