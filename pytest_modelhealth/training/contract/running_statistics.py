@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.settings import Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed, place
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Observation, Stepped
+    from pytest_modelhealth.report import LayerMode, Observation, Stepped
     from pytest_modelhealth.settings import Settings
 
 
@@ -31,52 +32,51 @@ class RunningStatistics(StepCheck):
     def judge(
         self, stepped: Stepped, observation: Observation, settings: Settings
     ) -> Iterator[Finding]:
-        """Yield the normalisations whose statistics stand still."""
-        for which, what, cause in (
-            (
-                [mode.layer for mode in stepped.modes if mode.drifts],
-                "are frozen, and their running statistics move",
-                "requires_grad_(False) leaves statistics alone: call eval() on the frozen part too",
-            ),
-            (
-                [mode.layer for mode in stepped.modes if mode.unseen and mode.kind == "batch_norm"],
-                "also run without gradients in training mode, which moves their running statistics",
-                "a forward for logging, counting or a look ahead: call eval() around it",
-            ),
-        ):
-            if which:
+        """Yield the normalisations whose statistics do not follow the batches."""
+        for odd in _ODD:
+            names = [mode.layer for mode in stepped.modes if odd.applies(mode)]
+            if names:
                 yield self.violation(
-                    place(observation, which[0]),
-                    f"the normalisations {listed(which)} {what}",
-                    value=float(len(which)),
+                    place(observation, names[0]),
+                    f"the running statistics of {listed(names)} {odd.what}",
+                    value=float(len(names)),
                     tensor="running_mean",
-                    cause=cause,
-                    affected=which[1:],
-                    severity="warn",
+                    cause=odd.cause,
+                    affected=names[1:],
+                    independent=odd.severity == "fail",
+                    severity=odd.severity,
                 )
-        hasty = [mode.layer for mode in stepped.modes if mode.hasty and mode.trainable]
-        if hasty:
-            yield self.violation(
-                place(observation, hasty[0]),
-                f"the running statistics of {listed(hasty)} are made of the latest batch by more "
-                "than half",
-                value=0.0,
-                tensor="running_mean",
-                cause="torch's momentum is the share of the new batch, 0.1 as a rule: 0.9 or 0.99 "
-                "is how other frameworks write 0.1 or 0.01",
-                affected=hasty[1:],
-                severity="warn",
-            )
-        still = [mode.layer for mode in stepped.modes if mode.still and mode.trainable]
-        if still:
-            yield self.violation(
-                place(observation, still[0]),
-                f"the running statistics of {listed(still)} do not move in training, so that "
-                "evaluation normalises by what they were at the start",
-                value=0.0,
-                tensor="running_mean",
-                cause="momentum=0 (torch's momentum is the share of the new batch: 0.1 is usual), "
-                "or buffers that are written back",
-                affected=still[1:],
-                independent=True,
-            )
+
+
+class _Odd(NamedTuple):
+    applies: Callable[[LayerMode], bool]
+    what: str
+    cause: str
+    severity: Severity = "warn"
+
+
+_ODD = (
+    _Odd(
+        lambda mode: mode.still and mode.trainable,
+        "do not move in training, so that evaluation normalises by what they were at the start",
+        "momentum=0 (torch's momentum is the share of the new batch: 0.1 is usual), or buffers "
+        "that are written back",
+        "fail",
+    ),
+    _Odd(
+        lambda mode: mode.drifts,
+        "move, although their normalisations are frozen",
+        "requires_grad_(False) leaves statistics alone: call eval() on the frozen part too",
+    ),
+    _Odd(
+        lambda mode: mode.unseen and mode.kind == "batch_norm",
+        "also move in a forward without gradients, which runs in training mode",
+        "a forward for logging, counting or a look ahead: call eval() around it",
+    ),
+    _Odd(
+        lambda mode: mode.hasty and mode.trainable,
+        "are made of the latest batch by more than half",
+        "torch's momentum is the share of the new batch, 0.1 as a rule: 0.9 or 0.99 is how other "
+        "frameworks write 0.1 or 0.01",
+    ),
+)
