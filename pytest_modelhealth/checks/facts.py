@@ -17,6 +17,11 @@ def called(observation: Observation) -> list[LayerRecord]:
     return [record for record in observation.layers.values() if record.entered is not None]
 
 
+def place(observation: Observation, layer: str = "") -> LayerRecord:
+    """Return the record of a layer, or of the model where it has none of its own."""
+    return observation.layers.get(layer, observation.layers[""])
+
+
 def flow_of(observation: Observation) -> Flow:
     """Return who feeds whom; of observations that no verdict is made of, inferred at each call."""
     flow = observation.flow

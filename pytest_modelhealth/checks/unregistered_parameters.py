@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
+from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class UnregisteredParameters(Check):
             paths = [one.path or "one that only the graph holds" for one in leaves]
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
             yield self.violation(
-                observation.layers.get(layer, observation.layers[""]),
+                place(observation, layer),
                 f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
                 "gradient but are no parameters of the model: "
                 f"{', '.join(paths[:_SHOWN])}{more}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.probes.words import began, cause, figures, ratio
 from pytest_modelhealth.settings import Setting, Settings
@@ -144,7 +145,7 @@ class Causality(Probe):
         limit = settings["max_future_effect"]
         if parting.effect <= limit.value:
             return
-        culprit = observation.layers.get(parting.layer, observation.layers[""])
+        culprit = place(observation, parting.layer)
         yield self.violation(
             culprit,
             f"it sees the future: later steps change earlier outputs by {ratio(parting.effect)} of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.facts import at
+from pytest_modelhealth.checks.facts import at, place
 from pytest_modelhealth.probes.lacking import without_gradient
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.settings import Setting, Settings
@@ -118,7 +118,7 @@ class CustomBackward(Probe):
         given, slope = parting.after or 0.0, parting.before or 0.0
         by = f"{given / slope:.2f} times the slope" if slope else "where there is none"
         yield self.violation(
-            observation.layers.get(parting.layer, observation.layers[""]),
+            place(observation, parting.layer),
             f"the backward of the custom autograd.Function {function!r}{at(parting.line)} gives "
             f"{argument!r} a gradient of {given:.4g} along a random direction, where the slope of "
             f"its forward is {slope:.4g}: {by}",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.probes.words import began, cause, figures, ratio
 from pytest_modelhealth.settings import Setting, Settings
@@ -172,7 +173,7 @@ class Padding(Probe):
                 details=figures(parting, record.changed),
             )
             return
-        culprit = observation.layers.get(parting.layer, observation.layers[""])
+        culprit = place(observation, parting.layer)
         yield self.violation(
             culprit,
             f"padding has an effect: it changes outputs of real places by {ratio(parting.effect)} "

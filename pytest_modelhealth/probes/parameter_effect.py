@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.facts import at, flow_of
+from pytest_modelhealth.checks.facts import at, flow_of, place
 from pytest_modelhealth.probes.lacking import Lacking, without_gradient
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.settings import Setting, Settings
@@ -115,7 +115,7 @@ class ParameterEffect(Probe):
         limit = settings["min_loss_slope"]
         if parting.effect <= limit.value:
             return
-        culprit = observation.layers.get(parting.layer, observation.layers[""])
+        culprit = place(observation, parting.layer)
         listed = ", ".join(parting.names[:_LISTED])
         more = len(parting.names) - _LISTED
         which = f"{listed} and {more} more" if more > 0 else listed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.probes.words import began, figures, ratio
 from pytest_modelhealth.settings import Setting, Settings
@@ -99,7 +100,7 @@ class Repeatability(Probe):
         if limit is not None and parting.effect <= limit.value:
             return
         yield self.violation(
-            observation.layers.get(parting.layer, observation.layers[""]),
+            place(observation, parting.layer),
             _message(parting),
             value=parting.effect,
             limit=limit,

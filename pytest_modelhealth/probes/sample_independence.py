@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.probes.words import began, cause, figures, ratio
 from pytest_modelhealth.settings import Setting, Settings
@@ -94,7 +95,7 @@ class SampleIndependence(Probe):
     ) -> Iterator[Violation]:
         """Yield that samples see each other, at the layer where it begins."""
         limit = settings["max_sample_effect"]
-        culprit = observation.layers.get(parting.layer, observation.layers[""])
+        culprit = place(observation, parting.layer)
         if parting.kind == "lost dimension":
             yield self.violation(
                 culprit,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.training.contract.step_check import StepCheck, place
+from pytest_modelhealth.checks.facts import place
+from pytest_modelhealth.training.contract.step_check import StepCheck
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Observation, Stepped

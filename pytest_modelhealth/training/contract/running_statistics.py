@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.settings import Severity
-from pytest_modelhealth.training.contract.step_check import StepCheck, listed, place
+from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerMode, Observation, Stepped

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks import Check, Finding
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Stepped
+    from pytest_modelhealth.report import Observation, Stepped
     from pytest_modelhealth.settings import Settings
 
 
@@ -33,11 +33,6 @@ class StepCheck(Check):
         self, stepped: Stepped, observation: Observation, settings: Settings
     ) -> Iterator[Finding]:
         """Yield what is broken."""
-
-
-def place(observation: Observation, layer: str = "") -> LayerRecord:
-    """Return the record of a layer, or of the model where it has none of its own."""
-    return observation.layers.get(layer, observation.layers[""])
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Check, Finding
+from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.settings import Limit, Settings, Severity
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Course, CourseEvent, LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import Course, CourseEvent, Observation, Violation
     from pytest_modelhealth.training.monitoring.following.follower import Follower
 
 PATIENCE = 10
@@ -121,11 +122,6 @@ def _together(
             roots.append((event, violation))
     yield from (root for _, root in roots)
     yield from alone
-
-
-def place(observation: Observation, layer: str = "") -> LayerRecord:
-    """Return the record of a layer, or of the model where it has none of its own."""
-    return observation.layers.get(layer, observation.layers[""])
 
 
 def named(event: CourseEvent) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.training.monitoring.rules.rule import (
     Breach,
     Rule,
     known,
-    place,
     shown,
 )
 
