@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
@@ -98,7 +98,7 @@ class OptimizerSteps:
         return get_ident() == self._thread and not is_inspecting()
 
     def _begin(self, optimizer: Optimizer) -> None:
-        held = [id(p) for p in _parameters_of(optimizer) if id(p) in self._parameters]
+        held = [id(p) for p in parameters_of(optimizer) if id(p) in self._parameters]
         if not held:
             return
         begun = self._open[id(optimizer)] = _Begun(held)
@@ -151,8 +151,10 @@ class _Begun:
     copies: list[Tensor] = field(default_factory=list)
 
 
-def _parameters_of(optimizer: Optimizer) -> Iterable[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    """Return the tensors that an optimizer holds, each once."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return list({id(parameter): parameter for parameter in held}.values())
 
 
 def _can_be_copied(parameter: Tensor) -> bool:

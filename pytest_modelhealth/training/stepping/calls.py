@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.training.stepping.growing import Lists
-from pytest_modelhealth.training.stepping.interventions import said
 from pytest_modelhealth.training.stepping.session import Session, loss_in
 from pytest_modelhealth.training.stepping.watching import Watched, norm, rate_of, widened
 

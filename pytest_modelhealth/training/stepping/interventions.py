@@ -8,9 +8,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pytest_modelhealth.capture.passive.updates import parameters_of
+from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.report.stepping import HalfInfluence, LeftOver, LossSlope
 from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
-from pytest_modelhealth.training.stepping.watching import Watched, norm, parameters_of, widened
+from pytest_modelhealth.training.stepping.watching import Watched, norm, widened
 
 SHIFTS = (1e-3, 3e-4)
 """How far weights are moved along the gradient, by their norm."""
@@ -112,11 +114,6 @@ def _added(first: Watched, gradients: Mapping[int, Tensor], length: float) -> fl
 
 def _length(tensors: object) -> float:
     return math.sqrt(math.fsum(norm(t) ** 2 for t in tensors))  # type: ignore[attr-defined]
-
-
-def said(error: Exception) -> str:
-    """Return an exception as one line."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 # ---- halves of the batch

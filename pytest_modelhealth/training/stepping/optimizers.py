@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.report import SteppedOptimizer
 from pytest_modelhealth.training.stepping.calls import Calls
 from pytest_modelhealth.training.stepping.session import Session
-from pytest_modelhealth.training.stepping.watching import Watched, parameters_of
+from pytest_modelhealth.training.stepping.watching import Watched
 
 
 def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimizer]:

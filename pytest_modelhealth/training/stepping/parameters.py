@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.report import SteppedParameter
 from pytest_modelhealth.training.stepping.calls import Calls
 from pytest_modelhealth.training.stepping.optimizers import all_optimizers
 from pytest_modelhealth.training.stepping.session import Session
-from pytest_modelhealth.training.stepping.watching import (
-    Watched,
-    inner,
-    norm,
-    parameters_of,
-    widened,
-)
+from pytest_modelhealth.training.stepping.watching import Watched, inner, norm, widened
 
 
 def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParameter]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.training.stepping.interventions import said
+from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.training.stepping.session import Session, loss_in
 
 

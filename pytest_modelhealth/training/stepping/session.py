@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.capture.passive.watch import PassiveWatch
 from pytest_modelhealth.capture.step.batch import deep_copy
 from pytest_modelhealth.capture.step.collection import collected_rarely
@@ -23,7 +24,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.training.stepping.snapshot import Snapshot
-from pytest_modelhealth.training.stepping.watching import Watch, Watched, parameters_of
+from pytest_modelhealth.training.stepping.watching import Watch, Watched
 
 
 class TrainingStep(NamedTuple):
@@ -46,8 +47,8 @@ class TrainingStep(NamedTuple):
     is_usual: bool = False
 
     @classmethod
-    def of(cls, step: Any, optimizer: Any, batch: Any, restore: Any) -> TrainingStep:
-        """Return what was given, once `restore` is a tuple of objects.
+    def of(cls, step: Any, optimizer: Any, batch: Any, restore: tuple[Any, ...]) -> TrainingStep:
+        """Return what was given.
 
         Raises:
             InspectionError: no optimizer was given.
@@ -57,16 +58,12 @@ class TrainingStep(NamedTuple):
                 "run_step needs the optimizer that the step steps: "
                 "run_step(step, optimizer, batch), or run_step(optimizer=..., inputs=..., loss=...)"
             )
-        several = isinstance(restore, tuple | list | set)
-        return cls(step, optimizer, batch, tuple(restore) if several else (restore,), _named(step))
+        return cls(step, optimizer, batch, restore, _named(step))
 
     @property
     def optimizers(self) -> list[Any]:
         """The optimizers, each by itself."""
-        given = self.optimizer
-        if isinstance(given, Mapping):
-            return list(given.values())
-        return list(given) if isinstance(given, tuple | list) else [given]
+        return optimizers_in(self.optimizer)
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -120,6 +117,13 @@ class TrainingStep(NamedTuple):
                 "it must take these three; bind what else it needs with functools.partial, or take "
                 "it from around the function"
             ) from None
+
+
+def optimizers_in(given: Any) -> list[Any]:
+    """Return the optimizers in what was given: one, or a tuple, list or mapping of several."""
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return list(given) if isinstance(given, tuple | list) else [given]
 
 
 def _named(step: Any) -> str:

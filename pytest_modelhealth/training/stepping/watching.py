@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.passive.updates import parameters_of
 
 
 @dataclass
@@ -369,12 +370,6 @@ def _open_modules(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]
         inside = list(module.modules()) if is_compiled(module) else [module]
         hidden.update(inside[1:])
         yield module, inside
-
-
-def parameters_of(optimizer: Any) -> list[Tensor]:
-    """Return the tensors that an optimizer holds, each once."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    return list({id(p): p for p in held}.values())
 
 
 def rate_of(optimizer: Any) -> float:

@@ -13,7 +13,7 @@ from pytest_modelhealth.capture.step.loss_value import compute_loss
 from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
-from pytest_modelhealth.training.stepping.session import TrainingStep
+from pytest_modelhealth.training.stepping.session import TrainingStep, optimizers_in
 
 
 class Usual(Giver):
@@ -56,7 +56,7 @@ class UsualStep:
     def __call__(self, model: nn.Module, optimizer: Any, batch: tuple[Any, Any]) -> Any:
         """Make one step on inputs and target; return the loss."""
         inputs, target = Inputs.of(batch[0]), batch[1]
-        optimizers = _each(optimizer)
+        optimizers = optimizers_in(optimizer)
         for one in optimizers:
             one.zero_grad()
         loss = compute_loss(model(*inputs.args, **inputs.kwargs), target, self._loss)
@@ -66,9 +66,3 @@ class UsualStep:
         for one in optimizers:
             one.step()
         return loss
-
-
-def _each(optimizer: Any) -> list[Any]:
-    if isinstance(optimizer, Mapping):
-        return list(optimizer.values())
-    return list(optimizer) if isinstance(optimizer, tuple | list) else [optimizer]
