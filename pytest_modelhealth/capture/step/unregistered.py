@@ -25,7 +25,9 @@ _TORCH_KEEPS = frozenset(vars(nn.Module()))
 _RUNNING: tuple[type, ...] = (types.FrameType, types.GeneratorType, type(iter([])))
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
+    """Where a tensor is: its path in a registered layer, and what holds it there."""
+
     path: str
     layer: str
     kind: str
@@ -58,12 +60,12 @@ class Registered:
         strays = [leaf for leaf in leaves if id(leaf) not in self._ids and leaf.grad is not None]
         if not strays:
             return ()
-        places = _places(self._model, {id(leaf) for leaf in strays})
+        held = places(self._model, {id(leaf) for leaf in strays})
         found = []
         for leaf in strays:
-            place = places.get(id(leaf))
+            place = held.get(id(leaf))
             if place is None and _is_made_by_the_forward(leaf):
-                place = _Place("", "", "made")
+                place = Place("", "", "made")
             if place is not None:
                 found.append(_unregistered(leaf, place))
         return tuple(sorted(found, key=lambda one: (one.layer, one.path)))
@@ -85,7 +87,7 @@ def _is_local(container: Any) -> bool:
     return all(isinstance(r, (*_RUNNING, list, tuple)) for r in gc.get_referrers(container))
 
 
-def _unregistered(leaf: Tensor, place: _Place) -> UnregisteredParameter:
+def _unregistered(leaf: Tensor, place: Place) -> UnregisteredParameter:
     try:
         gradient = None if leaf.grad is None else reduce(leaf.grad)
     except UnsupportedTensorError:
@@ -93,9 +95,9 @@ def _unregistered(leaf: Tensor, place: _Place) -> UnregisteredParameter:
     return UnregisteredParameter(place.path, place.layer, place.kind, leaf.numel(), gradient)
 
 
-def _places(model: nn.Module, wanted: set[int]) -> dict[int, _Place]:
+def places(model: nn.Module, wanted: set[int]) -> dict[int, Place]:
     """Return where in the model's attributes each of the tensors is, by id."""
-    found: dict[int, _Place] = {}
+    found: dict[int, Place] = {}
     seen: set[int] = set()
     for layer, module in model.named_modules():
         seen.add(id(module))
@@ -103,10 +105,10 @@ def _places(model: nn.Module, wanted: set[int]) -> dict[int, _Place]:
             if name not in _TORCH_KEEPS:
                 for path, tensor, kind in _walk(value, name, "attribute", seen, 0):
                     if id(tensor) in wanted:
-                        found.setdefault(id(tensor), _Place(path, layer, kind))
+                        found.setdefault(id(tensor), Place(path, layer, kind))
         for name, parameter in module._parameters.items():  # it was not there before the forward
             if id(parameter) in wanted:
-                found.setdefault(id(parameter), _Place(name, layer, "made"))
+                found.setdefault(id(parameter), Place(name, layer, "made"))
     return found
 
 

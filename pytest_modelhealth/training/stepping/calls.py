@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
 from pytest_modelhealth.errors import InspectionError
@@ -35,7 +37,7 @@ class Calls:
         advances: whether a learning rate schedule moved on.
         ends_at: where every call leaves the random numbers, if it draws any and all end there.
         sign, is_loss: of the number that the first call returned, as in `Stepped`.
-        restored: how far each schedule in `restore` is in the end; ``None`` for what is no such.
+        idle_schedules: schedules in `restore` that no call advances, by their types.
     """
 
     seen: list[Watched] = field(default_factory=list)
@@ -51,15 +53,15 @@ class Calls:
     ends_at: Tensor | None = None
     sign: int = 0
     is_loss: bool = False
-    restored: list[int | None] = field(default_factory=list)
+    idle_schedules: tuple[str, ...] = ()
 
 
 def call_step(session: Session, calls: int, lists: Lists) -> Calls:
     """Call the step several times from the beginning."""
     made, watch = Calls(), session.watch()
     counting = _Swallowed(session)
-    session.restored = [_epoch(one) for one in session.given.restore]
-    schedules, starts, ends = _schedules(session), list[Tensor](), list[Tensor]()
+    given, reached = _schedules(session.given.restore), _schedules(session.snapshot.found)
+    starts, ends = list[Tensor](), list[Tensor]()
     number = -1
     while (number := number + 1) < calls or (number < _MOST_CALLS and _waits(session, made)):
         before = {key: p.detach().clone() for key, p in session.parameters.items()}
@@ -75,27 +77,23 @@ def call_step(session: Session, calls: int, lists: Lists) -> Calls:
             made.raised = said(error)
             break
         if not number:
-            _require_loss(session, seen.result)
-            if isinstance(seen.result, Tensor):
-                made.sign, made.is_loss = sign_of(seen.result), is_made_by_a_loss(seen.result)
+            _take_first(session, made, seen, before)
         sizes = {key: norm(value) or 1.0 for key, value in before.items()}
         made.seen.append(seen)
-        if not number:
-            made.outside = _outside(before, seen)
-            made.names = [(n, id(p), p.requires_grad) for n, p in session.model.named_parameters()]
         made.changes.append(
             {key: _change(session.parameters[key], before[key]) / sizes[key] for key in before}
         )
         made.relative.append({key: size / sizes[key] for key, size in seen.updated.items()})
-        given = session.given.optimizers
-        made.rates.append({id(optimizer): rate_of(optimizer) for optimizer in given})
+        made.rates.append({id(one): rate_of(one) for one in session.given.optimizers})
         ends.append(torch.get_rng_state())
         counting.add(seen)
         lists.look()
         _let_go(seen, keep=number < _COMPARED)
     made.swallowed = counting.shares()
-    made.advances = _schedules(session) != schedules
-    made.restored = [_epoch(one) for one in session.given.restore]
+    made.advances = any(one.last_epoch != epoch for one, epoch in reached)
+    made.idle_schedules = tuple(
+        type(one).__name__ for one, epoch in given if one.last_epoch == epoch
+    )
     draws = bool(ends) and not torch.equal(starts[0], ends[0])
     same = len(ends) > 1 and all(torch.equal(ends[0], end) for end in ends[1:])
     made.ends_at = ends[0] if draws and same else None
@@ -119,15 +117,18 @@ def _waits(session: Session, made: Calls) -> bool:
     return overflows or adds_up
 
 
-def _epoch(one: Any) -> int | None:
-    kinds = torch.optim.lr_scheduler.LRScheduler
-    return one.last_epoch if isinstance(one, kinds) else None
+def _take_first(session: Session, made: Calls, seen: Watched, before: dict[int, Tensor]) -> None:
+    """Take down what only the first call shows."""
+    _require_loss(session, seen.result)
+    if isinstance(seen.result, Tensor):
+        made.sign, made.is_loss = sign_of(seen.result), is_made_by_a_loss(seen.result)
+    made.outside = _outside(before, seen)
+    made.names = [(n, id(p), p.requires_grad) for n, p in session.model.named_parameters()]
 
 
-def _schedules(session: Session) -> list[int]:
-    """Return how far each learning rate schedule is that the step reaches."""
-    kinds = torch.optim.lr_scheduler.LRScheduler
-    return [one.last_epoch for one in session.snapshot.found if isinstance(one, kinds)]
+def _schedules(objects: Iterable[Any]) -> list[tuple[LRScheduler, int]]:
+    """Return the learning rate schedules among objects, each with how far it is."""
+    return [(one, one.last_epoch) for one in objects if isinstance(one, LRScheduler)]
 
 
 def _let_go(seen: Watched, *, keep: bool) -> None:

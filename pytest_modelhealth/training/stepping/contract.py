@@ -15,8 +15,9 @@ from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation, Stepped
 from pytest_modelhealth.training.stepping.calls import call_step
 from pytest_modelhealth.training.stepping.designs import (
-    copies_that_learn,
+    copies,
     frozen_in_vain,
+    moved_copies,
     untied_weights,
 )
 from pytest_modelhealth.training.stepping.growing import Lists
@@ -27,7 +28,7 @@ from pytest_modelhealth.training.stepping.interventions import (
     slope_without_gradient,
 )
 from pytest_modelhealth.training.stepping.modes import layer_modes, switches_on_purpose
-from pytest_modelhealth.training.stepping.optimizers import idle_schedules, stepped_optimizers
+from pytest_modelhealth.training.stepping.optimizers import stepped_optimizers
 from pytest_modelhealth.training.stepping.parameters import (
     climbs,
     mixed,
@@ -83,10 +84,10 @@ def run_contract(
     asked.require_sound()
     session = Session(model, given, selection)
     with session.open():
-        untied, lists = untied_weights(model), Lists(model, given.step)
+        untied, copied = untied_weights(model), copies(model)
+        lists = Lists(model, given.step)
         made = call_step(session, asked.calls, lists)
         first = made.seen[0]
-        copies = copies_that_learn(session, made.seen)
         optimizers = list(stepped_optimizers(session, made))
         parameters = tuple(stepped_parameters(session, made))
         modes = tuple(layer_modes(session, made))
@@ -118,12 +119,12 @@ def run_contract(
         is_loss=made.is_loss,
         strays=tuple(strays(session, made)),
         switches=tuple(frozen_in_vain(model)),
-        idle_schedules=idle_schedules(session, made),
+        idle_schedules=made.idle_schedules,
         raised=made.raised,
         raised_at=len(made.seen) + 1 if made.raised else 0,
         growing=tuple(lists.growing),
         untied=untied,
-        copies=copies,
+        copies=moved_copies(copied, model, made.seen),
         overfit=best,
         resumed=differs,
         calls=session.called,

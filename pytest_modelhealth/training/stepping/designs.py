@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
+import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.training.stepping.session import Session
 from pytest_modelhealth.training.stepping.watching import Watched
 
-_FOLLOWERS = ("target", "teacher", "ema", "momentum", "shadow", "slow", "average")
+_FOLLOWERS = frozenset({"target", "teacher", "ema", "momentum", "shadow", "slow", "average"})
 
 
 def untied_weights(model: nn.Module) -> tuple[str, ...]:
     """Return weights that a configuration of transformers ties, and the model does not."""
-    names = {id(parameter): name for name, parameter in _every_name(model)}
+    every = model.named_parameters(remove_duplicate=False)
+    names = {id(parameter): name for name, parameter in every}
     found = []
     for module in model.modules():
         if not getattr(getattr(module, "config", None), "tie_word_embeddings", False):
@@ -36,10 +38,6 @@ def frozen_in_vain(model: nn.Module) -> Iterator[str]:
             yield name or type(module).__name__
 
 
-def _every_name(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-
-
 def _embedding(module: nn.Module, which: str) -> Tensor | None:
     try:
         layer = getattr(module, f"get_{which}_embeddings")()
@@ -49,26 +47,36 @@ def _embedding(module: nn.Module, which: str) -> Tensor | None:
     return weight if isinstance(weight, Tensor) else None
 
 
-def copies_that_learn(session: Session, seen: list[Watched]) -> tuple[tuple[str, str], ...]:
-    """Return parts that are called followers, started as copies, and are moved by an optimizer.
-
-    Each with the part that it was equal to.
-    """
-    moved = {key for one in seen for key, size in one.updated.items() if size > 0.0}
-    parts = session.first_parts
+def copies(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Return parts that are called followers and are copies now, each with what it is equal to."""
+    parts = {name: part for name, part in model.named_modules() if name}
+    followers = [name for name in parts if not _FOLLOWERS.isdisjoint(_words(name))]
+    leaders = [name for name in parts if _words(name)[0] not in _FOLLOWERS]
     found = []
-    for name in parts:
-        own = name.rpartition(".")[2].lower()
-        other = next((o for o in parts if _is_copied(session, name, o)), None)
-        if other is None or not any(word in own.split("_") for word in _FOLLOWERS):
-            continue
-        part = session.model.get_submodule(name)
-        if any(id(p) in moved for p in part.parameters()):
-            found.append((name, other))
+    for name in followers:
+        equal = (o for o in leaders if o != name and _are_equal(parts[name], parts[o]))
+        found += [(name, other) for other in islice(equal, 1)]
     return tuple(found)
 
 
-def _is_copied(session: Session, name: str, other: str) -> bool:
-    if name == other or other.rpartition(".")[2].lower().split("_")[0] in _FOLLOWERS:
-        return False
-    return bool(session.first_parts[name] == session.first_parts[other])
+def _words(name: str) -> list[str]:
+    return name.rpartition(".")[2].lower().split("_")
+
+
+def _are_equal(part: nn.Module, other: nn.Module) -> bool:
+    """Whether both have the same parameters, by name and value, and some at all."""
+    own, others = dict(part.named_parameters()), dict(other.named_parameters())
+    is_alike = bool(own) and own.keys() == others.keys()
+    return is_alike and all(torch.equal(own[name], others[name]) for name in own)
+
+
+def moved_copies(
+    found: tuple[tuple[str, str], ...], model: nn.Module, seen: list[Watched]
+) -> tuple[tuple[str, str], ...]:
+    """Return those of `copies` that an optimizer moved since."""
+    moved = {key for one in seen for key, size in one.updated.items() if size > 0.0}
+    return tuple(
+        (name, other)
+        for name, other in found
+        if any(id(p) in moved for p in model.get_submodule(name).parameters())
+    )

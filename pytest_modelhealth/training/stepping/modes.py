@@ -15,34 +15,32 @@ from pytest_modelhealth.training.stepping.watching import Watched
 
 def layer_modes(session: Session, made: Calls) -> Iterator[LayerMode]:
     """Yield the modes of each layer that ran."""
-    still = _still_statistics(session, made)
     for name, module in session.model.named_modules():
         ran = [seen.modes.get(module, set()) for seen in made.seen]
         if not any(ran):
             continue
         own = list(module.parameters(recurse=False))
+        moved, kind = _moved(module, session), _kind(module)
+        is_trainable = any(p.requires_grad for p in own)
+        is_written = any(changes.get(id(p)) for changes in made.changes for p in own)
         with_gradient = [{training for training, enabled in one if enabled} for one in ran]
         yield LayerMode(
             layer=name,
             training=tuple(any(modes) if modes else None for modes in with_gradient),
             without_gradient=not any(with_gradient),
-            trainable=any(p.requires_grad for p in own),
-            kind=_kind(module),
-            still=module in still,
+            trainable=is_trainable,
+            kind=kind,
+            still=moved is False and any((True, True) in one for one in ran),
             unseen=any((True, False) in one and (True, True) in one for one in ran),
-            drifts=_drifts(module, session, made),
-            hasty=_kind(module) == "batch_norm" and (getattr(module, "momentum", 0) or 0) > 0.5,
+            drifts=bool(moved and own and not is_trainable and not is_written),
+            hasty=kind == "batch_norm" and (getattr(module, "momentum", 0) or 0) > 0.5,
         )
 
 
-def _drifts(module: nn.Module, session: Session, made: Calls) -> bool:
-    """Whether a normalisation that is frozen, and that nothing else moves, keeps new statistics."""
-    own = list(module.parameters(recurse=False))
-    if module not in session.first_statistics or not own or any(p.requires_grad for p in own):
-        return False
-    moved = any(changes.get(id(p)) for changes in made.changes for p in own)
-    mean = module.running_mean
-    return not moved and not torch.equal(mean, session.first_statistics[module])  # type: ignore[arg-type]
+def _moved(module: nn.Module, session: Session) -> bool | None:
+    """Whether the running mean of a layer moved; ``None`` where it keeps none."""
+    before = session.first_statistics.get(module)
+    return None if before is None else not torch.equal(before, module.running_mean)  # type: ignore[arg-type]
 
 
 def _kind(module: nn.Module) -> str:
@@ -56,17 +54,6 @@ def _kind(module: nn.Module) -> str:
     if is_norm and module.running_mean is not None:
         return "batch_norm"
     return ""
-
-
-def _still_statistics(session: Session, made: Calls) -> set[nn.Module]:
-    """Return the normalisations that ran in training mode and kept their statistics."""
-    before = session.first_statistics
-    return {
-        module
-        for module, mean in before.items()
-        if any((True, True) in seen.modes.get(module, set()) for seen in made.seen)
-        and torch.equal(mean, module.running_mean)  # type: ignore[arg-type]
-    }
 
 
 def switches_on_purpose(first: Watched) -> bool:

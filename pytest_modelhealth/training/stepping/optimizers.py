@@ -118,14 +118,3 @@ def all_optimizers(session: Session, made: Calls) -> list[Any]:
     for seen in made.seen:
         given |= {key: one for key, one in seen.optimizers.items() if key not in given}
     return list(given.values())
-
-
-def idle_schedules(session: Session, made: Calls) -> tuple[str, ...]:
-    """Return the schedules in `restore` that no call advances."""
-    return tuple(
-        type(one).__name__
-        for one, before, after in zip(
-            session.given.restore, session.restored, made.restored, strict=True
-        )
-        if before is not None and before == after
-    )

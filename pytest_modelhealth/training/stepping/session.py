@@ -20,6 +20,7 @@ from pytest_modelhealth.capture.step.batch import deep_copy
 from pytest_modelhealth.capture.step.collection import collected_rarely
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.step.unregistered import places
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
@@ -160,17 +161,15 @@ class Session:
         self.passive = PassiveWatch(model, selection, given.scaler)
         self.snapshot = Snapshot(model, given.optimizers, given.restore, given.step)
         self.called = 0
-        self.restored: list[int | None] = []
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
         kept = State(model).leaves
         self.parameters = {id(p): p for p in (*model.parameters(), *held, *kept)}
-        self.strays = stray_names(model)
+        self.strays = _strays(model, kept)
         self.zeros = {
             id(p) for p in model.parameters() if p.ndim > 1 and p.numel() and not p.detach().any()
         }
         self.named = [(name, id(p), p) for name, p in model.named_parameters()]
         self.samples = samples_of(given.batch)
-        self.first_parts = {name: print_ for name, print_ in _prints(model) if print_}
         self.first_statistics = {
             module: mean.clone()
             for module in model.modules()
@@ -274,43 +273,15 @@ def _require_values(model: nn.Module) -> None:
             )
 
 
-def stray_names(model: nn.Module) -> dict[int, str]:
-    """Return the names of modules' parameters that lists and dictionaries hold unregistered."""
-    known = {id(p) for p in model.parameters()}
-    found: dict[int, str] = {}
-    for name, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            if attribute.startswith("_"):
-                continue
-            listed = (
-                value.items()
-                if isinstance(value, dict)
-                else enumerate(value)
-                if isinstance(value, list | tuple)
-                else ()
-            )
-            for key, part in listed:
-                if isinstance(part, nn.Module):
-                    path = ".".join(filter(None, (name, attribute, str(key))))
-                    for own, parameter in part.named_parameters():
-                        if id(parameter) not in known:
-                            found.setdefault(id(parameter), f"{path}.{own}")
-    return found
-
-
-def _prints(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield what tells each part of a model from others: its parameters' names, shapes and sums."""
-    with torch.no_grad():
-        for name, part in model.named_modules():
-            if name:
-                yield (
-                    name,
-                    tuple(
-                        (own, tuple(p.shape), float(p.double().sum()), float(p.double().norm()))
-                        for own, p in part.named_parameters()
-                        if not p.is_complex()
-                    ),
-                )
+def _strays(model: nn.Module, leaves: list[Tensor]) -> dict[int, str]:
+    """Return the names of leaves in modules that torch does not know to be in the model."""
+    unknown = {id(leaf) for leaf in leaves}.difference(map(id, model.parameters()))
+    found = places(model, unknown) if unknown else {}
+    return {
+        key: ".".join(filter(None, (place.layer, place.path)))
+        for key, place in found.items()
+        if place.kind == "module"
+    }
 
 
 def rows_in(batch: Any) -> list[Tensor]:
