@@ -1,0 +1,1 @@
+"""An inspection that failed, as files: saved where it failed and run again elsewhere."""
