@@ -1,8 +1,9 @@
-"""The shelf of destinations for a failing test's evidence: one a file, found by itself.
+"""The shelf of destinations: one a file, found by itself.
 
-A destination is a pytest plugin that implements `pytest_modelhealth_attach`, and brings the options
-and summary lines it needs; ``-p no:modelhealth.<name>`` switches it off. A ``conftest.py`` may
-implement the hook too.
+A destination is a pytest plugin that brings the options and summary lines it needs, and implements
+`pytest_modelhealth_attach`, which gets the evidence of each failing test, or
+`pytest_modelhealth_wants_run` and `pytest_modelhealth_run_ended`, which get the run as a whole;
+``-p no:modelhealth.<name>`` switches it off. A ``conftest.py`` may implement the hooks too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import pytest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from pytest_modelhealth.runs.run import Run
 
 
 class Evidence:
@@ -102,4 +105,21 @@ def pytest_modelhealth_attach(
 
     It runs where the test ran, in an xdist worker too. What it sets on `report` crosses to the
     controller and must be plain: None, bool, int, float, str and lists and dicts of them.
+    """
+
+
+@pytest.hookspec
+def pytest_modelhealth_wants_run(config: pytest.Config) -> bool | None:
+    """Return whether `pytest_modelhealth_run_ended` is to be called; else nothing is recorded."""
+
+
+@pytest.hookspec
+def pytest_modelhealth_run_ended(
+    config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
+) -> None:
+    """Use what all tests of the run inspected; it is called once, not in xdist's workers.
+
+    `run` has what ``docs/reference/run-format.md`` says. Its tests are read from disk one by one,
+    so iterate over them and keep none. What is raised costs a line of the summary, and neither the
+    result of the run nor the other destinations.
     """
