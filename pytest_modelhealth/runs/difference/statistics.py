@@ -1,0 +1,196 @@
+"""Which statistics of a model moved by more than rounding and chance explain, the cause first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_modelhealth.rendering.notation import number
+from pytest_modelhealth.runs.difference.chance import is_another_draw
+from pytest_modelhealth.runs.difference.result import Change, Place
+from pytest_modelhealth.snapshot.changes import MatchedTensor, SnapshotPair
+from pytest_modelhealth.snapshot.detection import detect_drift
+from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
+from pytest_modelhealth.snapshot.snapshot import shape_text
+
+_STAGES = {
+    "activations": ("buffers", "inputs", "activations"),
+    LOSS: (LOSS,),
+    "gradients": ("gradients", "parameter_gradients"),
+}
+"""What is computed, from causes to effects, and the roles that belong to each."""
+
+_FORM = ("dtype", "shape", "count")
+"""What is told of the layers, and no statistic."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What is to be said of the statistics.
+
+    Args:
+        changes: of the batch and the weights, and of what was computed.
+        cause: what began it, a sentence; ``""`` where nothing computed is compared.
+        remarks: what was not compared and why.
+    """
+
+    changes: tuple[Change, ...] = ()
+    cause: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+def moved(pair: SnapshotPair, samples: tuple[int, int]) -> Moved:
+    """Return which statistics moved.
+
+    Args:
+        pair: both sides.
+        samples: how many samples the batches have.
+    """
+    found = detect_drift(pair.old, pair.new)
+    if not found.drifts:
+        return Moved()
+    given = _Given(pair, found, samples)
+    drifts = [drift for drift in found.drifts if drift.statistic not in _FORM]
+    computed = [drift for drift in drifts if given.is_before_all_chance(drift)]
+    if given.is_drawn:
+        cause = ""
+    else:
+        computed = [drift for drift in drifts if drift.role != "parameters"]
+        cause = found.story
+    if given.batch is not None:
+        computed = []
+    computed, masks = _before_masks(computed, pair)
+    return Moved(
+        (*given.changes(), *_stages(computed)),
+        cause if computed or given.altered else "",
+        (*given.remarks(), *masks),
+    )
+
+
+class _Given:
+    """What is given to a model and differs: its batch and its weights.
+
+    Attributes:
+        batch: the batch, where it differs.
+        drawn: weights that may be another draw, or are of another shape.
+        altered: weights that differ by more than that.
+    """
+
+    def __init__(self, pair: SnapshotPair, found: DriftReport, samples: tuple[int, int]) -> None:
+        self._pair, self._samples = pair, samples
+        differing = [
+            tensor
+            for tensor in pair.tensors()
+            if (tensor.layer, (tensor.role, tensor.own_name)) not in found.kept
+        ]
+        batches = [one for one in differing if one.role == "inputs" and not one.layer]
+        weights = [one for one in differing if one.role == "parameters"]
+        self.batch = batches[0] if batches else None
+        self.drawn = [one for one in weights if _is_drawn(one)]
+        self.altered = [one for one in weights if not _is_drawn(one)]
+        lines = pair.new.layers.values()
+        self._weights = sum(role == "parameters" for line in lines for role, _ in line.tensors)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether chance moves what is computed, or nearly every weight is another."""
+        many = 2 * (len(self.drawn) + len(self.altered)) > self._weights
+        return bool(self.batch or self.drawn or (many and len(self.altered) > 1))
+
+    def is_before_all_chance(self, drift: Drift) -> bool:
+        """Whether a drift is of what is computed before anything that was given differs."""
+        places = [self._pair.new.place[one.layer] for one in (*self.drawn, *self.altered)]
+        forward = drift.role in _STAGES["activations"]
+        return forward and self._pair.new.place[drift.layer] < min(places, default=0)
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what chance does not explain."""
+        if self.batch is not None and not self._is_batch_drawn(self.batch):
+            yield Change("batch", "the batch", (_place(self.batch, "batch"),))
+        if self.altered:
+            places = [
+                _place(one, self._pair.new.label(one.layer, one.own_name)) for one in self.altered
+            ]
+            yield Change("weights", "weights", tuple(places))
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what is not compared and why."""
+        if self.batch is not None:
+            yield "the batches differ: what is computed from them is not compared"
+        elif self.drawn:
+            first = self._pair.new.label(self.drawn[0].layer, self.drawn[0].own_name)
+            more = f" and {len(self.drawn) - 1:,} more" if len(self.drawn) > 1 else ""
+            yield (
+                f"{first}{more} differ as by another seed: what is computed from them is not "
+                "compared (torch.manual_seed before the model is built)"
+            )
+        elif self.is_drawn:
+            yield "most weights differ: what is computed from them is not compared"
+
+    def _is_batch_drawn(self, batch: MatchedTensor) -> bool:
+        before, now = batch.before, batch.now
+        if before.dtype != now.dtype or before.shape[1:] != now.shape[1:]:
+            return False
+        sizes = [
+            samples or (line.shape[0] if line.shape else 1)
+            for samples, line in zip(self._samples, (before, now), strict=True)
+        ]
+        return is_another_draw(before, now, (sizes[0], sizes[1]))
+
+
+def _is_drawn(weight: MatchedTensor) -> bool:
+    before, now = weight.before, weight.now
+    other_form = before.shape != now.shape and before.shape[::-1] != now.shape
+    return other_form or is_another_draw(before, now, (before.count, now.count))
+
+
+def _place(tensor: MatchedTensor, label: str) -> Place:
+    """Return the first of shape, deviation and mean that differs visibly."""
+    before, now = tensor.before, tensor.now
+    for statistic, spell in _SHOWN:
+        texts = spell(getattr(before, statistic)), spell(getattr(now, statistic))
+        if texts[0] != texts[1]:
+            return Place(label, f"{statistic} {texts[0]}", f"{statistic} {texts[1]}")
+    return Place(label, f"std {before.std:.9g}", f"std {now.std:.9g}")
+
+
+_SHOWN = (
+    ("shape", shape_text),
+    ("nan", str),
+    ("inf", str),
+    ("std", number),
+    ("mean", number),
+    ("min", number),
+    ("max", number),
+)
+
+
+def _before_masks(drifts: list[Drift], pair: SnapshotPair) -> tuple[list[Drift], list[str]]:
+    """Return the drifts, none where the first of them is another mask of a dropout."""
+    if not drifts or drifts[0].role != "activations":
+        return drifts, []
+    first, origin = drifts[0], pair.origin(drifts[0].layer)
+    if origin is None or "dropout" not in pair.new.layers[first.layer].type.lower():
+        return drifts, []
+    before = pair.old.layers[origin].tensors["activations", ""]
+    now = pair.new.layers[first.layer].tensors["activations", ""]
+    if not is_another_draw(before, now, (before.count, now.count)):
+        return drifts, []
+    return [], [f"{first.label} drew another mask: what is computed from it is not compared"]
+
+
+def _stages(drifts: Sequence[Drift]) -> Iterator[Change]:
+    for stage, roles in _STAGES.items():
+        within = [drift for drift in drifts if drift.role in roles]
+        if within:
+            yield Change("statistic", stage, tuple(_places(within)))
+
+
+def _places(drifts: Iterable[Drift]) -> Iterator[Place]:
+    """Yield the first drift of each layer."""
+    seen = set()
+    for drift in drifts:
+        if drift.label not in seen:
+            seen.add(drift.label)
+            values = (f"{drift.statistic} {text}" for text in (drift.before, drift.now))
+            yield Place(drift.label, *values, drift.moved.replace("fixed ", ""))
