@@ -71,7 +71,13 @@ _KINDS: dict[str, dict[str, Any]] = {
     "drift": {"story": str},
 }
 _TEST = {"id": str, "outcome": str, "message": str, "results": [_COMMON]}
-_RUN = {"created": str, "environment": Named(str), "exit_status": NUMBER, "tests": [_TEST], "notes": [str]}
+_RUN = {
+    "created": str,
+    "environment": Named(str),
+    "exit_status": NUMBER,
+    "tests": [_TEST],
+    "notes": [str],
+}
 """What is read of a file; the schema has all that is in one."""
 
 
@@ -97,9 +103,7 @@ _WRITE = "pytest --modelhealth-json=PATH"
 def _problem_of(numbered: tuple[int, Any]) -> str | None:
     place, test = numbered
     for index, result in enumerate(test["results"]):
-        wrong = problem(
-            result, _KINDS.get(result["kind"], {}), f"tests[{place}].results[{index}]"
-        )
+        wrong = problem(result, _KINDS.get(result["kind"], {}), f"tests[{place}].results[{index}]")
         if wrong is not None:
             return wrong
     return None

@@ -29,13 +29,13 @@ def is_another_draw(before: TensorLine, now: TensorLine, sizes: tuple[int, int])
     """
     if min(sizes) < 1 or (before.nan, before.inf) != (now.nan, now.inf):
         return False
-    spread = math.sqrt((before.std**2 + now.std**2) / 2)
-    if not math.isfinite(spread) or not before.std or not now.std:  # what is constant is not drawn
+    spread = math.sqrt(before.std) * math.sqrt(now.std)
+    if not math.isfinite(spread) or not spread:  # what is constant is not drawn
         return False
     step = DEVIATIONS * math.sqrt(1 / sizes[0] + 1 / sizes[1])
     part = (before.zeros + now.zeros) / 2
     return (
         abs(now.mean - before.mean) <= step * spread
-        and abs(now.std - before.std) <= step * spread * math.sqrt(KURTOSIS - 1) / 2
+        and abs(math.log(now.std / before.std)) <= step * math.sqrt(KURTOSIS - 1) / 2
         and abs(now.zeros - before.zeros) <= step * math.sqrt(part * (1 - part))
     )

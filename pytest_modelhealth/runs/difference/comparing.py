@@ -40,7 +40,7 @@ def compare(base: Run, head: Run) -> Difference:
     tests = [_compare_tests(before[was[name]], test) for name, test in now.items() if name in was]
     if before and now:
         _require_common(tests, before, now)
-    unchanged = sum(test.grade is Grade.SAME and not _is_told(test) for test in tests)
+    unchanged = sum(test.grade is Grade.SAME for test in tests)
     tests += [_added(test) for name, test in now.items() if name not in was]
     tests += [_gone(test) for name, test in before.items() if name not in was.values()]
     told = [test for test in tests if _is_told(test)]

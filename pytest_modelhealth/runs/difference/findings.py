@@ -70,9 +70,7 @@ def finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Iterat
         yield Change("finding", "new warning", places)
 
 
-def _findings(
-    what: str, findings: list[Data], grade: Grade = Grade.CHANGED
-) -> Iterator[Change]:
+def _findings(what: str, findings: list[Data], grade: Grade = Grade.CHANGED) -> Iterator[Change]:
     if findings:
         places = tuple(Place(one["label"], _told(one)) for one in findings)
         yield Change("finding", what, places, grade)

@@ -113,7 +113,8 @@ class Difference:
 
     Args:
         tests: those of which something is to be said, the worst first.
-        unchanged: how many others are in both runs.
+        unchanged: how many tests of both runs are as they were. Of those whose numbers could not be
+            compared, `tests` has the remarks.
         remarks: on the runs as a whole, a sentence each.
     """
 

@@ -78,7 +78,8 @@ def _as_returned(layers: Sequence[Data]) -> list[Data]:
         for name in (layer["name"], *holding):
             last[name] = place
     return sorted(
-        layers, key=lambda layer: (last[layer["name"]], -layer["name"].count("."), not layer["name"])
+        layers,
+        key=lambda layer: (last[layer["name"]], -layer["name"].count("."), not layer["name"]),
     )
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_modelhealth.rendering.notation import number
 from pytest_modelhealth.runs.difference.chance import is_another_draw
 from pytest_modelhealth.runs.difference.result import Change, Place
 from pytest_modelhealth.snapshot.changes import MatchedTensor, SnapshotPair
 from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
-from pytest_modelhealth.snapshot.snapshot import shape_text
+from pytest_modelhealth.snapshot.snapshot import TensorLine, shape_text
 
 _STAGES = {
     "activations": ("buffers", "inputs", "activations"),
@@ -19,6 +18,9 @@ _STAGES = {
     "gradients": ("gradients", "parameter_gradients"),
 }
 """What is computed, from causes to effects, and the roles that belong to each."""
+
+_OF_ROLE = {"inputs": "input "}
+"""What stands before a statistic where neither the stage nor the label tells whose it is."""
 
 _FORM = ("dtype", "shape", "count")
 """What is told of the layers, and no statistic."""
@@ -118,14 +120,18 @@ class _Given:
         if self.batch is not None:
             yield "the batches differ: what is computed from them is not compared"
         elif self.drawn:
-            first = self._pair.new.label(self.drawn[0].layer, self.drawn[0].own_name)
-            more = f" and {len(self.drawn) - 1:,} more" if len(self.drawn) > 1 else ""
-            yield (
-                f"{first}{more} differ as by another seed: what is computed from them is not "
-                "compared (torch.manual_seed before the model is built)"
-            )
+            reshaped = [one for one in self.drawn if _is_of_other_form(one)]
+            if reshaped:
+                how = f"{self._named(reshaped)}: another shape"
+            else:
+                how = f"{self._named(self.drawn)}: other values, as by another seed"
+            yield f"{how}; what is computed from there on is not compared"
         elif self.is_drawn:
             yield "most weights differ: what is computed from them is not compared"
+
+    def _named(self, tensors: Sequence[MatchedTensor]) -> str:
+        first = self._pair.new.label(tensors[0].layer, tensors[0].own_name)
+        return f"{first} and {len(tensors) - 1:,} more" if len(tensors) > 1 else first
 
     def _is_batch_drawn(self, batch: MatchedTensor) -> bool:
         before, now = batch.before, batch.now
@@ -140,29 +146,34 @@ class _Given:
 
 def _is_drawn(weight: MatchedTensor) -> bool:
     before, now = weight.before, weight.now
-    other_form = before.shape != now.shape and before.shape[::-1] != now.shape
-    return other_form or is_another_draw(before, now, (before.count, now.count))
+    sizes = before.count, now.count
+    return _is_of_other_form(weight) or is_another_draw(before, now, sizes)
+
+
+def _is_of_other_form(weight: MatchedTensor) -> bool:
+    before, now = weight.before.shape, weight.now.shape
+    return before != now and before[::-1] != now
 
 
 def _place(tensor: MatchedTensor, label: str) -> Place:
-    """Return the first of shape, deviation and mean that differs visibly."""
+    """Return what of a tensor differs: its form, what is not finite, or what moved furthest."""
     before, now = tensor.before, tensor.now
-    for statistic, spell in _SHOWN:
-        texts = spell(getattr(before, statistic)), spell(getattr(now, statistic))
-        if texts[0] != texts[1]:
-            return Place(label, f"{statistic} {texts[0]}", f"{statistic} {texts[1]}")
-    return Place(label, f"std {before.std:.9g}", f"std {now.std:.9g}")
+    for statistic in ("shape", "dtype", "nan", "inf"):
+        if getattr(before, statistic) != getattr(now, statistic):
+            return Place(label, *(_spelled(statistic, line) for line in (before, now)))
+    furthest = max(("std", "mean", "min", "max"), key=lambda name: _distance(name, before, now))
+    return Place(label, *(f"{furthest} {getattr(line, furthest):.5g}" for line in (before, now)))
 
 
-_SHOWN = (
-    ("shape", shape_text),
-    ("nan", str),
-    ("inf", str),
-    ("std", number),
-    ("mean", number),
-    ("min", number),
-    ("max", number),
-)
+def _spelled(statistic: str, line: TensorLine) -> str:
+    value = getattr(line, statistic)
+    return f"{statistic} {shape_text(value) if statistic == 'shape' else value}"
+
+
+def _distance(statistic: str, before: TensorLine, now: TensorLine) -> float:
+    distance: float = abs(getattr(now, statistic) - getattr(before, statistic))
+    # extremes move further than the rest by nature
+    return distance if statistic in ("std", "mean") else distance / 10
 
 
 def _before_masks(drifts: list[Drift], pair: SnapshotPair) -> tuple[list[Drift], list[str]]:
@@ -192,5 +203,7 @@ def _places(drifts: Iterable[Drift]) -> Iterator[Place]:
     for drift in drifts:
         if drift.label not in seen:
             seen.add(drift.label)
-            values = (f"{drift.statistic} {text}" for text in (drift.before, drift.now))
+            # the input of a layer that drifts first tells of what happens before it
+            what = f"{_OF_ROLE.get(drift.role, '')}{drift.statistic}"
+            values = (f"{what} {text}" for text in (drift.before, drift.now))
             yield Place(drift.label, *values, drift.moved.replace("fixed ", ""))

@@ -58,8 +58,11 @@ class Structure:
         yield from self._layers()
         yield from self._of_form("shape", "output shape", self._shapes)
         yield from self._of_form("dtype", "dtype", self._dtypes)
-        yield from self._counts("parameters", "parameters")
-        yield from self._counts("trainable", "trainable parameters")
+        parameters = list(self._counts("parameters", "parameters"))
+        trainable = list(self._counts("trainable", "trainable parameters"))
+        yield from parameters
+        if list(map(_steps, parameters)) != list(map(_steps, trainable)):
+            yield from trainable
         for name, what in COSTS.items():
             yield from self._cost(name, what)
 
@@ -139,7 +142,7 @@ class Structure:
         for pair in self._pairs:
             old, new = self._of(pair)
             before, now = (0 if one is None else one.get(key) or 0 for one in (old, new))
-            if before * ratio != now and not (pair.candidate or pair.reference or "") == "":
+            if before * ratio != now and (pair.candidate or pair.reference):
                 label = (new or old or {})["label"]
                 yield Place(label, _count(before), _count(now), _by(before, now))
 
@@ -147,6 +150,11 @@ class Structure:
         old = None if pair.reference is None else self._old[pair.reference]
         new = None if pair.candidate is None else self._new[pair.candidate]
         return old, new
+
+
+def _steps(change: Change) -> list[str]:
+    """Return how many came or went: mostly as many parameters as trainable ones."""
+    return [place.note.partition(", ")[0] for place in change.places]
 
 
 def _is_of_other_batch(before: Iterable[int], now: Iterable[int], ratio: float) -> bool:

@@ -1,0 +1,74 @@
+"""Say what changed from one run to another.
+
+Both files are written by pytest --modelhealth-json=PATH. Exit status: 0 where nothing got worse, 1
+where something did (see --fail-on), 2 where the files cannot be read or compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from pytest_modelhealth.errors import InspectionError
+
+_FORMATS = Path(__file__).parents[1] / "runs" / "difference" / "formats"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare both files and how to show what changed."""
+    # The files of the shelf by their names: importing it would load torch.
+    formats = sorted(path.stem for path in _FORMATS.glob("[!_]*.py"))
+    parser.add_argument("base", help="the run before the change")
+    parser.add_argument("head", help="the run after it")
+    parser.add_argument("--format", choices=formats, default="terminal", help="default: terminal")
+    parser.add_argument("--output", metavar="FILE", help="write to FILE rather than show it")
+    parser.add_argument(
+        "--fail-on",
+        choices=("worse", "any", "never"),
+        default="worse",
+        help="exit with 1 where a test got worse (default), where anything changed, or never; "
+        "worse are: a worse verdict, a new finding, a test or a result that is no longer there, "
+        "a new test that fails",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the difference and return the exit status.
+
+    Raises:
+        InspectionError: a file cannot be read or written, or the runs cannot be compared.
+    """
+    from pytest_modelhealth.runs.difference.comparing import compare
+    from pytest_modelhealth.runs.difference.formats import render
+    from pytest_modelhealth.runs.difference.result import Grade
+    from pytest_modelhealth.runs.reading import read
+
+    difference = compare(read(arguments.base), read(arguments.head))
+    shows = arguments.output is None
+    text = render(difference, arguments.format, colour=shows and _shows_colour())
+    if shows:
+        _print(text)
+    else:
+        _write(Path(arguments.output), text)
+    grades = {test.grade for test in difference.tests} - {Grade.SAME}
+    failing = {"worse": {Grade.WORSE}, "any": grades, "never": set[Grade]()}[arguments.fail_on]
+    return 1 if grades & failing else 0
+
+
+def _shows_colour() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def _print(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    # a terminal that cannot show a letter shows its escape
+    print(text.encode(encoding, "backslashreplace").decode(encoding), end="")  # noqa: T201
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InspectionError(f"--output: cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,138 @@
+"""The difference as a comment in Markdown, for GitHub and GitLab.
+
+Whatever comes from models, tests and messages stands in code spans, in which nothing is markup, a
+mention, a reference or a link. The text stays far below the 65,536 characters that GitHub takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from pytest_modelhealth.rendering.notation import plural, printable, shorten
+from pytest_modelhealth.runs.difference.result import (
+    Change,
+    Difference,
+    Grade,
+    Place,
+    TestDifference,
+)
+from pytest_modelhealth.runs.difference.wording import headline, not_compared
+
+MOST_CHARACTERS = 30_000
+MOST_ROWS = 15
+"""So many rows stand in the table that is not folded away, of any one test at most a part:"""
+
+MOST_ROWS_OF_A_TEST = 6
+MOST_PLACES = 5
+"""So many places of one change are shown among the details."""
+
+MOST_REMARKS = 5
+WIDEST = 160
+"""Longer cells are cut."""
+
+MARK = "<!-- pytest-modelhealth diff -->"
+"""Shows nowhere; by it a script finds its comment again."""
+
+_TITLES = "| | test | where | what | base | head | by |\n|---|---|---|---|---|---|---|"
+
+
+def render(difference: Difference, *, colour: bool = False) -> str:
+    """Return the verdict, a table of the worst, and the rest folded away."""
+    del colour
+    changed = [test for test in difference.tests if test.grade is not Grade.SAME]
+    shown = _first_rows(changed)
+    parts = [f"**modelhealth: {headline(difference)}**"]
+    if shown:
+        parts.append("\n".join([_TITLES, *shown]))
+    causes = list(_causes(changed))
+    parts += ["\n".join(causes[:MOST_REMARKS])] if causes else []
+    remarks = [f"- {code(remark)}" for remark in difference.remarks[:MOST_REMARKS]]
+    remarks += [
+        f"- {plural(count, 'test')}: {code(remark)}"
+        for remark, count in [*not_compared(difference).items()][:MOST_REMARKS]
+    ]
+    parts += ["\n".join(remarks)] if remarks else []
+    if sum(len(_changes(test)) for test in changed) > len(shown) or _has_more_places(changed):
+        parts.append(_details(changed, MOST_CHARACTERS - sum(map(len, parts))))
+    return "\n\n".join([*parts, MARK]) + "\n"
+
+
+def code(text: str, width: int = WIDEST) -> str:
+    """Return `text` as a code span on one line, which may stand in a table; a dash for none."""
+    if not text:
+        return "-"
+    shown = shorten(printable(text), width)
+    # A cell ends at a bar even in a code span; "\|" is a bar there, and "\\|" an end again.
+    shown = shown.replace("\\|", "\\¦").replace("|", "\\|")
+    longest = max(map(len, re.findall("`+", shown)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if shown[0] in "` " or shown[-1] in "` " else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
+
+
+def _changes(test: TestDifference) -> list[Change]:
+    """Return all changes of a test, those for the worse first."""
+    every = [*test.changes, *(change for result in test.results for change in result.changes)]
+    return sorted(every, key=lambda change: change.grade is not Grade.WORSE)
+
+
+def _first_rows(tests: Iterable[TestDifference]) -> list[str]:
+    rows: list[str] = []
+    for test in tests:
+        changes = _changes(test)[: min(MOST_ROWS_OF_A_TEST, MOST_ROWS - len(rows))]
+        for index, change in enumerate(changes):
+            name = "" if index else code(test.id)
+            rows.append(_row(change.grade, name, change.what, change.places))
+    return rows
+
+
+def _row(grade: Grade, test: str, what: str, places: Sequence[Place]) -> str:
+    first = places[0]
+    where = code(first.label) if first.label else ""
+    if len(places) > 1:
+        where += f" and {len(places) - 1:,} more"
+    mark = f"**{grade}**" if grade is Grade.WORSE else grade.value
+    note = code(first.note) if first.note else ""
+    cells = (mark, test, where, what, code(first.before), code(first.now), note)
+    return f"| {' | '.join(cells)} |"
+
+
+def _causes(tests: Iterable[TestDifference]) -> Iterator[str]:
+    seen = set()
+    for test in tests:
+        for result in test.results:
+            if result.cause and result.cause not in seen:
+                seen.add(result.cause)
+                yield f"- {code(result.cause, 2 * WIDEST)}"
+
+
+def _has_more_places(tests: Iterable[TestDifference]) -> bool:
+    return any(len(change.places) > 1 for test in tests for change in _changes(test))
+
+
+def _details(tests: Sequence[TestDifference], budget: int) -> str:
+    count = sum(len(_changes(test)) for test in tests)
+    head = f"<details><summary>all {plural(count, 'change')}</summary>\n\n{_TITLES}\n"
+    end = "\n\n</details>"
+    more = "\n\nThe rest is in the output of `--format terminal` and `--format json`."
+    left = budget - len(head) - len(end) - len(more)
+    rows: list[str] = []
+    for row in _every_row(tests):
+        left -= len(row) + 1
+        if left < 0:
+            return head + "\n".join(rows) + more + end
+        rows.append(row)
+    return head + "\n".join(rows) + end
+
+
+def _every_row(tests: Iterable[TestDifference]) -> Iterator[str]:
+    for test in tests:
+        name = code(test.id)
+        for change in _changes(test):
+            places = change.places[:MOST_PLACES]
+            for index, place in enumerate(places):
+                is_last = index == len(places) - 1
+                grouped = change.places[index:] if is_last else (place,)
+                yield _row(change.grade, name, change.what, grouped)
+                name = ""

@@ -1,0 +1,62 @@
+"""The difference for a terminal: a table a test, the worst test first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pytest_modelhealth.rendering.notation import printable, shorten, table
+from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, TestDifference
+from pytest_modelhealth.runs.difference.wording import headline
+
+MOST_PLACES = 3
+"""So many places of one change are shown."""
+
+WIDEST = 60
+"""Longer cells are cut."""
+
+_COLOURS = {Grade.WORSE: "31", Grade.BETTER: "32", Grade.CHANGED: "33", Grade.SAME: "2"}
+
+
+def render(difference: Difference, *, colour: bool = False) -> str:
+    """Return the verdict, and below it what changed in each test.
+
+    Args:
+        difference: what to show.
+        colour: whether to colour the grades, by the escapes of ANSI.
+    """
+    lines = [headline(difference), *map(printable, difference.remarks)]
+    for test in difference.tests:
+        lines += ["", *_test(test, colour)]
+    return "\n".join(lines) + "\n"
+
+
+def _test(test: TestDifference, colour: bool) -> Iterator[str]:
+    grade = "not compared" if test.grade is Grade.SAME else test.grade.value
+    yield f"{_coloured(grade, test.grade, colour)}: {printable(test.id)}"
+    yield from _table(test.changes)
+    for result in test.results:
+        if result.cause:
+            yield f"  {printable(result.cause)}"
+        yield from _table(result.changes)
+        yield from (f"  {printable(remark)}" for remark in result.remarks)
+
+
+def _table(changes: Iterable[Change]) -> Iterator[str]:
+    rows = [row for change in changes for row in _rows(change)]
+    if rows:
+        yield from (f"  {line}" for line in table(rows, left=range(6)))
+
+
+def _rows(change: Change) -> Iterator[list[str]]:
+    grade = "" if change.grade is Grade.CHANGED else change.grade.value
+    for index, place in enumerate(change.places[:MOST_PLACES]):
+        head = ["", ""] if index else [grade, change.what]
+        cells = (place.label, place.before, "->" if place.before and place.now else "", place.now)
+        yield [*head, *(shorten(printable(cell), WIDEST) for cell in cells), place.note]
+    if len(change.places) > MOST_PLACES:
+        more = f"... and {len(change.places) - MOST_PLACES:,} more"
+        yield ["", "", more, "", "", "", ""]
+
+
+def _coloured(text: str, grade: Grade, colour: bool) -> str:
+    return f"\033[{_COLOURS[grade]}m{text}\033[0m" if colour else text
