@@ -18,7 +18,14 @@ KURTOSIS = 5.0
 """Of what is drawn, at most: of a normal distribution it is 3, of a uniform one 1.8."""
 
 
-def is_another_draw(before: TensorLine, now: TensorLine, sizes: tuple[int, int]) -> bool:
+TRAINED = 0.25
+"""Weights that were trained apart are no samples of one distribution: by this part of their
+deviation they may differ in any case."""
+
+
+def is_another_draw(
+    before: TensorLine, now: TensorLine, sizes: tuple[int, int], least: float = 0.0
+) -> bool:
     """Whether two tensors may be two draws from one distribution.
 
     Args:
@@ -26,13 +33,14 @@ def is_another_draw(before: TensorLine, now: TensorLine, sizes: tuple[int, int])
         now: the other.
         sizes: how many independent values either has: of a weight its elements, of a batch its
             samples.
+        least: by this part of their deviation they may differ in any case.
     """
     if min(sizes) < 1 or (before.nan, before.inf) != (now.nan, now.inf):
         return False
     spread = math.sqrt(before.std) * math.sqrt(now.std)
     if not math.isfinite(spread) or not spread:  # what is constant is not drawn
         return False
-    step = DEVIATIONS * math.sqrt(1 / sizes[0] + 1 / sizes[1])
+    step = max(DEVIATIONS * math.sqrt(1 / sizes[0] + 1 / sizes[1]), least)
     part = (before.zeros + now.zeros) / 2
     return (
         abs(now.mean - before.mean) <= step * spread

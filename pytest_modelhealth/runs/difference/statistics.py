@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_modelhealth.runs.difference.chance import is_another_draw
+from pytest_modelhealth.runs.difference.chance import TRAINED, is_another_draw
 from pytest_modelhealth.runs.difference.result import Change, Place
 from pytest_modelhealth.snapshot.changes import MatchedTensor, SnapshotPair
 from pytest_modelhealth.snapshot.detection import detect_drift
@@ -88,16 +88,17 @@ class _Given:
         batches = [one for one in differing if one.role == "inputs" and not one.layer]
         weights = [one for one in differing if one.role == "parameters"]
         self.batch = batches[0] if batches else None
-        self.drawn = [one for one in weights if _is_drawn(one)]
-        self.altered = [one for one in weights if not _is_drawn(one)]
         lines = pair.new.layers.values()
-        self._weights = sum(role == "parameters" for line in lines for role, _ in line.tensors)
+        every = sum(role == "parameters" for line in lines for role, _ in line.tensors)
+        self._are_most = len(weights) > max(every / 2, 1)
+        least = TRAINED if self._are_most else 0.0
+        self.drawn = [one for one in weights if _is_drawn(one, least)]
+        self.altered = [one for one in weights if one not in self.drawn]
 
     @property
     def is_drawn(self) -> bool:
         """Whether chance moves what is computed, or nearly every weight is another."""
-        many = 2 * (len(self.drawn) + len(self.altered)) > self._weights
-        return bool(self.batch or self.drawn or (many and len(self.altered) > 1))
+        return bool(self.batch or self.drawn or self._are_most)
 
     def is_before_all_chance(self, drift: Drift) -> bool:
         """Whether a drift is of what is computed before anything that was given differs."""
@@ -144,10 +145,10 @@ class _Given:
         return is_another_draw(before, now, (sizes[0], sizes[1]))
 
 
-def _is_drawn(weight: MatchedTensor) -> bool:
+def _is_drawn(weight: MatchedTensor, least: float) -> bool:
     before, now = weight.before, weight.now
     sizes = before.count, now.count
-    return _is_of_other_form(weight) or is_another_draw(before, now, sizes)
+    return _is_of_other_form(weight) or is_another_draw(before, now, sizes, least)
 
 
 def _is_of_other_form(weight: MatchedTensor) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pytest_modelhealth.rendering.notation import plural
-from pytest_modelhealth.runs.difference.result import Difference, Grade
+from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, TestDifference
 
 
 def headline(difference: Difference) -> str:
@@ -20,6 +22,31 @@ def headline(difference: Difference) -> str:
     if not counts:
         return f"nothing changed in {plural(difference.unchanged, 'test')}"
     return f"{', '.join(counts)}; {difference.unchanged:,} unchanged"
+
+
+def leading(test: TestDifference) -> list[Change]:
+    """Return what changed in a test, the worse first; of statistics the cause without its effects.
+
+    Where activations moved, the loss and the gradients mostly follow.
+    """
+    found = list(test.changes)
+    for result in test.results:
+        statistics = [change for change in result.changes if change.kind == "statistic"]
+        found += [change for change in result.changes if change not in statistics[1:]]
+    return sorted(found, key=lambda change: change.grade is not Grade.WORSE)
+
+
+def alike(tests: Iterable[TestDifference]) -> list[list[TestDifference]]:
+    """Return the tests in groups in which the same changed, by other numbers at most.
+
+    One change of a model mostly shows in every test of it; the first stands for its group.
+    """
+    groups: dict[object, list[TestDifference]] = {}
+    for test in tests:
+        causes = tuple(result.cause for result in test.results)
+        seen = ((one.grade, one.what, one.places[0].label) for one in leading(test))
+        groups.setdefault((causes, *seen), []).append(test)
+    return list(groups.values())
 
 
 def not_compared(difference: Difference) -> dict[str, int]:

@@ -17,15 +17,18 @@ from pytest_modelhealth.runs.difference.result import (
     Place,
     TestDifference,
 )
-from pytest_modelhealth.runs.difference.wording import headline, not_compared
+from pytest_modelhealth.runs.difference.wording import alike, headline, leading, not_compared
 
 MOST_CHARACTERS = 30_000
 MOST_ROWS = 15
 """So many rows stand in the table that is not folded away, of any one test at most a part:"""
 
 MOST_ROWS_OF_A_TEST = 6
-MOST_PLACES = 5
+MOST_PLACES = 3
 """So many places of one change are shown among the details."""
+
+MOST_OTHERS = 20
+"""So many tests in which the same changed are named there."""
 
 MOST_REMARKS = 5
 WIDEST = 160
@@ -53,7 +56,7 @@ def render(difference: Difference, *, colour: bool = False) -> str:
         for remark, count in [*not_compared(difference).items()][:MOST_REMARKS]
     ]
     parts += ["\n".join(remarks)] if remarks else []
-    if sum(len(_changes(test)) for test in changed) > len(shown) or _has_more_places(changed):
+    if _has_more(changed, len(shown)):
         parts.append(_details(changed, MOST_CHARACTERS - sum(map(len, parts))))
     return "\n\n".join([*parts, MARK]) + "\n"
 
@@ -79,12 +82,16 @@ def _changes(test: TestDifference) -> list[Change]:
 
 def _first_rows(tests: Iterable[TestDifference]) -> list[str]:
     rows: list[str] = []
-    for test in tests:
-        changes = _changes(test)[: min(MOST_ROWS_OF_A_TEST, MOST_ROWS - len(rows))]
+    for first, *others in alike(tests):
+        changes = leading(first)[: min(MOST_ROWS_OF_A_TEST, MOST_ROWS - len(rows))]
         for index, change in enumerate(changes):
-            name = "" if index else code(test.id)
+            name = "" if index else _named(first, others)
             rows.append(_row(change.grade, name, change.what, change.places))
     return rows
+
+
+def _named(test: TestDifference, others: Sequence[TestDifference]) -> str:
+    return f"{code(test.id)}{f' and {len(others):,} more' if others else ''}"
 
 
 def _row(grade: Grade, test: str, what: str, places: Sequence[Place]) -> str:
@@ -107,8 +114,10 @@ def _causes(tests: Iterable[TestDifference]) -> Iterator[str]:
                 yield f"- {code(result.cause, 2 * WIDEST)}"
 
 
-def _has_more_places(tests: Iterable[TestDifference]) -> bool:
-    return any(len(change.places) > 1 for test in tests for change in _changes(test))
+def _has_more(tests: Sequence[TestDifference], rows: int) -> bool:
+    """Whether anything is left to tell that so many rows have not."""
+    every = [change for test in tests for change in _changes(test)]
+    return len(every) > rows or any(len(change.places) > 1 for change in every)
 
 
 def _details(tests: Sequence[TestDifference], budget: int) -> str:
@@ -127,8 +136,10 @@ def _details(tests: Sequence[TestDifference], budget: int) -> str:
 
 
 def _every_row(tests: Iterable[TestDifference]) -> Iterator[str]:
-    for test in tests:
-        name = code(test.id)
+    for test, *others in alike(tests):
+        name = ", ".join(code(one.id) for one in (test, *others[:MOST_OTHERS]))
+        if len(others) > MOST_OTHERS:
+            name += f" and {len(others) - MOST_OTHERS:,} more"
         for change in _changes(test):
             places = change.places[:MOST_PLACES]
             for index, place in enumerate(places):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_modelhealth.rendering.notation import printable, shorten, table
 from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, TestDifference
-from pytest_modelhealth.runs.difference.wording import headline
+from pytest_modelhealth.runs.difference.wording import alike, headline
 
-MOST_PLACES = 3
+MOST_PLACES = 2
 """So many places of one change are shown."""
+
+MOST_OTHERS = 4
+"""So many tests in which the same changed are named."""
 
 WIDEST = 60
 """Longer cells are cut."""
@@ -25,14 +28,18 @@ def render(difference: Difference, *, colour: bool = False) -> str:
         colour: whether to colour the grades, by the escapes of ANSI.
     """
     lines = [headline(difference), *map(printable, difference.remarks)]
-    for test in difference.tests:
-        lines += ["", *_test(test, colour)]
+    for first, *others in alike(difference.tests):
+        lines += ["", *_test(first, others, colour)]
     return "\n".join(lines) + "\n"
 
 
-def _test(test: TestDifference, colour: bool) -> Iterator[str]:
+def _test(test: TestDifference, others: Sequence[TestDifference], colour: bool) -> Iterator[str]:
     grade = "not compared" if test.grade is Grade.SAME else test.grade.value
     yield f"{_coloured(grade, test.grade, colour)}: {printable(test.id)}"
+    if others:
+        named = [shorten(printable(other.id), WIDEST) for other in others[:MOST_OTHERS]]
+        more = f" and {len(others) - MOST_OTHERS:,} more" if len(others) > MOST_OTHERS else ""
+        yield f"  likewise: {', '.join(named)}{more}"
     yield from _table(test.changes)
     for result in test.results:
         if result.cause:
