@@ -167,7 +167,7 @@ def test_a_training():
             loss = F.cross_entropy(net(BATCH), LABELS)
             loss.backward()
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
             monitor.step_end(step, loss=loss)
     made = record(monitor.report_of_training(), "")
 
