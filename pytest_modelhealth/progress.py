@@ -1,0 +1,237 @@
+"""How far a long call is: one line on a terminal, after two seconds, and never in a log.
+
+Long work says what it does, ``with task("measuring noise", 4) as advance`` or ``for batch in
+track(batches, "inspecting batches")``, and tasks may be nested: the line names the outermost and
+the innermost. There is no thread and no timer: the line is drawn where the work itself comes by,
+which costs a count and a look at the clock. It is erased when the outermost task ends, however it
+ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from operator import length_hint
+from typing import Any, TypeVar
+
+DELAY = 2.0
+"""Seconds before a task is shown."""
+
+PAUSE = 0.1
+"""Seconds between two drawings."""
+
+clock = time.monotonic
+
+_Item = TypeVar("_Item")
+
+
+def task(text: str, total: int | None = None, *, shown: bool | None = None) -> Task:
+    """Return a context that lasts as long as some work, and gives a function to call at each step.
+
+    Args:
+        text: what is being done: ``"measuring noise"``.
+        total: how many steps there are; ``None`` if nobody knows.
+        shown: ``True`` shows it at once, ``False`` never, ``None`` after two seconds. The outermost
+            task decides.
+    """
+    return Task(text, lambda: total, shown)
+
+
+def track(
+    items: Iterable[_Item], text: str, *, most: int | None = None, shown: bool | None = None
+) -> Iterator[_Item]:
+    """Yield items, each of them a step of a task.
+
+    Args:
+        items: anything to iterate over. Its length is asked for only if it is shown.
+        text: as in `task`.
+        most: stop after so many.
+        shown: as in `task`.
+    """
+    with Task(text, lambda: _length(items, most), shown) as advance:
+        for item in islice(items, most):
+            yield item
+            advance()
+
+
+def advance() -> None:
+    """Count a step of the innermost task; nothing where there is none."""
+    _screen.advance()
+
+
+def show_on(line: Line | None) -> None:
+    """Show tasks on `line`; on standard error, if that is a terminal, where it is ``None``."""
+    _screen.line = line
+
+
+class Line:
+    """A line of a terminal that is drawn and erased and leaves everything else as it was.
+
+    The cursor stays where it is, at the end of all other output, so that what others print does not
+    mix with it.
+
+    Args:
+        write: writes to the terminal.
+        below: draw on the row below the cursor, which is in the middle of a line of somebody else.
+    """
+
+    def __init__(self, write: Callable[[str], object], *, below: bool = False) -> None:
+        self._write = write
+        # A line feed that keeps the column, and back: at the bottom, that makes room by scrolling.
+        self._before = "\x1bD\x1b[A\x1b7\x1b[B\r" if below else "\x1b7"
+
+    def draw(self, text: str) -> None:
+        """Draw it anew; what is too long for the terminal is cut off."""
+        plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+        self._send(f"\x1b[J{self._before}\x1b[?7l{plain}\x1b[?7h\x1b8")
+
+    def clear(self) -> None:
+        """Erase it."""
+        self._send("\x1b[J")
+
+    def _send(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # the terminal is gone, or the file is closed
+            self._write(text)
+
+
+class Task:
+    """A piece of work that is under way inside of ``with``; `task` makes one."""
+
+    def __init__(self, text: str, total: Callable[[], int | None], shown: bool | None) -> None:
+        self.text, self.shown = text, shown
+        self.done, self.started = 0, 0.0
+        self._total = total
+
+    def __enter__(self) -> Callable[[], None]:
+        _screen.enter(self)
+        return self.advance
+
+    def __exit__(self, *_: object) -> None:
+        _screen.leave(self)
+
+    def advance(self) -> None:
+        """Count a step that is done."""
+        self.done += 1
+        _screen.come_by()
+
+    def __str__(self) -> str:
+        total = self._total()
+        count = f" {self.done}/{total}" if total else f" {self.done}" if self.done else ""
+        return self.text + count
+
+    def time(self, now: float) -> str:
+        """Return how long it still takes, or has taken where its end is not known."""
+        total, seconds = self._total(), now - self.started
+        if not self.done:
+            return ""
+        if not total:
+            return f", {_duration(seconds)} so far"
+        return f", about {_duration(seconds / self.done * max(total - self.done, 0))} left"
+
+
+class _Screen:
+    """The tasks that are open, the outermost first, and the line that shows them.
+
+    Attributes:
+        tasks: those of the thread that opened the outermost one; others are not shown.
+        line: where they are shown; ``None`` asks whether standard error is a terminal.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self.line: Line | None = None
+        self._drawn: Line | None = None
+        self._due = math.inf
+        self._thread = 0
+
+    def enter(self, task: Task) -> None:
+        """Open a task."""
+        task.started = clock()
+        if not self.tasks:
+            self._thread = threading.get_ident()
+            delay = {None: DELAY, True: 0.0, False: math.inf}[task.shown]
+            self._due = task.started + delay
+        elif threading.get_ident() != self._thread:
+            return
+        self.tasks.append(task)
+        self.come_by()
+
+    def leave(self, task: Task) -> None:
+        """Close a task, and erase the line with the last one."""
+        with suppress(ValueError):  # that of another thread
+            self.tasks.remove(task)
+        if not self.tasks and self._drawn is not None:
+            self._drawn.clear()
+            self._drawn = None
+
+    def advance(self) -> None:
+        """Count a step of the innermost task."""
+        if self.tasks and threading.get_ident() == self._thread:
+            self.tasks[-1].advance()
+
+    def come_by(self) -> None:
+        """Draw the line if it is time to."""
+        now = clock()
+        if now < self._due or not self.tasks or threading.get_ident() != self._thread:
+            return
+        self._drawn = self._drawn or self.line or _standard_error()
+        if self._drawn is None:
+            self._due = math.inf
+            return
+        self._due = now + PAUSE
+        ends = dict.fromkeys((self.tasks[0], self.tasks[-1]))
+        text = ", ".join(map(str, ends))
+        self._drawn.draw(f"modelhealth: {text}{self.tasks[0].time(now)}")
+
+
+_screen = _Screen()
+
+_LOGS = ("CI", "BUILD_NUMBER")
+"""Variables by which services say that they write a log, those that pytest knows."""
+
+_PYTEST = ("PYTEST_VERSION", "PYTEST_CURRENT_TEST")
+"""Variables by which pytest says that it runs, and the plugin shows tasks if anybody does."""
+
+
+def draws_lines(stream: Any) -> bool:
+    """Whether lines can be drawn on a stream: it is a terminal, and nobody keeps a log of it."""
+    with suppress(AttributeError, OSError, ValueError):  # no stream, or no descriptor, or closed
+        # A notebook's has the descriptor of a terminal, IDLE's says that it is one.
+        is_terminal = stream.isatty() and os.isatty(stream.fileno())
+        understands = os.environ.get("TERM", "dumb") != "dumb"
+        return is_terminal and understands and not any(map(os.environ.get, _LOGS))
+    return False
+
+
+def _standard_error() -> Line | None:
+    stream = sys.stderr
+    if any(map(os.environ.get, _PYTEST)) or not draws_lines(stream):
+        return None
+
+    def write(text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+    return Line(write)
+
+
+def _length(items: Iterable[Any], most: int | None) -> int | None:
+    """Return how many items there are, if they say so; a hint of 0 means that nobody knows."""
+    try:
+        lengths = [n for n in (length_hint(items), most) if n]
+    except Exception:  # noqa: BLE001 - a loader of the user's
+        return most
+    return min(lengths, default=None)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{math.ceil(seconds)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
