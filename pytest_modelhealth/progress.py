@@ -1,10 +1,9 @@
 """How far a long call is: one line on a terminal, after two seconds, and never in a log.
 
 Long work says what it does, ``with task("measuring noise", 4) as advance`` or ``for batch in
-track(batches, "inspecting batches")``, and tasks may be nested: the line names the outermost and
-the innermost. There is no thread and no timer: the line is drawn where the work itself comes by,
-which costs a count and a look at the clock. It is erased when the outermost task ends, however it
-ends.
+track(batches, "inspecting batches")``, and tasks may be nested: the line names them all.
+There is no thread and no timer: the line is drawn where the work itself comes by, which costs a
+count and a look at the clock. It is erased when the outermost task ends, however it ends.
 """
 
 from __future__ import annotations
@@ -87,9 +86,12 @@ class Line:
         self._before = "\x1bD\x1b[A\x1b7\x1b[B\r" if below else "\x1b7"
 
     def draw(self, text: str) -> None:
-        """Draw it anew; what is too long for the terminal is cut off."""
+        """Draw it anew; what is too long for the terminal is cut off.
+
+        Without wrapping, the last letter stands at the edge: the space.
+        """
         plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
-        self._send(f"\x1b[J{self._before}\x1b[?7l{plain}\x1b[?7h\x1b8")
+        self._send(f"\x1b[J{self._before}\x1b[?7l{plain} \x1b[?7h\x1b8")
 
     def clear(self) -> None:
         """Erase it."""
@@ -120,19 +122,16 @@ class Task:
         self.done += 1
         _screen.come_by()
 
-    def __str__(self) -> str:
-        total = self._total()
-        count = f" {self.done}/{total}" if total else f" {self.done}" if self.done else ""
-        return self.text + count
-
-    def time(self, now: float) -> str:
-        """Return how long it still takes, or has taken where its end is not known."""
+    def words(self, now: float, *, with_time: bool) -> str:
+        """Return what it is and how far, maybe with the time that it takes still, or has taken."""
         total, seconds = self._total(), now - self.started
-        if not self.done:
-            return ""
+        count = f" {self.done}/{total}" if total else f" {self.done}" if self.done else ""
+        if not with_time:
+            return self.text + count
         if not total:
-            return f", {_duration(seconds)} so far"
-        return f", about {_duration(seconds / self.done * max(total - self.done, 0))} left"
+            return f"{self.text}{count}, {_duration(seconds)} so far"
+        left = seconds / self.done * max(total - self.done, 0)
+        return f"{self.text}{count}, about {_duration(left)} left"
 
 
 class _Screen:
@@ -185,9 +184,9 @@ class _Screen:
             self._due = math.inf
             return
         self._due = now + PAUSE
-        ends = dict.fromkeys((self.tasks[0], self.tasks[-1]))
-        text = ", ".join(map(str, ends))
-        self._drawn.draw(f"modelhealth: {text}{self.tasks[0].time(now)}")
+        counted = next((task for task in self.tasks if task.done), None)
+        words = [task.words(now, with_time=task is counted) for task in self.tasks]
+        self._drawn.draw(f"modelhealth: {' > '.join(words)}")
 
 
 _screen = _Screen()

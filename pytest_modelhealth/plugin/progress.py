@@ -1,4 +1,4 @@
-"""Shows how far a long call in a test is, below the line of dots, where pytest writes to a terminal.
+"""Shows how far a long call in a test is, on the row below the dots.
 
 The descriptor of the terminal is kept from before the first test, so that a line can be drawn while
 output is captured.
