@@ -69,21 +69,23 @@ def show_on(line: Line | None) -> None:
     _screen.line = line
 
 
+_ROW_BELOW = "\x1bD\x1b[A\x1b7\x1b[B\r"
+"""Makes room, by scrolling if need be, keeps the place of the cursor, and goes to the row below."""
+
+
 class Line:
     """A line of a terminal that is drawn and erased and leaves everything else as it was.
 
-    The cursor stays where it is, at the end of all other output, so that what others print does not
-    mix with it.
+    It is drawn on the row below the cursor, which stays where it is: at the end of what others have
+    written, maybe in the middle of their line.
 
     Args:
         write: writes to the terminal.
-        below: draw on the row below the cursor, which is in the middle of a line of somebody else.
     """
 
-    def __init__(self, write: Callable[[str], object], *, below: bool = False) -> None:
+    def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
-        # A line feed that keeps the column, and back: at the bottom, that makes room by scrolling.
-        self._before = "\x1bD\x1b[A\x1b7\x1b[B\r" if below else "\x1b7"
+        self._is_drawn = False
 
     def draw(self, text: str) -> None:
         """Draw it anew; what is too long for the terminal is cut off.
@@ -91,15 +93,33 @@ class Line:
         Without wrapping, the last letter stands at the edge: the space.
         """
         plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
-        self._send(f"\x1b[J{self._before}\x1b[?7l{plain} \x1b[?7h\x1b8")
+        self._send(f"\x1b[J{_ROW_BELOW}\x1b[?7l{plain} \x1b[?7h\x1b8")
+        self._is_drawn = True
 
     def clear(self) -> None:
-        """Erase it."""
-        self._send("\x1b[J")
+        """Erase it, if it is drawn."""
+        if self._is_drawn:
+            self._send("\x1b[J")
+            self._is_drawn = False
 
     def _send(self, text: str) -> None:
         with suppress(OSError, ValueError):  # the terminal is gone, or the file is closed
             self._write(text)
+
+
+class _Erasing:
+    """Standard output or error while a line is drawn: what is written there erases it first."""
+
+    def __init__(self, stream: Any, line: Line) -> None:
+        self.stream, self._line = stream, line
+
+    def write(self, text: str) -> int:
+        self._line.clear()
+        written: int = self.stream.write(text)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class Task:
@@ -168,6 +188,10 @@ class _Screen:
         if not self.tasks and self._drawn is not None:
             self._drawn.clear()
             self._drawn = None
+            for name in _STREAMS:
+                stream = getattr(sys, name)
+                if isinstance(stream, _Erasing):
+                    setattr(sys, name, stream.stream)
 
     def advance(self) -> None:
         """Count a step of the innermost task."""
@@ -179,17 +203,28 @@ class _Screen:
         now = clock()
         if now < self._due or not self.tasks or threading.get_ident() != self._thread:
             return
-        self._drawn = self._drawn or self.line or _standard_error()
-        if self._drawn is None:
-            self._due = math.inf
+        line = self._drawn or self._begin()
+        self._due = now + PAUSE if line else math.inf
+        if line is None:
             return
-        self._due = now + PAUSE
         counted = next((task for task in self.tasks if task.done), None)
         words = [task.words(now, with_time=task is counted) for task in self.tasks]
-        self._drawn.draw(f"modelhealth: {' > '.join(words)}")
+        line.draw(f"modelhealth: {' > '.join(words)}")
+
+    def _begin(self) -> Line | None:
+        """Find the line to draw on, and have what is printed meanwhile not mix with it."""
+        self._drawn = self.line or _standard_error()
+        if self._drawn is not None:
+            for name in _STREAMS:
+                stream = getattr(sys, name)
+                if draws_lines(stream):
+                    setattr(sys, name, _Erasing(stream, self._drawn))
+        return self._drawn
 
 
 _screen = _Screen()
+
+_STREAMS = ("stdout", "stderr")
 
 _LOGS = ("CI", "BUILD_NUMBER")
 """Variables by which services say that they write a log, those that pytest knows."""
