@@ -245,8 +245,9 @@ class Inspector:
         if not isinstance(progress, bool | None):
             raise InspectionError(f"progress must be True, False or None, not {progress!r}")
         merged: Observation | None = None
-        taken = track(batches, "inspecting batches", most=max_batches, shown=progress)
-        for index, batch in enumerate(taken):
+        for index, batch in enumerate(
+            track(batches, "inspecting batches", most=max_batches, shown=progress)
+        ):
             inputs, target = _pair(batch, index) if loss is not None else (batch, None)
             request = self._request(inputs, target, loss, backward, scaler)
             if merged is None:
@@ -388,7 +389,7 @@ class Inspector:
         self._begin()
         given = Given(self._model, step, optimizer, batch, restore, inputs, target, loss)
         asked = Asked(calls, overfit, resume)
-        with task("inspecting a training step"):
+        with task("training step"):
             with step_of(given) as made:
                 observation = run_contract(self._model, made, asked, self._selection)
             if made.is_usual:

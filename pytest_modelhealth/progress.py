@@ -146,7 +146,7 @@ class Task:
         """Return what it is and how far, maybe with the time that it takes still, or has taken."""
         total, seconds = self._total(), now - self.started
         count = f" {self.done}/{total}" if total else f" {self.done}" if self.done else ""
-        if not with_time:
+        if not with_time or self.done == total:
             return self.text + count
         if not total:
             return f"{self.text}{count}, {_duration(seconds)} so far"
@@ -182,9 +182,12 @@ class _Screen:
         self.come_by()
 
     def leave(self, task: Task) -> None:
-        """Close a task, and erase the line with the last one."""
-        with suppress(ValueError):  # that of another thread
-            self.tasks.remove(task)
+        """Close a task and those within, and erase the line with the last one.
+
+        Those within are still open where an exception keeps the frame of a `track` alive.
+        """
+        if task in self.tasks:  # not that of another thread
+            del self.tasks[self.tasks.index(task) :]
         if not self.tasks and self._drawn is not None:
             self._drawn.clear()
             self._drawn = None

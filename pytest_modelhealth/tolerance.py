@@ -119,8 +119,10 @@ class Calibration:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the copies are not the user's
             try:
-                seeds = track(range(RUNS), "measuring noise")
-                runs = [observed(perturbed(request, epsilon, seed)) for seed in seeds]
+                runs = [
+                    observed(perturbed(request, epsilon, seed))
+                    for seed in track(range(RUNS), "measuring noise")
+                ]
             except Exception:  # noqa: BLE001 - what the model itself raises, the run has raised
                 self._failed = True
                 return

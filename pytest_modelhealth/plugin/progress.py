@@ -16,7 +16,7 @@ import pytest
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Show tasks on the terminal, unless pytest runs in another process or was told to be quiet."""
     config = session.config
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     # A reporter of another plugin may keep the screen to itself. A worker of xdist has none.
     if type(reporter).__module__ != "_pytest.terminal" or config.get_verbosity() < -1:
         return

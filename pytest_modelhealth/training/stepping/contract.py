@@ -84,7 +84,7 @@ def run_contract(
     given.require_sound()
     asked.require_sound()
     session = Session(model, given, selection)
-    with session.open(), task("calling the step"):
+    with session.open(), task("calls"):
         untied, copied = untied_weights(model), copies(model)
         lists = Lists(model, given.step)
         made = call_step(session, asked.calls, lists)
