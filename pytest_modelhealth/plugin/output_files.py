@@ -31,7 +31,7 @@ def path_of(config: pytest.Config, option: str) -> Path | None:
     given = config.getoption(option)
     if given is None or hasattr(config, "workerinput"):
         return None
-    path = config.invocation_params.dir / given
+    path: Path = config.invocation_params.dir / given
     try:
         if _is_special(path):
             return path

@@ -37,13 +37,13 @@ def is_another_draw(
     """
     if min(sizes) < 1 or (before.nan, before.inf) != (now.nan, now.inf):
         return False
-    spread = math.sqrt(before.std) * math.sqrt(now.std)
-    if not math.isfinite(spread) or not spread:  # what is constant is not drawn
+    if not (before.std > 0 and now.std > 0):  # what is constant is not drawn
         return False
+    spread = math.sqrt(before.std) * math.sqrt(now.std)
     step = max(DEVIATIONS * math.sqrt(1 / sizes[0] + 1 / sizes[1]), least)
     part = (before.zeros + now.zeros) / 2
     return (
         abs(now.mean - before.mean) <= step * spread
         and abs(math.log(now.std / before.std)) <= step * math.sqrt(KURTOSIS - 1) / 2
-        and abs(now.zeros - before.zeros) <= step * math.sqrt(part * (1 - part))
+        and abs(now.zeros - before.zeros) <= step * math.sqrt(max(part * (1 - part), 0.0))
     )

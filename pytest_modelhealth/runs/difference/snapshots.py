@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_modelhealth.alignment.alignable import containers
 from pytest_modelhealth.layers import ACTIVATION_MODULES
+from pytest_modelhealth.report import ROLES
 from pytest_modelhealth.settings.layer_names import ancestors
 from pytest_modelhealth.snapshot.snapshot import (
     LayerLine,
@@ -101,7 +102,7 @@ def _line(layer: Data, holders: frozenset[str]) -> LayerLine:
     tensors = {
         (tensor["role"], tensor["name"]): _tensor(tensor, name)
         for tensor in layer["tensors"]
-        if tensor["role"] != "inputs" or not is_inner
+        if tensor["role"] in ROLES and (tensor["role"] != "inputs" or not is_inner)
     }
     return LayerLine(
         type=layer["type"],
@@ -116,12 +117,14 @@ def _line(layer: Data, holders: frozenset[str]) -> LayerLine:
 def _tensor(tensor: Data, layer: str) -> TensorLine:
     role, count = tensor["role"], tensor["count"]
     zeros = tensor["zeros"] / count if count else math.nan
-    real = {name: _number(tensor[name]) for name in ("mean", "std", "min", "max")}
     return TensorLine(
         dtype=tensor["dtype"],
         shape=tuple(tensor["shape"]),
         count=count,
-        **real,
+        mean=_number(tensor["mean"]),
+        std=_number(tensor["std"]),
+        min=_number(tensor["min"]),
+        max=_number(tensor["max"]),
         zeros=zeros if judges_zeros(role, layer) else 0.0,
         dead=tensor["dead"] if is_judged_whole(role, layer) else None,
         nan=tensor["nan"],

@@ -206,5 +206,5 @@ def _places(drifts: Iterable[Drift]) -> Iterator[Place]:
             seen.add(drift.label)
             # the input of a layer that drifts first tells of what happens before it
             what = f"{_OF_ROLE.get(drift.role, '')}{drift.statistic}"
-            values = (f"{what} {text}" for text in (drift.before, drift.now))
-            yield Place(drift.label, *values, drift.moved.replace("fixed ", ""))
+            before, now = f"{what} {drift.before}", f"{what} {drift.now}"
+            yield Place(drift.label, before, now, drift.moved.replace("fixed ", ""))

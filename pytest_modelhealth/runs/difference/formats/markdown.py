@@ -121,8 +121,7 @@ def _has_more(tests: Sequence[TestDifference], rows: int) -> bool:
 
 
 def _details(tests: Sequence[TestDifference], budget: int) -> str:
-    count = sum(len(_changes(test)) for test in tests)
-    head = f"<details><summary>all {plural(count, 'change')}</summary>\n\n{_TITLES}\n"
+    head = f"<details><summary>all changes</summary>\n\n{_TITLES}\n"
     end = "\n\n</details>"
     more = "\n\nThe rest is in the output of `--format terminal` and `--format json`."
     left = budget - len(head) - len(end) - len(more)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from pytest_modelhealth.rendering.notation import printable, shorten, table
+from pytest_modelhealth.rendering.notation import plural, printable, shorten, table
 from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, TestDifference
-from pytest_modelhealth.runs.difference.wording import alike, headline
+from pytest_modelhealth.runs.difference.wording import alike, headline, not_compared
 
 MOST_PLACES = 2
 """So many places of one change are shown."""
@@ -17,7 +17,7 @@ MOST_OTHERS = 4
 WIDEST = 60
 """Longer cells are cut."""
 
-_COLOURS = {Grade.WORSE: "31", Grade.BETTER: "32", Grade.CHANGED: "33", Grade.SAME: "2"}
+_COLOURS = {Grade.WORSE: "31", Grade.BETTER: "32", Grade.CHANGED: "33"}
 
 
 def render(difference: Difference, *, colour: bool = False) -> str:
@@ -28,14 +28,16 @@ def render(difference: Difference, *, colour: bool = False) -> str:
         colour: whether to colour the grades, by the escapes of ANSI.
     """
     lines = [headline(difference), *map(printable, difference.remarks)]
-    for first, *others in alike(difference.tests):
+    for first, *others in alike(test for test in difference.tests if test.grade is not Grade.SAME):
         lines += ["", *_test(first, others, colour)]
+    remarks = not_compared(difference)
+    lines += [""] if remarks else []
+    lines += [f"{plural(count, 'test')}: {printable(text)}" for text, count in remarks.items()]
     return "\n".join(lines) + "\n"
 
 
 def _test(test: TestDifference, others: Sequence[TestDifference], colour: bool) -> Iterator[str]:
-    grade = "not compared" if test.grade is Grade.SAME else test.grade.value
-    yield f"{_coloured(grade, test.grade, colour)}: {printable(test.id)}"
+    yield f"{_coloured(test.grade, colour)}: {printable(test.id)}"
     if others:
         named = [shorten(printable(other.id), WIDEST) for other in others[:MOST_OTHERS]]
         more = f" and {len(others) - MOST_OTHERS:,} more" if len(others) > MOST_OTHERS else ""
@@ -45,7 +47,6 @@ def _test(test: TestDifference, others: Sequence[TestDifference], colour: bool) 
         if result.cause:
             yield f"  {printable(result.cause)}"
         yield from _table(result.changes)
-        yield from (f"  {printable(remark)}" for remark in result.remarks)
 
 
 def _table(changes: Iterable[Change]) -> Iterator[str]:
@@ -65,5 +66,5 @@ def _rows(change: Change) -> Iterator[list[str]]:
         yield ["", "", more, "", "", "", ""]
 
 
-def _coloured(text: str, grade: Grade, colour: bool) -> str:
-    return f"\033[{_COLOURS[grade]}m{text}\033[0m" if colour else text
+def _coloured(grade: Grade, colour: bool) -> str:
+    return f"\033[{_COLOURS[grade]}m{grade}\033[0m" if colour else grade.value

@@ -1,0 +1,161 @@
+"""Claims on reading the file of a run: the schema, and what is said of files that hold none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.runs import reading
+from tests.runs.difference import made
+from tests.runs.difference.pairs import dead_layer
+from tests.runs.difference.recorded import inspected
+
+SCHEMA = json.loads((Path(reading.__file__).parent / "run.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(
+    SCHEMA, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+)
+
+
+def document() -> dict[str, Any]:
+    """Return what a sound file holds."""
+    return made.document(made.run(made.test(made.inspection(made.finding()))))
+
+
+def errors(data: Any) -> list[str]:
+    """Return where the schema objects to `data`."""
+    return [error.json_path for error in VALIDATOR.iter_errors(data)]
+
+
+def read(tmp_path: Path, text: str | bytes) -> Any:
+    """Return the run read from a file with this content."""
+    path = tmp_path / "run.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return reading.read(path)
+
+
+def test_schema_is_one() -> None:
+    """It is JSON Schema of draft 2020-12, and takes what the format's page describes."""
+    VALIDATOR.check_schema(SCHEMA)
+    assert errors(document()) == []
+
+
+def test_real_inspections_keep_to_the_schema() -> None:
+    """What the recorder makes of a healthy and of an unhealthy model is valid."""
+    results = map(inspected, dead_layer())
+    assert errors(made.document(made.run(made.test(*results)))) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.pop("created"),
+        lambda data: data.update(format_version=2),
+        lambda data: data["tests"][0].update(outcome="green"),
+        lambda data: data["tests"][0]["results"][0].update(verdict="fine"),
+        lambda data: data["tests"][0]["results"][0]["layers"][1].pop("tied"),
+        lambda data: data["tests"][0]["results"][0]["layers"][1].update(calls=True),
+        lambda data: data["tests"][0]["results"][0]["layers"][1]["tensors"][0].update(mean="0"),
+    ],
+)
+def test_schema_objects(change: Callable[[Any], Any]) -> None:
+    """A key that is missing or of another type is invalid."""
+    data = document()
+    change(data)
+    assert errors(data)
+
+
+def test_what_is_not_known_is_passed_over(tmp_path: Path) -> None:
+    """New keys and new kinds of results are valid and read."""
+    data = document()
+    data["new"] = data["tests"][0]["new"] = data["tests"][0]["results"][0]["new"] = {"a": [1]}
+    other = {"kind": "probe", "headline": "h", "text": "", "place": "", "model": "", "verdict": ""}
+    data["tests"][0]["results"].append(other)
+    assert errors(data) == []
+    run = read(tmp_path, json.dumps(data))
+    assert [result["kind"] for result in next(iter(run.tests))["results"]] == [
+        "inspection",
+        "probe",
+    ]
+    assert run.head["new"] == {"a": [1]}
+
+
+def test_byte_order_marks_are_read(tmp_path: Path) -> None:
+    """A file that PowerShell wrote anew, in UTF-16, is read."""
+    assert read(tmp_path, json.dumps(document()).encode("utf-16")).head["exit_status"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "the file is empty"),
+        (b'{"a": 1, "b": [1, 2', "the file is truncated: it ends after 19 bytes"),
+        (b'{"a": "unfinished', "the file is truncated: it ends after 17 bytes"),
+        (b'{"a": tr', "the file is truncated: it ends after 8 bytes"),
+        (b"<html></html>", "not JSON: Expecting value at line 1, column 1"),
+        (b'{"a": 1,}', "not JSON: "),
+        (b'{"a": NaN}', "NaN is no number of JSON"),
+        (b"\xff\xfe\x00", "not JSON of a run"),
+        (b"[" * 100_000, "not JSON of a run"),
+        (b"[]", "not the file of a run, whose 'format' is 'pytest-modelhealth run'"),
+        (
+            b'{"format_version": 1, "verdict": "healthy", "layers": []}',
+            "a report's JSON, not a run's",
+        ),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+    """The message names the file, what is wrong and how such a file is written."""
+    with pytest.raises(InspectionError) as caught:
+        read(tmp_path, content)
+    assert says in str(caught.value)
+    assert str(tmp_path / "run.json") in str(caught.value)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    """Wherever a file ends too early, the message says so."""
+    text = json.dumps(document())
+    for end in range(1, len(text), 97):
+        with pytest.raises(InspectionError, match=r"truncated|not JSON"):
+            read(tmp_path, text[:end])
+
+
+def test_no_file_and_a_directory_are_refused(tmp_path: Path) -> None:
+    """The message has what the system says and the next move."""
+    with pytest.raises(InspectionError, match=r"No such file.*--modelhealth-json"):
+        reading.read(tmp_path / "none.json")
+    with pytest.raises(InspectionError, match=r"directory.*--modelhealth-json"):
+        reading.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format_version": 7}, "version 7 of the format.*up to version 1"),
+        ({"format_version": "1"}, "format_version: '1' is no version"),
+        ({"format_version": True}, "format_version: True is no version"),
+        ({"tests": {}}, "tests is an object, and has to be a list"),
+        ({"notes": [None]}, r"notes\[0\] is null, and has to be a string"),
+    ],
+)
+def test_wrong_heads_are_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    """The message names both versions, or the key."""
+    with pytest.raises(InspectionError, match=says):
+        read(tmp_path, json.dumps({**document(), **change}))
+
+
+def test_wrong_shapes_are_named_by_their_path(tmp_path: Path) -> None:
+    """A key of the wrong type far inside is named by the way to it."""
+    data = document()
+    data["tests"][0]["results"][0]["layers"][2]["tensors"][1]["count"] = 1.5
+    where = r"tests\[0\]\.results\[0\]\.layers\[2\]\.tensors\[1\]\.count is a number"
+    with pytest.raises(InspectionError, match=where):
+        read(tmp_path, json.dumps(data))
+    del data["tests"][0]["results"][0]["layers"][2]["tensors"][1]["count"]
+    with pytest.raises(InspectionError, match=r"tensors\[1\]\.count is missing"):
+        read(tmp_path, json.dumps(data))
