@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from pytest_modelhealth.rendering.notation import plural, printable, shorten
 from pytest_modelhealth.runs.difference.result import (
@@ -48,8 +49,8 @@ def render(difference: Difference, *, colour: bool = False) -> str:
     parts = [f"**modelhealth: {headline(difference)}**"]
     if shown:
         parts.append("\n".join([_TITLES, *shown]))
-    causes = list(_causes(changed))
-    parts += ["\n".join(causes[:MOST_REMARKS])] if causes else []
+    causes = list(islice(_causes(changed), MOST_REMARKS))
+    parts += ["\n".join(causes)] if causes else []
     remarks = [f"- {code(remark)}" for remark in difference.remarks[:MOST_REMARKS]]
     remarks += [
         f"- {plural(count, 'test')}: {code(remark)}"
@@ -62,16 +63,22 @@ def render(difference: Difference, *, colour: bool = False) -> str:
 
 
 def code(text: str, width: int = WIDEST) -> str:
-    """Return `text` as a code span on one line, which may stand in a table; a dash for none."""
+    """Return `text` as a code span on one line; a dash for none."""
     if not text:
         return "-"
-    shown = shorten(printable(text), width)
-    # A cell ends at a bar even in a code span; "\|" is a bar there, and "\\|" an end again.
-    shown = shown.replace("\\|", "\\¦").replace("|", "\\|")
+    shown = shorten(printable(text[: width + 1]), width)
     longest = max(map(len, re.findall("`+", shown)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if shown[0] in "` " or shown[-1] in "` " else ""
     return f"{fence}{pad}{shown}{pad}{fence}"
+
+
+def cell(text: str) -> str:
+    """Return the same for a table.
+
+    A cell ends at a bar even in a code span. There "\\|" is a bar, and "\\\\|" an end again.
+    """
+    return code(text).replace("\\|", "\\¦").replace("|", "\\|")
 
 
 def _changes(test: TestDifference) -> list[Change]:
@@ -91,17 +98,17 @@ def _first_rows(tests: Iterable[TestDifference]) -> list[str]:
 
 
 def _named(test: TestDifference, others: Sequence[TestDifference]) -> str:
-    return f"{code(test.id)}{f' and {len(others):,} more' if others else ''}"
+    return f"{cell(test.id)}{f' and {len(others):,} more' if others else ''}"
 
 
 def _row(grade: Grade, test: str, what: str, places: Sequence[Place]) -> str:
     first = places[0]
-    where = code(first.label) if first.label else ""
+    where = cell(first.label) if first.label else ""
     if len(places) > 1:
         where += f" and {len(places) - 1:,} more"
     mark = f"**{grade}**" if grade is Grade.WORSE else grade.value
-    note = code(first.note) if first.note else ""
-    cells = (mark, test, where, what, code(first.before), code(first.now), note)
+    note = cell(first.note) if first.note else ""
+    cells = (mark, test, where, what, cell(first.before), cell(first.now), note)
     return f"| {' | '.join(cells)} |"
 
 
@@ -136,7 +143,7 @@ def _details(tests: Sequence[TestDifference], budget: int) -> str:
 
 def _every_row(tests: Iterable[TestDifference]) -> Iterator[str]:
     for test, *others in alike(tests):
-        name = ", ".join(code(one.id) for one in (test, *others[:MOST_OTHERS]))
+        name = ", ".join(cell(one.id) for one in (test, *others[:MOST_OTHERS]))
         if len(others) > MOST_OTHERS:
             name += f" and {len(others) - MOST_OTHERS:,} more"
         for change in _changes(test):

@@ -59,8 +59,9 @@ def _rows(change: Change) -> Iterator[list[str]]:
     grade = "" if change.grade is Grade.CHANGED else change.grade.value
     for index, place in enumerate(change.places[:MOST_PLACES]):
         head = ["", ""] if index else [grade, change.what]
-        cells = (place.label, place.before, "->" if place.before and place.now else "", place.now)
-        yield [*head, *(shorten(printable(cell), WIDEST) for cell in cells), place.note]
+        arrow = "->" if place.before and place.now else ""
+        cells = (place.label, place.before, arrow, place.now, place.note)
+        yield [*head, *(shorten(printable(cell), WIDEST) for cell in cells)]
     if len(change.places) > MOST_PLACES:
         more = f"... and {len(change.places) - MOST_PLACES:,} more"
         yield ["", "", more, "", "", "", ""]

@@ -1,0 +1,200 @@
+"""Claims on how a difference is shown: short, in order, and with nothing of its names obeyed."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from pytest_modelhealth.runs.difference.comparing import compare
+from pytest_modelhealth.runs.difference.formats import names, render
+from pytest_modelhealth.runs.difference.result import (
+    Change,
+    Difference,
+    Grade,
+    Place,
+    ResultDifference,
+    TestDifference,
+)
+from tests.runs.difference import made
+
+HOSTILE = [
+    "@somebody",
+    "a|b",
+    "a\\|b",
+    "a\\\\|b|",
+    "`tick`",
+    "``",
+    "`",
+    "<img src=x onerror=alert(1)>",
+    "</details><h1>",
+    "<!-- -->",
+    "-->",
+    "[a](http://x.y)",
+    "http://x.y/z",
+    "www.x.y",
+    "mail@x.y",
+    "*a* _b_ ~~c~~ **d**",
+    "#12 GH-12 owner/repo#3 !4 ~label %1 $x$ :+1:",
+    "a\nb\r\n\n# c",
+    "| a |",
+    "\u202etxt",
+    "\x1b[31m",
+    "&lt;b&gt; &#64;x",
+    "$`a`$",
+    "",
+    " ",
+]
+"""Names that a comment must show and not obey."""
+
+
+def hostile(text: str) -> Difference:
+    """Return a difference that has `text` everywhere it can stand."""
+    places = tuple(Place(text, text, text, text) for _ in range(3))
+    result = ResultDifference(
+        text, (Change("finding", "new finding", places, Grade.WORSE),), cause=text, remarks=(text,)
+    )
+    tests = (TestDifference(text, results=(result,)), TestDifference(text + "2", results=(result,)))
+    return Difference(tests, 3, (text,))
+
+
+def large(tests: int, layers: int) -> Difference:
+    """Return a difference of so many tests, so many layers changed in each, with long names."""
+    places = tuple(Place(f"{'layer|`' * 40}{i}", "`|" * 200, "x" * 500) for i in range(layers))
+    return Difference(
+        tuple(
+            TestDifference(
+                f"{'test_' * 60}[{i}]",
+                results=(
+                    ResultDifference(
+                        "Net",
+                        tuple(
+                            Change("shape", f"output shape {n}", places) for n in range(i % 7 + 1)
+                        ),
+                        cause="|" * 5000 + str(i),
+                        remarks=(f"{'@' * 1000}{i}",),
+                    ),
+                ),
+            )
+            for i in range(tests)
+        ),
+        0,
+    )
+
+
+def tokens(text: str) -> list[Token]:
+    """Return what a Markdown with tables makes of a text.
+
+    Mentions, references and bare links are found in its text, and in no code.
+    """
+    parser = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    return [one for token in parser.parse(text) for one in (token, *(token.children or ()))]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_in_markdown_becomes_markup(text: str) -> None:
+    """All of it is code; no HTML is there but our own, and each row has its seven cells."""
+    shown = render(hostile(text), "markdown")
+    found = tokens(shown)
+    kinds = {token.type for token in found}
+    assert not kinds & {"link_open", "image", "em_open", "heading_open", "s_open", "html_inline"}
+    html = [token.content.strip() for token in found if token.type == "html_block"]
+    assert html == [
+        "<details><summary>all changes</summary>",
+        "</details>",
+        "<!-- pytest-modelhealth diff -->",
+    ]
+    ours = "".join(token.content for token in found if token.type == "text")
+    assert not re.search(r"[@#<>`$:|\[]", ours.replace("modelhealth: ", "").replace("tests: ", ""))
+    cells = sum(token.type in ("th_open", "td_open") for token in found)
+    assert cells == 7 * sum(token.type == "tr_open" for token in found)
+    rows = sum(token.type == "tr_open" for token in found)
+    assert rows == 2 + 1 + 3  # two titles; both tests are alike; three places among the details
+
+
+@pytest.mark.parametrize("text", [one for one in HOSTILE if one.strip() and one.isprintable()])
+def test_names_are_shown_as_they_are(text: str) -> None:
+    """What a reader sees is the name, but for a bar behind a backslash."""
+    listed, shown = 0, []
+    for token in tokens(render(hostile(text), "markdown")):
+        listed += token.nesting if token.type.startswith("list_item") else 0
+        if token.type == "code_inline":
+            shown.append((bool(listed), token.content))
+    assert (True, text) in shown
+    assert (False, text.replace("\\|", "\\¦")) in shown
+
+
+@pytest.mark.parametrize(("tests", "layers"), [(1, 10_000), (1000, 3), (40, 40)])
+def test_a_comment_is_bounded(tests: int, layers: int) -> None:
+    """However much changed, it is far below GitHub's 65,536 characters, and sound."""
+    shown = render(large(tests, layers), "markdown")
+    assert len(shown) < 40_000
+    assert shown.count("<details>") == shown.count("</details>") == 1
+    first = shown.partition("\n")[0]
+    assert first == f"**modelhealth: {tests:,} test{'s' * (tests > 1)} changed; 0 unchanged**"
+
+
+def test_what_is_left_out_is_said() -> None:
+    """A comment that is cut names where the rest is."""
+    assert "--format json" in render(large(300, 3), "markdown")
+    assert "--format json" not in render(large(1, 3), "markdown")
+
+
+def test_the_verdict_is_the_first_line() -> None:
+    """With how many tests got worse, better, changed and stayed."""
+    sides = [made.test(made.inspection()), made.test(made.inspection(made.finding()))]
+
+    def named(name: str, *order: int) -> list[dict[str, object]]:
+        return [{**sides[index], "id": name} for index in order]
+
+    pairs = [named("a", 0, 1), named("b", 0, 1), named("c", 1, 0), named("d", 0, 0)]
+    difference = compare(*(made.run(*side) for side in zip(*pairs, strict=True)))
+    line = "2 tests got worse, 1 test got better; 1 unchanged"
+    assert render(difference, "terminal").splitlines()[0] == line
+    assert render(difference, "markdown").splitlines()[0] == f"**modelhealth: {line}**"
+    assert json.loads(render(difference, "json"))["headline"] == line
+    nothing = compare(made.run(sides[0]), made.run(sides[0]))
+    assert render(nothing, "terminal") == "nothing changed in 1 test\n"
+    assert render(nothing, "markdown").startswith("**modelhealth: nothing changed in 1 test**\n")
+
+
+def test_json_has_everything() -> None:
+    """Every place of every change, with a version and nothing that is not JSON."""
+    data = json.loads(render(large(1, 1000), "json"))
+    assert (data["format"], data["format_version"]) == ("pytest-modelhealth difference", 1)
+    ((result,),) = (test["results"] for test in data["tests"])
+    assert len(result["changes"][0]["places"]) == 1000
+    assert (data["worse"], data["better"], data["changed"], data["unchanged"]) == (0, 0, 1, 0)
+    assert (result["grade"], data["tests"][0]["grade"]) == ("changed", "changed")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_terminal_obeys_no_name(text: str) -> None:
+    """No escape reaches it but our colours, and no name breaks a line."""
+    plain = render(hostile(text), "terminal")
+    assert all(letter.isprintable() or letter == "\n" for letter in plain)
+    coloured = render(hostile(text), "terminal", colour=True)
+    assert re.sub("\033\\[[0-9]+m", "", coloured) == plain
+    assert len(plain.splitlines()) == len(render(hostile("x"), "terminal").splitlines()) - (
+        not text
+    )
+
+
+def test_effects_stand_below_their_cause() -> None:
+    """The first table has the activations that moved, the details the gradients too."""
+    stages = ("activations", "loss", "gradients")
+    changes = tuple(Change("statistic", one, (Place(one, "a", "b"),)) for one in stages)
+    difference = Difference((TestDifference("t", results=(ResultDifference("N", changes),)),), 0)
+    first, _, details = render(difference, "markdown").partition("<details>")
+    assert "activations" in first
+    assert "gradients" not in first
+    assert "gradients" in details
+
+
+def test_every_format_is_found() -> None:
+    """One a file."""
+    assert names() == ["json", "markdown", "terminal"]
+    assert all(render(Difference((), 2), name) for name in names())
