@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import STATISTICS
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, LossCall
+from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, LossCall, Violation
 from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 FORMAT_VERSION = 1
@@ -54,8 +55,8 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "probes": asdict(seen.probes),
         "course": None if seen.course is None else asdict(seen.course),
         "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
-        "violations": [asdict(violation) for violation in judgement.violations],
-        "warned": [asdict(violation) for violation in judgement.warned],
+        "violations": [_violation(report, violation) for violation in judgement.violations],
+        "warned": [_violation(report, violation) for violation in judgement.warned],
         "broken_checks": [asdict(found) for found in judgement.broken],
         "inconclusive": [asdict(finding) for finding in judgement.inconclusive],
         "waived": [
@@ -100,6 +101,13 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}
         data[role] = tensors.get("") if role in ONE_TENSOR else tensors
     return data
+
+
+def _violation(report: HealthReport, violation: Violation) -> dict[str, Any]:
+    return asdict(violation) | {
+        "defined_at": defined_at(report, violation.layer),
+        "called_at": called_at(report, violation.layer),
+    }
 
 
 def _loss_call(call: LossCall) -> dict[str, Any]:
