@@ -67,7 +67,7 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "settings": dict(report.settings),
         "layers": [_layer(record) for record in report],
     }
-    return {key: _plain(value) for key, value in data.items()}
+    return {key: plain(value) for key, value in data.items()}
 
 
 def _layer(record: LayerRecord) -> dict[str, Any]:
@@ -139,12 +139,12 @@ def _units(units: UnitStatistics) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return `value` in dictionaries and lists, with ``None`` for floats that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if hasattr(value, "_asdict"):  # a named tuple, as limits are
         value = value._asdict()
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
