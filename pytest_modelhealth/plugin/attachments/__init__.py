@@ -183,7 +183,7 @@ def told(item: pytest.Item, evidence: Evidence | None) -> dict[str, str]:
 def _gravest(item: pytest.Item) -> Evidence | None:
     fixture = item.stash.get(INSPECTOR, None)
     judged = {}
-    for result in (made.report for made in fixture._inspections) if fixture is not None else ():
+    for result in (made.report for made in fixture.made) if fixture is not None else ():
         kind = Evidence if is_report(result) else ComparisonEvidence
         evidence = kind(result, explains_failure=False)
         try:
@@ -205,19 +205,19 @@ class SourcePlace(NamedTuple):
     line: int
 
 
-def source_place(places: Iterable[str], started_in: Path, root: Path) -> SourcePlace | None:
+def source_place(places: Iterable[str], rootdir: Path, root: Path) -> SourcePlace | None:
     """Return the first place that is a file of a checkout; ``None`` where none is.
 
     Args:
-        places: ``path:line``, relative to `started_in` where they lie in it.
-        started_in: the folder that pytest was started in.
+        places: ``path:line``, relative to `rootdir` where they lie in it.
+        rootdir: that of the run.
         root: that of the checkout. Libraries that are installed in it are no files of it.
     """
     from pytest_modelhealth.rendering.places import is_of_a_library
 
     for place in places:
         path, _, line = place.rpartition(":")
-        file = started_in / path
+        file = rootdir / path
         if is_of_a_library(place) or not file.is_file():
             continue
         if file.resolve().is_relative_to(root.resolve()):

@@ -45,7 +45,7 @@ def pytest_modelhealth_run_ended(
     if not pytest_modelhealth_wants_run():
         return
     workspace = Path(os.environ.get("GITHUB_WORKSPACE") or config.rootpath)
-    for line in annotations(run.tests, config.invocation_params.dir, workspace):
+    for line in annotations(run.tests, config.rootpath, workspace):
         terminalreporter.write_line(line)
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
@@ -59,25 +59,25 @@ def pytest_modelhealth_run_ended(
         )
 
 
-def annotations(tests: Iterable[Test], started_in: Path, workspace: Path) -> Iterator[str]:
+def annotations(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[str]:
     """Yield a workflow command for the first fault of each failing test.
 
     Args:
         tests: those of a run.
-        started_in: the folder that its places are relative to.
+        rootdir: the folder that its places are relative to.
         workspace: the checkout; files outside of it cannot be annotated.
     """
     failing = 0
     for failing, (test, fault) in enumerate(_failing(tests), 1):
         if failing <= MOST_ANNOTATIONS:
-            yield _annotation(test, fault, started_in, workspace)
+            yield _annotation(test, fault, rootdir, workspace)
     if failing > MOST_ANNOTATIONS:
         yield f"modelhealth: annotated {MOST_ANNOTATIONS} of {failing} tests: GitHub shows no more"
 
 
-def _annotation(test: Test, fault: Fault, started_in: Path, workspace: Path) -> str:
+def _annotation(test: Test, fault: Fault, rootdir: Path, workspace: Path) -> str:
     properties = {"title": f"{test['id']}: {_culprit(fault)}"}
-    place = source_place(fault.places, started_in, workspace)
+    place = source_place(fault.places, rootdir, workspace)
     if place is not None:
         properties = {"file": place.path, "line": str(place.line)} | properties
     said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())

@@ -69,16 +69,16 @@ def pytest_modelhealth_run_ended(config: pytest.Config, run: Run) -> None:
     path = _path(config)
     if path is not None:
         root = Path(os.environ.get("CI_PROJECT_DIR") or config.rootpath)
-        found = list(issues(run.tests, config.invocation_params.dir, root))
+        found = list(issues(run.tests, config.rootpath, root))
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="ascii")
 
 
-def issues(tests: Iterable[Test], started_in: Path, root: Path) -> Iterator[dict[str, Any]]:
+def issues(tests: Iterable[Test], rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
     """Yield one issue for each fault of each test; what only warns is ``minor``.
 
     Args:
         tests: those of a run.
-        started_in: the folder that its places are relative to.
+        rootdir: the folder that its places are relative to.
         root: the checkout, which paths are to be relative to.
     """
     from pytest_modelhealth.runs.faults import faults
@@ -86,7 +86,7 @@ def issues(tests: Iterable[Test], started_in: Path, root: Path) -> Iterator[dict
     seen: dict[tuple[str, ...], int] = {}
     for test in tests:
         for fault in faults(test):
-            place = source_place(fault.places, started_in, root)
+            place = source_place(fault.places, rootdir, root)
             key = (test["id"], fault.check, fault.label)
             seen[key] = nth = seen.get(key, 0) + 1
             yield {

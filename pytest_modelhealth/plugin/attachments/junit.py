@@ -38,9 +38,8 @@ def pytest_runtest_makereport(
         item.user_properties += item.stash[_TOLD]
     if call.when == "teardown":
         report.user_properties = list(item.user_properties)
-        for key in (_EVIDENCE, _TOLD):
-            if key in item.stash:
-                del item.stash[key]
+        if evidence is not None:
+            del item.stash[_EVIDENCE]
     return report
 
 
