@@ -61,6 +61,8 @@ class HealthReport(HasVerdict):
         self._judged: Judgement | None = None
         self.judgements: list[Judgement] = []
         """Every judgement so far, those under thresholds of an `assert_healthy` call included."""
+        self.history: Any = None
+        """The watched steps of a training as arrays, a `History`, where a monitor made this."""
         self._warned_of: list[str] = []
         self._asked_as: HealthReport | None = None
 

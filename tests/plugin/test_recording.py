@@ -92,7 +92,7 @@ def test_all_that_tests_inspect(nets, workers):
         "test_drift": "failed",
     }
     assert tests["test_other_reason"]["message"] == "<b>what</b>"
-    lines = TESTS.splitlines()
+    lines = TESTS.strip().splitlines()
     for name in ("test_unhealthy", "test_drift"):
         path, _, number = tests[name]["results"][-1]["place"].rpartition(":")
         assert path == "test_it.py"

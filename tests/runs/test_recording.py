@@ -153,3 +153,27 @@ def test_nothing_to_see():
     json.dumps(made, allow_nan=False)
     assert [layer["name"] for layer in made["layers"]] == [""]
     assert made["totals"]["parameters"] == 0
+
+
+def test_a_training():
+    """The steps of a monitor are there, thinned, with the loss that the loop gave."""
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    monitor = Inspector(net).monitor()
+    with monitor:
+        for step in range(300):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(BATCH), LABELS)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            monitor.step_end(step, loss=loss)
+    made = record(monitor.report_of_training(), "")
+
+    course = made["course"]
+    assert made["of"] == "training"
+    assert course["steps"] == [*range(0, 300, 2), 299]
+    assert course["loss"] == pytest.approx([losses[step] for step in course["steps"]])
+    assert set(course["layers"]) == set(dict(net.named_modules()))
+    assert {len(of["gradient_norm"]) for of in course["layers"].values()} == {151}

@@ -8,6 +8,7 @@ from typing import Any
 from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
 from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Verdict, Violation
+from pytest_modelhealth.runs.recording.course import of_course
 from pytest_modelhealth.runs.recording.flow import of_flow
 from pytest_modelhealth.runs.recording.margins import margins
 from pytest_modelhealth.statistics import TensorStatistics
@@ -53,7 +54,7 @@ def _of(report: HealthReport) -> dict[str, Any]:
         "totals": _totals(layers),
         "layers": layers,
         "flow": of_flow(report),
-        "course": None,
+        "course": of_course(report),
     }
 
 
