@@ -178,7 +178,8 @@ def test_each_failing_test_is_annotated_and_in_the_summary(
 ) -> None:
     """Once, at the call, the class or the inspection; no name is obeyed."""
     (on_github.path / "summary.md").write_text("what an earlier command of the step wrote")
-    result = on_github.runpytest_subprocess(*workers, "-p", "no:cacheprovider")
+    run = on_github.runpytest_subprocess if workers else on_github.runpytest_inprocess
+    result = run(*workers)
     result.assert_outcomes(passed=1, failed=8, xfailed=1)
     found = {}
     for name, properties, message in commands(result.stdout.str()):
