@@ -182,7 +182,7 @@ def told(item: pytest.Item, evidence: Evidence | None) -> dict[str, str]:
 
 def _gravest(item: pytest.Item) -> Evidence | None:
     fixture = item.stash.get(INSPECTOR, None)
-    judged = {}
+    judged: dict[str, Evidence] = {}
     for result in (made.report for made in fixture.made) if fixture is not None else ():
         kind = Evidence if is_report(result) else ComparisonEvidence
         evidence = kind(result, explains_failure=False)

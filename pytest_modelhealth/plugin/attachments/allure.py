@@ -47,7 +47,7 @@ def pytest_runtest_makereport(
         import allure
 
         for name, value in told(item, evidence).items():
-            allure.dynamic.label(name, value)
+            allure.dynamic.label(name, value)  # type: ignore[no-untyped-call]
         if evidence is not None:
             del item.stash[_EVIDENCE]
     return report

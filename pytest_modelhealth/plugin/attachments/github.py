@@ -45,7 +45,7 @@ def pytest_modelhealth_run_ended(
     if not pytest_modelhealth_wants_run():
         return
     workspace = Path(os.environ.get("GITHUB_WORKSPACE") or config.rootpath)
-    for line in annotations(run.tests, config.rootpath, workspace):
+    for line in commands(run.tests, config.rootpath, workspace):
         terminalreporter.write_line(line)
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
@@ -59,7 +59,7 @@ def pytest_modelhealth_run_ended(
         )
 
 
-def annotations(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[str]:
+def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[str]:
     """Yield a workflow command for the first fault of each failing test.
 
     Args:

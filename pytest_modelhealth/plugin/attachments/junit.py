@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _EVIDENCE = pytest.StashKey[Evidence]()
-_TOLD = pytest.StashKey["list[tuple[str, object]]"]()
+_TOLD = pytest.StashKey["list[tuple[str, str]]"]()
 
 
 def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:
@@ -34,8 +34,9 @@ def pytest_runtest_makereport(
     if call.when == "call" or (report.failed and evidence is not None):
         before = item.stash.get(_TOLD, [])  # of a run of the test that did not count
         item.user_properties[:] = [one for one in item.user_properties if one not in before]
-        item.stash[_TOLD] = list(told(item, evidence).items())
-        item.user_properties += item.stash[_TOLD]
+        said = list(told(item, evidence).items())
+        item.stash[_TOLD] = said
+        item.user_properties += said
     if call.when == "teardown":
         report.user_properties = list(item.user_properties)
         if evidence is not None:
