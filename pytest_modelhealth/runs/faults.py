@@ -60,7 +60,7 @@ def _found(test: Test) -> Iterator[Fault]:
                 test, result, parted["label"], "comparison", parted["story"], parted["cause"]
             )
         elif result["verdict"] in ("drifted", "missing"):
-            label = next((drift["label"] for drift in result["drifts"]), "")
+            label = next((one["layer"] or result["model"] for one in result["drifts"]), "")
             yield _fault(test, result, label, "drift", result["story"] or result["headline"])
 
 

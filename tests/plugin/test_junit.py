@@ -63,6 +63,15 @@ def test_hostile(inspector):
     model.add_module(name, nets.with_nan()[2])
     inspector(model).run_inspection(torch.randn(64, 8))
 
+def test_missing(inspector, health_snapshot):
+    assert run(inspector, nets.healthy()) == health_snapshot
+
+def test_drifted(inspector, health_snapshot):
+    model = nets.healthy()
+    if health_snapshot.session.update_snapshots is False:
+        model[2].weight.data *= 2
+    assert run(inspector, model) == health_snapshot
+
 def test_without():
     pass
 """
@@ -81,6 +90,8 @@ TOLD = {
         "culprit": '</property>"&\\x1b[31m\\n\\ud800]]>',
         "check": "finite",
     },
+    "test_missing": {"verdict": "missing", "check": "drift"},
+    "test_drifted": {"verdict": "drifted", "culprit": "2", "check": "drift"},
     "test_without": {},
 }
 
@@ -100,9 +111,12 @@ def properties(path: str) -> dict[str, list[tuple[str, str]]]:
 def test_every_test_says_its_verdict(nets: pytest.Pytester, workers: list[str]) -> None:
     """The gravest of its results, with culprit and check, whether it failed by it or not."""
     nets.makepyfile(SUITE)
+    recorded = nets.runpytest("-k", "drifted", "--snapshot-update", "--junitxml=junit.xml")
+    recorded.assert_outcomes(passed=1, deselected=12)
+    assert properties(str(nets.path / "junit.xml")) == {"test_drifted": [("verdict", "healthy")]}
     run = nets.runpytest_subprocess if workers else nets.runpytest_inprocess
     result = run(*workers, "--junitxml=junit.xml", "-W", "default")
-    result.assert_outcomes(passed=6, failed=4, errors=2, warnings=1)
+    result.assert_outcomes(passed=6, failed=6, errors=2, warnings=1)
     found = properties(str(nets.path / "junit.xml"))
     assert found.pop("test_own_exception") == [
         ("verdict", "mine"),
@@ -117,7 +131,7 @@ def test_it_is_switched_off_by_name(nets: pytest.Pytester) -> None:
     """The file is then pytest's own."""
     nets.makepyfile(SUITE.replace('"verdict", "mine"', '"owner", "me"'))
     options = ("-k", "unhealthy or own_", "--junitxml=junit.xml")
-    nets.runpytest(*options, "-p", "no:modelhealth.junit").assert_outcomes(failed=2, deselected=9)
+    nets.runpytest(*options, "-p", "no:modelhealth.junit").assert_outcomes(failed=2, deselected=11)
     assert properties(str(nets.path / "junit.xml")) == {
         "test_unhealthy": [],
         "test_own_exception": [("owner", "me")],
@@ -142,7 +156,7 @@ def test_a_test_that_runs_twice_says_it_once(nets: pytest.Pytester) -> None:
     )
     nets.makepyfile(SUITE)
     nets.runpytest("-k", "test_unhealthy", "--junitxml=junit.xml").assert_outcomes(
-        failed=1, deselected=10
+        failed=1, deselected=12
     )
     told = properties(str(nets.path / "junit.xml"))["test_unhealthy"]
     assert told == list(TOLD["test_unhealthy"].items())

@@ -31,7 +31,8 @@ PARTED = {
 RENAMED = PARTED | {"divergence": None}
 DRIFTED = {
     "kind": "drift", "verdict": "drifted", "headline": "drifted: fc", "text": "now",
-    "place": "test_it.py:7", "story": "fc began it", "drifts": [{"label": "fc"}],
+    "place": "test_it.py:7", "story": "fc began it", "model": "Net",
+    "drifts": [{"layer": "fc", "label": "fc.weight"}],
 }  # fmt: skip
 MISSING = DRIFTED | {"verdict": "missing", "headline": "no snapshot", "story": "", "drifts": []}
 

@@ -18,6 +18,7 @@ import pytest
 
 from pytest_modelhealth.errors import InspectionError, SettingsError
 from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
+from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -163,7 +164,8 @@ class ComparisonEvidence(Evidence):
 
 
 _PLACES = ("called", "defined")
-_RANKS = ("unhealthy", "different", "inconclusive")
+_FAULTY = ("unhealthy", "different")
+_RANKS = (*_FAULTY, "inconclusive")
 
 
 def told(item: pytest.Item, evidence: Evidence | None) -> dict[str, str]:
@@ -174,10 +176,29 @@ def told(item: pytest.Item, evidence: Evidence | None) -> dict[str, str]:
         evidence: what it failed with; without it, the gravest of its results counts.
     """
     found = evidence or _gravest(item)
-    if found is None:
-        return {}
-    said = {"verdict": found.verdict, "culprit": found.culprit, "check": found.check}
+    said = {}
+    if found is not None:
+        said = {"verdict": found.verdict, "culprit": found.culprit, "check": found.check}
+    if said.get("verdict") not in _FAULTY:
+        said = _drift(item) or said
     return {name: text for name, text in said.items() if text}
+
+
+def start_snapshot_checks(item: pytest.Item) -> None:
+    """Have what comes of comparisons with snapshots kept for `told`, and nothing from before.
+
+    Called before the test, and behind it, as items live as long as the session.
+    """
+    item.stash[SNAPSHOT_CHECKS] = []
+
+
+def _drift(item: pytest.Item) -> dict[str, str]:
+    for check, *_ in item.stash.get(SNAPSHOT_CHECKS, []):
+        if check.outcome in ("drifted", "missing"):
+            drifts = check.found.drifts if check.found is not None else ()
+            layer = _printable(drifts[0].layer or check.now.model) if drifts else ""
+            return {"verdict": str(check.outcome.value), "culprit": layer, "check": "drift"}
+    return {}
 
 
 def _gravest(item: pytest.Item) -> Evidence | None:

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.attachments import Evidence, told
+from pytest_modelhealth.plugin.attachments import Evidence, start_snapshot_checks, told
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 _EVIDENCE = pytest.StashKey[Evidence]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Follow what becomes of snapshots."""
+    if _is_wanted(item.config):
+        start_snapshot_checks(item)
 
 
 def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:
@@ -50,6 +56,8 @@ def pytest_runtest_makereport(
             allure.dynamic.label(name, value)  # type: ignore[no-untyped-call]
         if evidence is not None:
             del item.stash[_EVIDENCE]
+    if call.when == "teardown":
+        start_snapshot_checks(item)
     return report
 
 

@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.attachments import Evidence, told
+from pytest_modelhealth.plugin.attachments import Evidence, start_snapshot_checks, told
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 _EVIDENCE = pytest.StashKey[Evidence]()
 _TOLD = pytest.StashKey["list[tuple[str, str]]"]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Follow what becomes of snapshots."""
+    if _is_wanted(item.config):
+        start_snapshot_checks(item)
 
 
 def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:
@@ -39,6 +45,7 @@ def pytest_runtest_makereport(
         item.user_properties += said
     if call.when == "teardown":
         report.user_properties = list(item.user_properties)
+        start_snapshot_checks(item)
         if evidence is not None:
             del item.stash[_EVIDENCE]
     return report
