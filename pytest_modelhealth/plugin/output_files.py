@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def path_of(config: pytest.Config, option: str) -> Path | None:
-    """Return the file that `option` names, ``None`` where it was not given and in xdist's workers.
+    """Return the file that `option` names; ``None`` where no file is to be written.
+
+    So it is where the option was not given, where tests are only collected, and in xdist's workers.
 
     Its folder is made, so that a long run does not end without it. Under torchrun each process but
     the first has a file of its own: ``run-rank1.json``.
@@ -29,7 +31,7 @@ def path_of(config: pytest.Config, option: str) -> Path | None:
         pytest.UsageError: it is a directory, or cannot be written.
     """
     given = config.getoption(option)
-    if given is None or hasattr(config, "workerinput"):
+    if given is None or config.option.collectonly or hasattr(config, "workerinput"):
         return None
     path: Path = config.invocation_params.dir / given
     try:

@@ -103,6 +103,13 @@ def test_a_full_disk_costs_the_file_alone(run: pytest.Pytester) -> None:
     assert result.ret == 0
 
 
+def test_collecting_leaves_the_last_file(run: pytest.Pytester) -> None:
+    """Where no test runs, there is nothing to write."""
+    run.path.joinpath("run.json").write_text("before")
+    run.runpytest("--modelhealth-json=run.json", "--collect-only")
+    assert run.path.joinpath("run.json").read_text() == "before"
+
+
 def test_a_device_is_not_replaced(run: pytest.Pytester) -> None:
     """What is written to /dev/null is gone, and /dev/null is still there."""
     run.runpytest("--modelhealth-json=/dev/null", "-p", "no:modelhealth.recording")

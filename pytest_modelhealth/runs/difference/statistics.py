@@ -10,7 +10,7 @@ from pytest_modelhealth.runs.difference.result import Change, Place
 from pytest_modelhealth.snapshot.changes import MatchedTensor, SnapshotPair
 from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
-from pytest_modelhealth.snapshot.snapshot import TensorLine, shape_text
+from pytest_modelhealth.snapshot.snapshot import Snapshot, TensorLine, shape_text
 
 _STAGES = {
     "activations": ("buffers", "inputs", "activations"),
@@ -52,6 +52,8 @@ def moved(pair: SnapshotPair, samples: tuple[int, int]) -> Moved:
     if not found.drifts:
         return Moved()
     given = _Given(pair, found, samples)
+    if given.batch is None and not all(map(_has_given, (pair.old, pair.new))):
+        return Moved(remarks=(_UNSEEN,))
     drifts = [drift for drift in found.drifts if drift.statistic not in _FORM]
     computed = [drift for drift in drifts if given.is_before_all_chance(drift)]
     if given.is_drawn:
@@ -67,6 +69,15 @@ def moved(pair: SnapshotPair, samples: tuple[int, int]) -> Moved:
         cause if computed or given.altered else "",
         (*given.remarks(), *masks),
     )
+
+
+_UNSEEN = "its batch or its weights were not watched: what is computed is not compared"
+
+
+def _has_given(side: Snapshot) -> bool:
+    """Whether it can be told that the batch and the weights are the same."""
+    seen = {(role, bool(name)) for name, line in side.layers.items() for role, _ in line.tensors}
+    return ("inputs", False) in seen and bool(seen & {("parameters", False), ("parameters", True)})
 
 
 class _Given:

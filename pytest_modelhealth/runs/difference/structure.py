@@ -81,10 +81,13 @@ class Structure:
         groups: dict[tuple[str, str], list[LayerChange]] = {}
         for change in self._pair.changes():
             if change.what != "renamed" and not self._is_told(change):
-                groups.setdefault((change.what, change.rest), []).append(change)
-        for (what, rest), same in groups.items():
-            places = tuple(Place(change.label, "", rest.strip(" :()")) for change in same)
-            yield Change("layer", what.replace("_", " "), places)
+                on_one_side = change.what in ("added", "removed")
+                how = "" if on_one_side else change.rest
+                groups.setdefault((change.what, how), []).append(change)
+        for (what, _), same in groups.items():
+            words = what.replace("_", " ").removesuffix(" of")
+            places = (Place(change.label, "", change.rest.strip(" :()")) for change in same)
+            yield Change("layer", words, tuple(places))
 
     def _is_told(self, change: LayerChange) -> bool:
         """Whether the model itself is another class, which is told as a rename."""

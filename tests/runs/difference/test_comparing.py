@@ -211,6 +211,19 @@ def test_statistics_move_beyond_rounding_or_are_not_told(factor: float, is_told:
     assert bool(between(inspection(), now).tests) is is_told
 
 
+def test_what_was_not_watched_is_not_taken_for_equal() -> None:
+    """Without the batch, or without weights, nobody knows whether the same was computed."""
+    for role in ("inputs", "parameters"):
+        sides = [inspection(), inspection()]
+        sides[1]["layers"][1]["tensors"][1].update(mean=3.0)
+        for side in sides:
+            for one in side["layers"]:
+                one["tensors"] = [seen for seen in one["tensors"] if seen["role"] != role]
+        ((test,),) = (between(*sides).tests,)
+        assert test.grade is Grade.SAME
+        assert "not watched" in test.results[0].remarks[0]
+
+
 def test_the_statistics_of_a_training_are_not_compared() -> None:
     """Rounding grows from step to step."""
     sides = [inspection(of="training"), inspection(of="training")]
