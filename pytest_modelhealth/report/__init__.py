@@ -3,6 +3,7 @@
 This package imports neither torch nor numpy.
 """
 
+from pytest_modelhealth.report.costs import Costs, LayerCosts, Shape, Size
 from pytest_modelhealth.report.course import Course, CourseEvent, LossSummary
 from pytest_modelhealth.report.flow import (
     Call,
@@ -26,6 +27,7 @@ from pytest_modelhealth.report.judgement import (
     Verdict,
     Violation,
 )
+from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import (
     ROLES,
     ClassTargets,
@@ -59,6 +61,7 @@ __all__ = [
     "BrokenCheck",
     "Call",
     "ClassTargets",
+    "Costs",
     "Course",
     "CourseEvent",
     "Cut",
@@ -73,6 +76,7 @@ __all__ = [
     "Judge",
     "Judgement",
     "Kind",
+    "LayerCosts",
     "LayerMode",
     "LayerRecord",
     "LayerRecords",
@@ -81,6 +85,7 @@ __all__ = [
     "LossPath",
     "LossSlope",
     "LossSummary",
+    "ModelSummary",
     "Noises",
     "Observation",
     "Option",
@@ -90,6 +95,8 @@ __all__ = [
     "Probed",
     "Recurrence",
     "Reference",
+    "Shape",
+    "Size",
     "Status",
     "Step",
     "Stepped",
