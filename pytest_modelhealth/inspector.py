@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from pytest_modelhealth.capture.costing.further import FurtherRun
     from pytest_modelhealth.report import ModelSummary
-
     from pytest_modelhealth.statistics import TensorStatistics
 
 

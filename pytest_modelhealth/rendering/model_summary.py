@@ -1,23 +1,16 @@
-"""The summary of a model: a row for each layer, the totals, and both as text."""
+"""The summary of a model: a row for each layer, and the totals."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_modelhealth.rendering.layer_tree import Alike, Branch, Row, grown, shown
-from pytest_modelhealth.rendering.notation import (
-    NOT_SEEN,
-    plural,
-    printable,
-    shape,
-    shorten,
-    table,
-)
+from pytest_modelhealth.rendering.layer_tree import Branch, Row, grown
+from pytest_modelhealth.rendering.model_summary_text import text
+from pytest_modelhealth.rendering.notation import plural
 from pytest_modelhealth.report import (
     HealthReport,
     LayerCosts,
@@ -32,9 +25,6 @@ from pytest_modelhealth.statistics import TensorStatistics
 SUMMED = ("parameters", "activation_bytes", "multiply_adds", "saved_bytes")
 """What a layer has together with those inside, as ``all_...``."""
 MAX_ROWS = 200
-
-
-# The numbers.
 
 
 def rows(report: HealthReport) -> list[dict[str, Any]]:
@@ -208,14 +198,16 @@ def _run(seen: Observation) -> str:
 
 
 def _notes(seen: Observation) -> list[str]:
-    why_not = seen.costs.why_not if seen.costs is not None else _NOT_ASKED
-    return [*([why_not] if why_not else []), *seen.notes, *seen.errors]
+    why_not = [_NOT_ASKED]
+    if seen.costs is not None:
+        why_not = [why for why in (seen.costs.why_not, seen.costs.why_not_saved) if why]
+    return [*why_not, *seen.notes, *seen.errors]
 
 
-_NOT_ASKED = "'-' was not measured: Inspector(model).summary(batch), or run_inspection(..., costs=True), does"
-
-
-# As text.
+_NOT_ASKED = (
+    "'-' was not measured: Inspector(model).summary(batch), or run_inspection(..., costs=True), "
+    "measures it"
+)
 
 
 def render(
@@ -227,241 +219,6 @@ def render(
 ) -> str:
     """Return the summary of a report as text; arguments as in `summarised` and `text`."""
     return text(summarised(report, depth, max_rows), width=width)
-
-
-def text(summary: ModelSummary, *, width: int = 100) -> str:
-    """Return the tree of layers as a table, and the totals below.
-
-    Each line has the numbers of a layer with all inside.
-
-    Args:
-        summary: what to show.
-        width: characters that a line may take; names, types and remarks are cut to fit.
-    """
-    lines, left_out = selected(summary)
-    columns = [column for column in COLUMNS if column.title != "input" or width >= _WIDE]
-    body = _table(lines, columns, width)
-    if left_out:
-        body.append(f"... and {plural(left_out, 'more line')}: summary(max_rows=None) shows all")
-    notes = [printable(note) for note in summary.notes]
-    head = line(summary)
-    return "\n".join([head, "", *(body or ["no layers"]), "", *facts(summary), *notes])
-
-
-_WIDE = 120
-"""From here on there is room for the shapes of inputs."""
-
-
-def line(summary: ModelSummary) -> str:
-    """Return what was summarised, in one line."""
-    found = summary.totals
-    parts = [plural(found["layers"] or 0, "layer")]
-    if found["parameters"] is not None:
-        parts.append(plural(found["parameters"], "parameter"))
-    parts += [summary.run] if summary.run else []
-    return f"{printable(summary.model_type)}: {', '.join(parts)}"
-
-
-def selected(summary: ModelSummary) -> tuple[list[Row | Alike], int]:
-    """Return the lines to show, and how many more there are."""
-    roots: list[Branch] = []
-    path: list[Branch] = []
-    for row in summary.rows:
-        branch = Branch(dict(row))
-        del path[row["depth"] :]
-        (path[-1].inside if path else roots).append(branch)
-        path.append(branch)
-    lines = list(shown(roots, summary.depth))
-    most = len(lines) if summary.max_rows is None else summary.max_rows
-    return lines[:most], max(0, len(lines) - most)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of the table.
-
-    Args:
-        title: what stands over it.
-        help: what it holds, in a sentence.
-        cell: gives its text for a layer.
-        is_text: whether it is flush left.
-    """
-
-    title: str
-    help: str
-    cell: Callable[[Row], str]
-    is_text: bool = False
-
-
-def _shape(row: Row, key: str) -> str:
-    return NOT_SEEN if row[key] is None else shape(row[key])
-
-
-def _remark(row: Row) -> str:
-    parts = []
-    if row["status"] == Status.OPAQUE:
-        parts.append("not looked into")
-    elif not row["calls"] and not row["all_activation_bytes"]:
-        parts.append("never called")
-    if row["calls"] > 1:
-        parts.append(plural(row["calls"], "call"))
-    if row["frozen"]:
-        parts.append("frozen" if not row["trainable"] else f"{row['frozen']:,} frozen")
-    if row["shared"]:
-        parts.append("tied")
-    return ", ".join(parts)
-
-
-COLUMNS = (
-    Column(
-        "layer",
-        "name of the layer, below the layer that it lies in",
-        lambda row: "  " * row["depth"] + printable(row["name"].rpartition(".")[2] or row["label"]),
-        is_text=True,
-    ),
-    Column(
-        "type", "class of the module, or the function", lambda row: printable(row["type"]), True
-    ),
-    Column("input", "shape of the first input", lambda row: _shape(row, "input_shape")),
-    Column("output", "shape of the first output", lambda row: _shape(row, "output_shape")),
-    Column(
-        "params",
-        "elements of all parameters, shared ones once",
-        lambda row: whole(row["all_parameters"]),
-    ),
-    Column(
-        "mult-adds",
-        "multiplications with an addition in the forward, half of the operations that torch counts",
-        lambda row: scaled(row["all_multiply_adds"]),
-    ),
-    Column(
-        "activations",
-        "bytes of what was returned, by the innermost layers",
-        lambda row: in_bytes(row["all_activation_bytes"]),
-    ),
-    Column(
-        "saved",
-        "bytes that autograd keeps for the backward pass, beyond parameters and batch",
-        lambda row: in_bytes(row["all_saved_bytes"]),
-    ),
-    Column("", "what is special", _remark, is_text=True),
-)
-
-
-def whole(count: int | None) -> str:
-    """Return ``"1,234,567"``, or a dash where nothing was counted."""
-    return NOT_SEEN if count is None else f"{count:,}"
-
-
-def scaled(count: int | None) -> str:
-    """Return ``"376 k"``, ``"4.21 G"``: three significant digits and a power of 1,000."""
-    return NOT_SEEN if count is None else _in_units(count, 1000, ("", " k", " M", " G", " T", " P"))
-
-
-def in_bytes(count: int | None) -> str:
-    """Return ``"64.0 KiB"``: three significant digits and a power of 1,024."""
-    units = (" B", " KiB", " MiB", " GiB", " TiB", " PiB")
-    return NOT_SEEN if count is None else _in_units(count, 1024, units)
-
-
-def _in_units(count: int, base: int, units: Sequence[str]) -> str:
-    power, value = 0, float(count)
-    while value >= 999.5 and power < len(units) - 1:
-        value /= base
-        power += 1
-    digits = 0 if not power or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:,.{digits}f}{units[power]}"
-
-
-def _table(lines: Sequence[Row | Alike], columns: Sequence[Column], width: int) -> list[str]:
-    """Return the lines of the table, in `width` characters where numbers leave that room."""
-    cells = [[column.title for column in columns]]
-    cells += [
-        [column.cell(row) for column in columns] for row in lines if not isinstance(row, Alike)
-    ]
-    if len(cells) == 1:
-        return []
-    texts = {index for index, column in enumerate(columns) if column.is_text}
-    titles, *found = table(_fitted(cells, width), left=texts)
-    body, remaining = [titles], iter(found)
-    for row in lines:
-        body.append(shorten(alike(row), width) if isinstance(row, Alike) else next(remaining))
-    return body
-
-
-def alike(left_out: Alike) -> str:
-    """Return a line for siblings that are like those before."""
-    first, last = (printable(name.rpartition(".")[2]) for name in (left_out.first, left_out.last))
-    layers = plural(left_out.layers, "layer")
-    return f"{'  ' * left_out.depth}{first} .. {last}: {left_out.times:,} times the same ({layers})"
-
-
-_NARROWEST = ((1, 12), (0, 32), (1, 8), (-1, 6), (0, 16), (-1, 0))
-"""Columns that give way when the table is too wide, in this order, and how far."""
-
-
-def _fitted(cells: list[list[str]], width: int) -> list[list[str]]:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    excess = sum(widths) + 2 * (len(widths) - 1) - width
-    for column, least in _NARROWEST:
-        cut = max(0, min(excess, widths[column] - least))
-        widths[column] -= cut
-        excess -= cut
-    cut_at = {column: widths[column] for column in (0, 1, len(widths) - 1)}
-    return [
-        [shorten(cell, cut_at[at]) if at in cut_at else cell for at, cell in enumerate(row)]
-        for row in cells
-    ]
-
-
-def facts(summary: ModelSummary) -> list[str]:
-    """Return the totals, a line each."""
-    found = summary.totals
-    lines = [
-        (
-            "parameters",
-            f"{whole(found['parameters'])} ({in_bytes(found['parameter_bytes'])}): "
-            f"{whole(found['trainable'])} trainable, {whole(found['frozen'])} frozen",
-        ),
-        (
-            "mult-adds",
-            f"{scaled(found['multiply_adds'])} in the forward, by the counter of torch (2 flops each)",
-        ),
-        ("activations", f"{in_bytes(found['activation_bytes'])} returned by the innermost layers"),
-        (
-            "saved",
-            f"{in_bytes(found['saved_bytes'])} for the backward pass, beyond parameters and batch",
-        ),
-        (
-            "peak",
-            f"{in_bytes(found['peak_bytes'])} of tensors in {_phases(summary)}, "
-            f"{in_bytes(found['held_bytes'])} of it model and batch",
-        ),
-        ("CUDA's peak", f"{in_bytes(found['cuda_peak_bytes'])} by its allocator"),
-    ]
-    if found["peak_bytes"] is None:
-        lines = [one for one in lines if one[0] in ("parameters", "activations")]
-    elif found["cuda_peak_bytes"] is None:
-        lines.pop()
-    tied = [("tied", text) for text in _ties(summary.rows)]
-    return table([*lines, *tied], left=(0, 1))
-
-
-def _ties(layers: Sequence[Row]) -> list[str]:
-    """Return which parameters are shared, at most so many that they do not fill the page."""
-    pairs = [
-        f"{printable(row['name'] + '.' * bool(row['name']) + own)} is {printable(full)}"
-        for row in layers
-        for own, full in row["shared"].items()
-    ]
-    return [*pairs[:_TIES], *([f"and {len(pairs) - _TIES:,} more"] if len(pairs) > _TIES else [])]
-
-
-_TIES = 5
-
-
-def _phases(summary: ModelSummary) -> str:
-    return "forward, loss and backward" if summary.backward else "the forward"
 
 
 def to_dict(summary: ModelSummary) -> dict[str, Any]:

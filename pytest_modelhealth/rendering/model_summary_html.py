@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from pytest_modelhealth.rendering.layer_tree import Alike
-from pytest_modelhealth.rendering.model_summary import COLUMNS, alike, facts, line, selected
+from pytest_modelhealth.rendering.model_summary_text import COLUMNS, alike, facts, line, selected
 from pytest_modelhealth.report import ModelSummary
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 Shape = tuple[int, ...]
 
 
-class Size(NamedTuple):
+@dataclass(frozen=True)
+class Size:
     """How large a parameter is.
 
     Args:
@@ -31,6 +31,7 @@ class LayerCosts:
             normalisations, additions) is 0.
         saved_bytes: storages that autograd keeps for the backward pass, each at the first layer
             that has it saved; without parameters, buffers and the batch, which are there anyway.
+            ``None`` where that could not be seen.
         activation_bytes: what the tensors take that its calls returned.
         input_shape, output_shape: of the first tensor that its first call took and returned;
             ``None`` where there was none.
@@ -39,7 +40,7 @@ class LayerCosts:
     """
 
     multiply_adds: int = 0
-    saved_bytes: int = 0
+    saved_bytes: int | None = 0
     activation_bytes: int = 0
     input_shape: Shape | None = None
     output_shape: Shape | None = None
@@ -62,13 +63,15 @@ class Costs:
         cuda_peak_bytes: the most that the allocator of CUDA had handed out, less what it had at the
             start, and with what the model and its batch hold there; ``None`` without CUDA.
         why_not: why nothing was measured, a sentence; ``""`` where it was.
+        why_not_saved: why `saved_bytes` alone was not.
     """
 
     layers: Mapping[str, LayerCosts] = field(default_factory=dict)
     multiply_adds: int = 0
-    saved_bytes: int = 0
+    saved_bytes: int | None = 0
     held_bytes: int = 0
     peak_bytes: int = 0
     backward: bool = False
     cuda_peak_bytes: int | None = None
     why_not: str = ""
+    why_not_saved: str = ""

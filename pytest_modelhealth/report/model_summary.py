@@ -57,7 +57,7 @@ class ModelSummary:
 
         Layers in a row that are alike, with all that is in them, are shown once and counted.
         """
-        text: str = self.renderer("model_summary", "text")(self, width=width)
+        text: str = self.renderer("model_summary_text", "text")(self, width=width)
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class ModelSummary:
         return self.render()
 
     def __repr__(self) -> str:
-        line: str = self.renderer("model_summary", "line")(self)
+        line: str = self.renderer("model_summary_text", "line")(self)
         return line
 
     def _repr_html_(self) -> str:

@@ -77,8 +77,8 @@ class MeteringHooks(Hooks):
                 form.dtype = str(tensor.dtype).removeprefix("torch.")
             form.activation_bytes += tensor.numel() * tensor.itemsize
 
-    _enter_function = guarded(_see_inputs)
-    _complete_function = guarded(_see_output)
+    _enter_function = guarded(_see_inputs)  # type: ignore[arg-type]
+    _complete_function = guarded(_see_output)  # type: ignore[arg-type]
 
 
 def _shape(tensor: Tensor) -> Shape:

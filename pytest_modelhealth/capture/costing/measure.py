@@ -42,9 +42,22 @@ def measured(request: Request, run: Callable[[Request, Watch], Observation]) -> 
         visitor=None,
     )
     arguments = Inputs.of(request.inputs)
-    watch = _Watch(find_tensors((arguments.args, arguments.kwargs, request.target)))
-    seen = run(request, watch)
+    batch = find_tensors((arguments.args, arguments.kwargs, request.target))
+    watch = _Watch(batch)
+    try:
+        seen = run(request, watch)
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        watch = _Watch(batch, why_not_saved=_NO_HOOKS)
+        seen = run(request, watch)
     return replace(seen, costs=replace(watch.costs, backward=seen.backward))
+
+
+_NO_HOOKS = (
+    "what autograd saves was not measured: the model calls torch.func or switches the hooks off "
+    "that would tell"
+)
 
 
 _NOTHING = Selection((Rule("*", frozenset()),))
@@ -55,17 +68,19 @@ class _Watch:
 
     Args:
         batch: the tensors that it is given.
+        why_not_saved: why what autograd saves is not to be seen, if it is not.
     """
 
-    def __init__(self, batch: list[Tensor]) -> None:
+    def __init__(self, batch: list[Tensor], why_not_saved: str = "") -> None:
         self.costs = Costs()
         self._batch = batch
+        self._why_not_saved = why_not_saved
 
     @contextmanager
     def __call__(self, recorder: Recorder) -> Iterator[MeteringHooks]:
         """Let `recorder` see the layers that run inside, and measure what they cost."""
         hooks = MeteringHooks(recorder)
-        meter = Meter(hooks.metered_layer)
+        meter = Meter(hooks.metered_layer, sees_saved=not self._why_not_saved)
         meter.storages.give(_held(recorder))
         meter.storages.give(self._batch)
         held, on_cuda = meter.storages.given(""), meter.storages.given("cuda")
@@ -75,10 +90,11 @@ class _Watch:
         self.costs = Costs(
             layers=_layers(recorder, hooks.forms, meter),
             multiply_adds=meter.multiply_adds.total(),
-            saved_bytes=meter.saved_bytes.total(),
+            saved_bytes=None if meter.saved_bytes is None else meter.saved_bytes.total(),
             held_bytes=held,
             peak_bytes=meter.storages.peak,
             cuda_peak_bytes=allocator.peak(on_cuda),
+            why_not_saved=self._why_not_saved,
         )
         meter.storages.forget()
 
@@ -115,7 +131,7 @@ def _layers(recorder: Recorder, forms: dict[str, Form], meter: Meter) -> dict[st
     return {
         name: LayerCosts(
             multiply_adds=meter.multiply_adds[name],
-            saved_bytes=meter.saved_bytes[name],
+            saved_bytes=None if meter.saved_bytes is None else meter.saved_bytes[name],
             parameters=parameters.get(name, {}),
             **vars(forms.get(name, Form())),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,29 +24,31 @@ class Meter(TorchDispatchMode):
 
     Args:
         running_layer: the name of the innermost layer whose forward runs, ``None`` outside of it.
+        sees_saved: whether to see what autograd saves.
 
     Attributes:
-        multiply_adds, saved_bytes: by layer.
+        multiply_adds, saved_bytes: by layer; the latter is ``None`` where that is not to be seen.
         storages: what is in use.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, running_layer: Callable[[], str | None]) -> None:
+    def __init__(self, running_layer: Callable[[], str | None], *, sees_saved: bool) -> None:
         super().__init__()
         self.multiply_adds: Counter[str] = Counter()
-        self.saved_bytes: Counter[str] = Counter()
+        self.saved_bytes: Counter[str] | None = Counter() if sees_saved else None
         self.storages = Storages()
         self._running_layer = running_layer
         self._counter = FlopCounterMode(display=False, custom_mapping=own_formulas())
-        # torch's own hooks every module and tensor to tell layers apart, which we do ourselves
-        self._counter.mod_tracker = _NoModules()
+        # that of torch hooks every module and tensor to tell layers apart, which we do ourselves
+        self._counter.mod_tracker = _NoModules()  # type: ignore[no-untyped-call]
         self._counted = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """See the operations that run inside, and what they have saved."""
-        saved = saved_tensors_hooks(self._save, _same)
+        sees_saved = self.saved_bytes is not None
+        saved = saved_tensors_hooks(self._save, _same) if sees_saved else nullcontext()
         with self._counter, self, saved:
             yield
 
@@ -54,7 +56,8 @@ class Meter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run an operation; the counter, which is on below this mode, sees it too."""
-        made = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # the user's function modes have seen the call
+            made = func(*args, **(kwargs or {}))
         for tensor in [made] if type(made) is Tensor else find_tensors(made):
             self.storages.follow(tensor)
         counted = self._counter.get_total_flops()
@@ -67,7 +70,7 @@ class Meter(TorchDispatchMode):
 
     def _save(self, tensor: Tensor) -> Tensor:
         layer = self._running_layer()
-        if layer is not None:
+        if layer is not None and self.saved_bytes is not None:
             with torch._C.DisableTorchFunction():
                 self.saved_bytes[layer] += self.storages.save(tensor)
         return tensor
