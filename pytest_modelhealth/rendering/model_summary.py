@@ -22,7 +22,7 @@ from pytest_modelhealth.report import (
 )
 from pytest_modelhealth.statistics import TensorStatistics
 
-SUMMED = ("parameters", "activation_bytes", "multiply_adds", "saved_bytes")
+SUMMED = ("parameters", "trainable", "activation_bytes", "multiply_adds", "saved_bytes")
 """What a layer has together with those inside, as ``all_...``."""
 MAX_ROWS = 200
 

@@ -93,8 +93,10 @@ def _remark(row: Row) -> str:
         parts.append("uncalled")
     if row["calls"] > 1:
         parts.append(plural(row["calls"], "call"))
-    if row["frozen"]:
-        parts.append("frozen" if not row["trainable"] else f"{row['frozen']:,} frozen")
+    if row["all_parameters"] and row["all_trainable"] == 0:
+        parts.append("frozen")
+    elif row["frozen"]:
+        parts.append(f"{row['frozen']:,} frozen")
     if row["shared"]:
         parts.append("tied")
     return ", ".join(parts)

@@ -31,8 +31,9 @@ class ModelSummary:
               mean of several);
             - ``multiply_adds`` and ``saved_bytes``, as in `Costs`, where they were measured.
 
-            With the layers inside are ``all_parameters``, ``all_activation_bytes`` (of those that
-            hold no others), ``all_multiply_adds`` and ``all_saved_bytes``.
+            With the layers inside are ``all_parameters``, ``all_trainable``,
+            ``all_activation_bytes`` (of those that hold no others), ``all_multiply_adds`` and
+            ``all_saved_bytes``.
         totals: of the model: ``layers``, ``parameters``, ``trainable``, ``frozen``,
             ``parameter_bytes``, ``activation_bytes``, ``multiply_adds``, ``saved_bytes``,
             ``peak_bytes``, ``held_bytes``, ``cuda_peak_bytes``.

@@ -34,14 +34,14 @@ class Meter(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, running_layer: Callable[[], str | None], *, sees_saved: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.multiply_adds: Counter[str] = Counter()
         self.saved_bytes: Counter[str] | None = Counter() if sees_saved else None
         self.storages = Storages()
         self._running_layer = running_layer
         self._counter = FlopCounterMode(display=False, custom_mapping=own_formulas())
         # that of torch hooks every module and tensor to tell layers apart, which we do ourselves
-        self._counter.mod_tracker = _NoModules()  # type: ignore[no-untyped-call]
+        self._counter.mod_tracker = _NoModules()
         self._counted = 0
 
     @contextmanager
