@@ -12,6 +12,7 @@ from pytest_modelhealth.rendering.layer_tree import Branch, Row, grown
 from pytest_modelhealth.rendering.model_summary_text import text
 from pytest_modelhealth.rendering.notation import plural
 from pytest_modelhealth.report import (
+    Costs,
     HealthReport,
     LayerCosts,
     LayerRecord,
@@ -87,7 +88,7 @@ def _entered(branch: Branch) -> float:
 def _row(
     record: LayerRecord, depth: int, seen: Observation, inside: Sequence[Branch]
 ) -> dict[str, Any]:
-    costs = None if seen.costs is None or seen.costs.why_not else seen.costs
+    costs = _measured(seen)
     own = None if costs is None else costs.layers.get(record.name, LayerCosts())
     sizes = _sizes(record) if own is None else own.parameters
     row: dict[str, Any] = {
@@ -176,18 +177,20 @@ def _sum(parts: Sequence[int | None]) -> int | None:
 
 def _totals(seen: Observation, layers: Sequence[Row]) -> dict[str, int | None]:
     roots = [row for row in layers if row["depth"] == 0]
-    whole = {key: _sum([row[f"all_{key}"] for row in roots]) for key in SUMMED}
-    owned = ("trainable", "frozen", "parameter_bytes")
-    costs = None if seen.costs is None or seen.costs.why_not else seen.costs
+    owned = ("parameters", "trainable", "frozen", "parameter_bytes")
+    measured = ("multiply_adds", "saved_bytes", "peak_bytes", "held_bytes", "cuda_peak_bytes")
+    costs = _measured(seen)
     return {
         "layers": len(layers),
-        **{key: _sum([row[key] for row in layers]) for key in ("parameters", *owned)},
-        **{key: whole[key] for key in SUMMED[1:]},
-        **{
-            key: None if costs is None else getattr(costs, key)
-            for key in ("peak_bytes", "held_bytes", "cuda_peak_bytes")
-        },
+        **{key: _sum([row[key] for row in layers]) for key in owned},
+        "activation_bytes": _sum([row["all_activation_bytes"] for row in roots]),
+        **{key: None if costs is None else getattr(costs, key) for key in measured},
     }
+
+
+def _measured(seen: Observation) -> Costs | None:
+    """Return what a run cost, where that was asked for and possible."""
+    return None if seen.costs is None or seen.costs.why_not else seen.costs
 
 
 def _run(seen: Observation) -> str:
