@@ -13,34 +13,39 @@ from pytest_modelhealth.report.asked import Renderer
 class ModelSummary:
     """What a model consists of and what it costs: `str` is a table, ``rows`` make a data frame.
 
+    Each row is a dictionary with the same keys; ``pandas.DataFrame(summary.rows)`` takes them. What
+    was not measured is ``None``. Of a layer itself, without those inside, it has:
+
+    - ``name``, ``label`` (what to show for it), ``depth`` (0 is the model), ``type``, ``status``,
+      ``reason``, ``functional`` and ``calls``, as in `LayerRecord`;
+    - ``input_shape`` and ``output_shape`` of the first tensor that it took and returned, and
+      ``dtype`` of the latter;
+    - ``parameters``, ``trainable`` and ``frozen``: numbers of elements. A parameter of several
+      layers counts at the first; the others have it in ``shared``, by their own name for it:
+      ``{"weight": "embedding.weight"}``;
+    - ``parameter_bytes``, and ``activation_bytes`` of what its calls returned, the mean of several
+      batches;
+    - ``multiply_adds`` of its forward, by torch's counter, and ``saved_bytes``: the storages that
+      autograd keeps for the backward pass, each at the first layer that has it saved.
+
+    With the layers inside it has ``all_parameters``, ``all_trainable``, ``all_activation_bytes``
+    (of those that hold no others), ``all_multiply_adds`` and ``all_saved_bytes``.
+
+    The totals are ``layers``, ``parameters``, ``trainable``, ``frozen``, ``parameter_bytes``,
+    ``activation_bytes``, ``multiply_adds``, ``saved_bytes``, ``peak_bytes`` (the most that tensors
+    held at one time, with ``held_bytes`` of parameters, buffers and batch in it), and
+    ``cuda_peak_bytes`` by CUDA's allocator.
+
     Args:
         model_type: class name of the model.
         run: what was run, a phrase.
-        rows: a dictionary for each layer, a layer before those in it, siblings in execution order;
-            ``pandas.DataFrame(summary.rows)`` takes them. Where something was not measured stands
-            ``None``. Of the layer itself, without those inside, are:
-
-            - ``name``, ``label`` (what to show for it), ``depth`` (0 is the model), ``type``,
-              ``status``, ``reason``, ``functional`` and ``calls``, as in `LayerRecord`;
-            - ``input_shape``, ``output_shape``: of the first tensor that it took and returned, and
-              ``dtype`` of the latter;
-            - ``parameters``, ``trainable``, ``frozen``: numbers of elements. A parameter that
-              several layers have counts at the first; the others have it in ``shared``, by their
-              own name for it: ``{"weight": "embedding.weight"}``;
-            - ``parameter_bytes``, and ``activation_bytes`` of what its calls returned (a batch, the
-              mean of several);
-            - ``multiply_adds`` and ``saved_bytes``, as in `Costs`, where they were measured.
-
-            With the layers inside are ``all_parameters``, ``all_trainable``,
-            ``all_activation_bytes`` (of those that hold no others), ``all_multiply_adds`` and
-            ``all_saved_bytes``.
-        totals: of the model: ``layers``, ``parameters``, ``trainable``, ``frozen``,
-            ``parameter_bytes``, ``activation_bytes``, ``multiply_adds``, ``saved_bytes``,
-            ``peak_bytes``, ``held_bytes``, ``cuda_peak_bytes``.
+        rows: a row for each layer, a layer before those in it, siblings in execution order.
+        totals: the numbers of the whole model.
         backward: whether loss and backward pass are in the peak.
         notes: what a reader should know, a sentence each.
         depth: show layers in at most so many others, ``None`` for all.
         max_rows: show at most so many lines, ``None`` for all.
+        renderer: gives the formats.
     """
 
     model_type: str
