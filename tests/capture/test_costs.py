@@ -395,3 +395,47 @@ def test_nothing_asked_nothing_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Two(nn.Module):
+    """Two heads on one trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.relu(self.trunk(x))
+        return self.a(h), self.b(h)
+
+
+def test_several_losses_are_measured_as_their_sum() -> None:
+    """Without the passes for each of them, which the inspection makes to compare them."""
+    losses = {"a": lambda out: out[0].square().mean(), "b": lambda out: out[1].square().mean()}
+    batch = torch.randn(64, 4)
+    several = Inspector(Two()).run_inspection(batch, loss=losses, costs=True).observation.costs
+    summed = Inspector(Two()).run_inspection(
+        batch, loss=lambda out: losses["a"](out) + losses["b"](out), costs=True
+    )
+    assert several.why_not == ""
+    assert several.backward
+    assert several.peak_bytes == summed.observation.costs.peak_bytes
+
+
+def test_ctrl_c_leaves_no_mode_behind() -> None:
+    """Whatever ends the forward, neither hooks nor modes stay on."""
+
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    model = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        Inspector(model).summary(torch.randn(2, 2))
+    assert not model._forward_hooks
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert torch._C._len_torch_function_stack() == 0
+    packed: list[Tensor] = []
+    with saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        torch.ones(2, requires_grad=True).sigmoid()
+    assert len(packed) == 1
