@@ -116,8 +116,8 @@
     return { bars: filled, at, zeroAt: hasZero ? zeroAt + zeroWidth / 2 : null };
   }
 
-  // Above the greatest number there is infinity, where the last bin of float64 ends.
-  const endText = (value) => (Number.isFinite(value) ? charts.drawing.number(value) : "the greatest");
+  // The last bin of float64 ends above its greatest number.
+  const endText = (value) => (Number.isFinite(value) ? charts.drawing.number(value) : `${value < 0 ? "-" : ""}2^1024`);
 
   function drawTicks(body, axis, bins) {
     const { COLOURS, draw, power, write, LETTER } = charts.drawing;
