@@ -108,8 +108,9 @@
       const [from, to] = [values[first].value, values[last].value];
       if (first === last) parts.push(`${name} ${number(from)} at ${rows[first].label}`);
       else {
-        const verb = to > from ? "rises" : to < from ? "falls" : "stays";
-        parts.push(`${name} ${verb} from ${number(from)} at ${rows[first].label} to ${number(to)} at ${rows[last].label}`);
+        const places = `from ${rows[first].label} to ${rows[last].label}`;
+        if (to === from) parts.push(`${name} is ${number(to)} ${places}`);
+        else parts.push(`${name} ${to > from ? "rises" : "falls"} from ${number(from)} at ${rows[first].label} to ${number(to)} at ${rows[last].label}`);
       }
       const zeros = seen.filter((index) => values[index].value === 0).length;
       if (zeros) parts.push(`${name} is zero in ${plural(zeros, "layer")}`);
