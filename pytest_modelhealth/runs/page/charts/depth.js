@@ -56,14 +56,7 @@
   // The layers that hold no other, and those others that have parameters or a finding of their own.
   function measured(layers, violations) {
     const found = new Set(violations.map((violation) => violation.layer));
-    const containers = new Set(layers.length > 1 ? [""] : []);
-    for (const { name } of layers) {
-      for (let dot = name.lastIndexOf("."); dot > 0; dot = name.lastIndexOf(".", dot - 1)) {
-        const outer = name.slice(0, dot);
-        if (containers.has(outer)) break;
-        containers.add(outer);
-      }
-    }
+    const containers = charts.drawing.containersOf(layers);
     return layers.filter((layer) => {
       const roles = new Set((layer.tensors ?? []).map((tensor) => tensor.role));
       const isSeen = roles.has("activations") || roles.has("gradients") || roles.has("parameter_gradients");

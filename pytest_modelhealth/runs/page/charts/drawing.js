@@ -164,6 +164,19 @@
 
   const labelOf = (item, name = item.name) => String(item.label || name || "model");
 
+  // The names of the layers that hold others.
+  function containersOf(layers) {
+    const containers = new Set(layers.length > 1 ? [""] : []);
+    for (const { name } of layers) {
+      for (let dot = name.lastIndexOf("."); dot > 0; dot = name.lastIndexOf(".", dot - 1)) {
+        const outer = name.slice(0, dot);
+        if (containers.has(outer)) break;
+        containers.add(outer);
+      }
+    }
+    return containers;
+  }
+
   const power = (exponent) =>
     exponent >= -1 && exponent <= 3 ? String(Number(`1e${exponent}`)) : `1e${exponent}`;
 
@@ -236,7 +249,7 @@
     point(parent, "cross", x, y, 2.8, { stroke: COLOURS.alarm, "stroke-width": 1.8, fill: "none", ...attributes });
 
   charts.drawing = {
-    COLOURS, LETTER, abbreviate, abbreviateName, bytes, canvas, count, cross, draw, extent, isNumber, labelOf,
+    COLOURS, LETTER, abbreviate, abbreviateName, bytes, canvas, containersOf, count, cross, draw, extent, isNumber, labelOf,
     linearScale, logScale, mark, nothing, number, percent, plural, point, power, tidy, words, write,
   };
 })();

@@ -77,14 +77,7 @@
   // layer in it, and counts there.
   function sized(layers) {
     const { isNumber, labelOf } = charts.drawing;
-    const containers = new Set(layers.length > 1 ? [""] : []);
-    for (const { name } of layers) {
-      for (let dot = name.lastIndexOf("."); dot > 0; dot = name.lastIndexOf(".", dot - 1)) {
-        const outer = name.slice(0, dot);
-        if (containers.has(outer)) break;
-        containers.add(outer);
-      }
-    }
+    const containers = charts.drawing.containersOf(layers);
     const rows = [];
     for (const layer of layers) {
       const sizes = QUANTITIES.map(({ key, of }) => {
