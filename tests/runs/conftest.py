@@ -1,0 +1,45 @@
+"""A browser for the tests of the page of a run and of its charts: one for the session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+"""Installed by the system: no package of Python's brings a browser."""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The Chromium of the system (``apt-get install chromium``), started once.
+
+    Where playwright or the browser is missing the tests that need it are skipped, but fail in
+    continuous integration (where ``CI`` is set), so that they are never silently left out there.
+    While it is open its event loop counts as running: ``asyncio.run`` fails in the same process.
+    """
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        _go_without("playwright is not installed: python -m pip install playwright")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        _go_without(
+            f"no browser: none of {', '.join(BROWSERS)} is on PATH; install Debian's chromium"
+        )
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def _go_without(reason: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
