@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from pytest_modelhealth.rendering.summary import (
     by_layer,
@@ -16,6 +12,7 @@ from pytest_modelhealth.rendering.summary import (
     remarks,
     run,
 )
+from pytest_modelhealth.rendering.template import template
 from pytest_modelhealth.report import HealthReport, Status
 
 TEXT_COLUMNS = 2
@@ -25,7 +22,7 @@ TEXT_COLUMNS = 2
 def render(report: HealthReport) -> str:
     """Return a self-contained ``<div>``; every name and message in it is escaped."""
     verdict, _, reason = headline(report).partition(": ")
-    html: str = _template().render(
+    html: str = template("report.html").render(
         verdict=verdict,
         reason=reason,
         run=run(report),
@@ -35,13 +32,6 @@ def render(report: HealthReport) -> str:
         rows=_rows(report),
     )
     return html
-
-
-@cache
-def _template() -> Template:
-    folder = FileSystemLoader(Path(__file__).parent / "templates")
-    environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("report.html")
 
 
 def _rows(report: HealthReport) -> list[dict[str, Any]]:

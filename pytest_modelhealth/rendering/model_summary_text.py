@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pytest_modelhealth.rendering.layer_tree import Alike, Branch, Row, shown
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
+    fitted_widths,
     plural,
     printable,
     shape,
@@ -192,12 +193,7 @@ _NARROWEST = ((1, 12), (0, 28), (-1, 8), (1, 8), (0, 16))
 
 
 def _fitted(cells: list[list[str]], width: int) -> list[list[str]]:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    excess = sum(widths) + 2 * (len(widths) - 1) - width
-    for column, least in _NARROWEST:
-        cut = max(0, min(excess, widths[column] - least))
-        widths[column] -= cut
-        excess -= cut
+    widths = fitted_widths(cells, width, _NARROWEST)
     cut_at = {column: widths[column] for column in (0, 1, len(widths) - 1)}
     return [
         [shorten(cell, cut_at[at]) if at in cut_at else cell for at, cell in enumerate(row)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pytest_modelhealth.statistics import HIGHEST_EXPONENT
 
@@ -102,3 +102,22 @@ def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
         ).rstrip()
         for row in rows
     ]
+
+
+def fitted_widths(
+    rows: Sequence[Sequence[str]], width: int, narrowest: Iterable[tuple[int, int]]
+) -> list[int]:
+    """Return the widths of the columns of a table that is to take at most `width` characters.
+
+    Args:
+        rows: its cells.
+        width: of the whole, where that can be.
+        narrowest: the columns that give way, in this order, and how far.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - width
+    for column, least in narrowest:
+        cut = max(0, min(excess, widths[column] - least))
+        widths[column] -= cut
+        excess -= cut
+    return widths

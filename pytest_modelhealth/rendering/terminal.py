@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_modelhealth.rendering.notation import abbreviate, plural, printable, shorten, table
+from pytest_modelhealth.rendering.notation import (
+    abbreviate,
+    fitted_widths,
+    plural,
+    printable,
+    shorten,
+    table,
+)
 from pytest_modelhealth.rendering.summary import (
     by_layer,
     columns,
@@ -79,12 +86,7 @@ def _table(report: HealthReport, shown: Sequence[str], width: int) -> list[str]:
 
 
 def _fitted(rows: list[list[str]], width: int) -> list[list[str]]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    excess = sum(widths) + 2 * (len(widths) - 1) - width
-    for column, least in NARROWEST:
-        cut = max(0, min(excess, widths[column] - least))
-        widths[column] -= cut
-        excess -= cut
+    widths = fitted_widths(rows, width, NARROWEST)
     cut_layer, cut_type = widths[LAYER], widths[TYPE]
     return [
         [mark, abbreviate(name, cut_layer), shorten(kind, cut_type), *numbers]
