@@ -44,6 +44,7 @@ from pytest_modelhealth.report.observation import (
     ZeroSlices,
 )
 from pytest_modelhealth.report.probing import Outcome, Parting, Probed, ProbeRecord
+from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.report.stepping import (
     HalfInfluence,
     LayerMode,
@@ -90,6 +91,7 @@ __all__ = [
     "Probed",
     "Recurrence",
     "Reference",
+    "Replayed",
     "Status",
     "Step",
     "Stepped",

@@ -12,6 +12,7 @@ from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.course import Course
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.report.stepping import Stepped
 
 if TYPE_CHECKING:
@@ -452,6 +453,8 @@ class Observation:
             all numbers of an output: the root of the mean variance along dimension 0 over that of
             the whole, 0 to 1. Of several outputs and batches the largest; ``None`` where no
             floating output has two values a sample or more.
+        replayed: how it compares with the inspection that was saved; ``None`` where it is no
+            replay.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -474,6 +477,7 @@ class Observation:
     given: tuple[GivenTensor, ...] = ()
     own_functions: bool = False
     sample_deviation: float | None = None
+    replayed: Replayed | None = None
 
     @property
     def is_of_own_step(self) -> bool:
@@ -514,6 +518,7 @@ class Observation:
                 (d for d in (self.sample_deviation, other.sample_deviation) if d is not None),
                 default=None,
             ),
+            replayed=self.replayed,
         )
 
 
