@@ -97,9 +97,14 @@ class Again:
         inputs, target, loss, backward: in place of what was saved; ``None`` takes that.
         state: whether the model gets the values of then.
 
+    Attributes:
+        told: what the report says of it, a sentence each.
+
     Raises:
         InspectionError: something is neither saved nor given.
     """
+
+    told: list[str]
 
     def __init__(
         self,
@@ -197,7 +202,8 @@ class Again:
             )
             if shrink:
                 report, replayed = self._shrunk(report, replayed)
-        return _with(report, replayed, self._notes(replayed, shrink))
+        self.told = list(self._notes(replayed, shrink))
+        return _with(report, replayed, self.told)
 
     @contextmanager
     def _as_then(self) -> Iterator[None]:
@@ -261,7 +267,7 @@ class Again:
         twice: set[int] = set()
 
         def run(samples: tuple[int, ...]) -> HealthReport:
-            taken = samples * 2 if twice.issuperset(samples) else samples
+            taken = samples * 2 if len(samples) == 1 and samples[0] in twice else samples
             part = Part(taken, of, dimension)
             inputs, target = map(part.take, self._batches[0])
             return self._run([(inputs, target)], part.take(padding))
@@ -284,7 +290,7 @@ class Again:
             of=of,
             runs=found.runs,
             smallest=found.smallest,
-            twice=twice.issuperset(found.samples),
+            twice=len(found.samples) == 1 and found.samples[0] in twice,
         )
         return (run(found.samples) if smaller else report), replayed
 

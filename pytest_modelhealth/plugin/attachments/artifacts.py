@@ -5,22 +5,17 @@ Each failing subtest has its own: the second one's name ends in ``-2``.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_modelhealth.errors import ModelHealthWarning
+from pytest_modelhealth.plugin.folders import folder_name, warn_once, writable
 
 if TYPE_CHECKING:
     from pytest_modelhealth.plugin.attachments import Evidence
 
 _OPTION = "--modelhealth-artifacts"
-_LONGEST_NAME = 100
 _WARNED = pytest.StashKey[bool]()
 _FAILURES = pytest.StashKey[int]()
 
@@ -44,16 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     given = config.getoption(_OPTION)
     if given is None or hasattr(config, "workerinput"):
         return
-    directory = config.invocation_params.dir / given
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise pytest.UsageError(
-            f"{_OPTION}: cannot write to {str(given)!r}: {error.strerror}; name a directory that "
-            "can be made and written to"
-        ) from None
+    directory = writable(config, _OPTION, given)
     config.option.modelhealth_artifacts = str(directory)  # xdist's workers may start elsewhere
 
 
@@ -74,7 +60,7 @@ def pytest_modelhealth_attach(
     try:
         _write(folder, evidence)
     except OSError as error:
-        _warn_once(item, f"{_OPTION}: figures could not be written: {error}")
+        warn_once(item, _WARNED, f"{_OPTION}: figures could not be written: {error}")
     else:
         report.modelhealth_artifacts = str(folder)  # type: ignore[attr-defined]
 
@@ -96,27 +82,8 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"modelhealth: figures of {tests} in {where}")
 
 
-def folder_name(nodeid: str) -> str:
-    """Return a name for the test's folder, safe on every file system and its own.
-
-    The digest keeps apart what the safe characters do not: ``test[a/b]`` and ``test[a:b]``, and on
-    file systems that ignore case ``test_a`` and ``test_A``.
-    """
-    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid).strip("-.")[-_LONGEST_NAME:]
-    digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{readable}-{digest}"
-
-
 def _write(folder: Path, evidence: Evidence) -> None:
     figures = evidence.figures
     folder.mkdir(parents=True, exist_ok=True)
     for name, png in figures.items():
         (folder / f"{name}.png").write_bytes(png)
-
-
-def _warn_once(item: pytest.Item, text: str) -> None:
-    if item.config.stash.get(_WARNED, False):
-        return
-    item.config.stash[_WARNED] = True
-    with contextlib.suppress(ModelHealthWarning):  # under -W error; the test fails as it is
-        item.warn(ModelHealthWarning(text))
