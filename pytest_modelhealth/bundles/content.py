@@ -264,7 +264,7 @@ def _has_no_default(declared: dataclasses.Field[Any]) -> bool:
 
 
 @cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 

@@ -66,7 +66,8 @@ def _functional(name: object) -> Any:
 
 def _loss_class(name: object) -> type[nn.Module] | None:
     """Return the class of this name among the loss modules of torch."""
-    found = vars(nn.modules.loss).get(name) if isinstance(name, str) and name[:1] != "_" else None
+    is_name = isinstance(name, str) and name[:1] != "_"
+    found: Any = vars(nn.modules.loss).get(name) if is_name else None
     is_own = isinstance(found, type) and found.__module__ == nn.modules.loss.__name__
     return found if is_own and issubclass(found, nn.Module) else None
 

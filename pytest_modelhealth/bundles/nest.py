@@ -296,7 +296,7 @@ class Reader:
         device = torch.device(spelled)
         if device.type == "cpu" or self._device is None:
             return device
-        backend = getattr(torch, device.type, None)
+        backend: Any = getattr(torch, device.type, None)
         is_here = backend is not None and backend.is_available()
         if is_here and (device.index is None or device.index < backend.device_count()):
             return device

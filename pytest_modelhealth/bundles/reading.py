@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from pytest_modelhealth.bundles.content import (
     CONTENT,
@@ -156,6 +155,12 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
         InspectionError: it is no file of safetensors, or damaged.
     """
     _require_safetensors(path)
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise InspectionError(
+            "to read a bundle takes safetensors: pip install 'pytest-modelhealth[replay]'"
+        ) from None
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -33,6 +33,9 @@ from pytest_modelhealth.rendering.notation import plural, printable
 from pytest_modelhealth.report import HealthReport, Replayed
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training import default_settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.capture.engine import Compiled
 
 _NAMED = 20
 
@@ -119,7 +122,7 @@ class Again:
     ) -> None:
         content = bundle.content
         self._bundle, self._model, self._state = bundle, model, state
-        self._compiled: Any = content.compiled
+        self._compiled = cast("Compiled", content.compiled)
         self._module = find_engine(model, compiled=self._compiled).module(model)
         self._reader = Reader(bundle.tensors, _device(self._module))
         self._settings = settings_of(content.settings, content.waivers, base)

@@ -184,6 +184,7 @@ def _put(tensor: Tensor, held: HeldTensor, reader: Reader, stack: ExitStack) -> 
     value = NOTHING if held.value is None else reader.read(held.value, held.full_name)
     if value is NOTHING:
         return
+    assert isinstance(value, Tensor)
     before, after = tensor.data, value.detach().to(tensor.device)
     if after.stride() == before.stride():
         stack.callback(before.copy_, before.clone())
@@ -199,7 +200,8 @@ def _put_others(
     """Put buffers, tensors in attributes and the states of generators into the modules."""
     for registry, tensors in (("_buffers", kept.buffers), ("", kept.attributes)):
         for held in tensors:
-            own = modules[held.layer]._buffers if registry else vars(modules[held.layer])
+            module = modules[held.layer]
+            own: dict[str, Any] = module._buffers if registry else vars(module)
             there = own.get(held.name)
             if issubclass(type(there), Tensor) and there.shape == held.shape:
                 _put(there, held, reader, stack)
@@ -260,7 +262,7 @@ def _named(modules: Iterable[NamedModule], registry: str) -> Iterator[tuple[str,
 def _differences(
     kept: Iterable[HeldTensor], here: Mapping[str, Tensor], *, shapes: bool
 ) -> Iterator[str]:
-    known = set()
+    known: set[str] = set()
     for held in kept:
         known.update((held.full_name, *held.tied))
         for name in (held.full_name, *held.tied):

@@ -46,14 +46,14 @@ class SubstitutingInspector(Inspector):
         """
         self._begin()
         content = self.bundle.content
-        lacking = {n: given.get(n) for n in ("inputs", "target") if content.lacks(n)}
         again = Again(
             self.bundle,
             self._model,
             self._settings,
+            inputs=given.get("inputs") if content.lacks("inputs") else None,
+            target=given.get("target") if content.lacks("target") else None,
             loss=given.get("loss"),
             backward=given.get("backward"),
-            **lacking,
         )
         report = again.report(self.shrink)
         self._note_report(report)

@@ -10,9 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
 from pytest_modelhealth.bundles import functions
 from pytest_modelhealth.bundles.conditions import kept_limits, kept_rules, kept_waivers
 from pytest_modelhealth.bundles.content import (
@@ -73,6 +70,9 @@ def save(
     Raises:
         OSError: it cannot be written; nothing of it is left.
     """
+    from safetensors import SafetensorError  # not everybody has it
+    from safetensors.torch import save_file
+
     writer = Writer()
     left_out = _left_out(ran, without)
     content = _content(ran, report, test, writer, left_out)
