@@ -176,7 +176,7 @@ class Again:
             scaler = torch.amp.GradScaler(kept["device"])
             if kept["state"]:
                 scaler.load_state_dict(kept["state"])
-        except (KeyError, TypeError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InspectionError(f"the bundle is damaged: its scaler: {error}") from None
         return scaler
 
@@ -253,7 +253,7 @@ class Again:
     def _restore(self, index: int) -> None:
         try:
             restore_random_state(self._states[index])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise InspectionError(
                 f"the random state of the bundle cannot be restored here: {error}"
             ) from None

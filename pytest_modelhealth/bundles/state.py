@@ -181,10 +181,14 @@ def loaded(model: nn.Module, kept: Model, reader: Reader, *, values: bool) -> It
 
 def _put(tensor: Tensor, held: HeldTensor, reader: Reader, stack: ExitStack) -> None:
     """Put values into a tensor in place; where they lie in another order, into its ``data``."""
-    value = NOTHING if held.value is None else reader.read(held.value, held.full_name)
-    if value is NOTHING:
+    value = _read(held, reader)
+    if value is None:
         return
-    assert isinstance(value, Tensor)
+    if value.shape != tensor.shape or value.dtype != tensor.dtype:
+        raise InspectionError(
+            f"the bundle is damaged: {held.full_name!r} is {_form(tuple(value.shape), _dtype(value))}"
+            f" in its file, not {_form(tuple(tensor.shape), _dtype(tensor))}"
+        )
     before, after = tensor.data, value.detach().to(tensor.device)
     if after.stride() == before.stride():
         stack.callback(before.copy_, before.clone())
@@ -192,6 +196,14 @@ def _put(tensor: Tensor, held: HeldTensor, reader: Reader, stack: ExitStack) -> 
     else:
         stack.callback(setattr, tensor, "data", before)
         tensor.data = after
+
+
+def _read(held: HeldTensor, reader: Reader) -> Tensor | None:
+    """Return the tensor that was kept; ``None`` where none was."""
+    value = NOTHING if held.value is None else reader.read(held.value, held.full_name)
+    if not (value is NOTHING or isinstance(value, Tensor)):
+        raise InspectionError(f"the bundle is damaged: {held.full_name!r} is no tensor in it")
+    return None if value is NOTHING else value
 
 
 def _put_others(
@@ -206,8 +218,8 @@ def _put_others(
             if issubclass(type(there), Tensor) and there.shape == held.shape:
                 _put(there, held, reader, stack)
             elif registry:  # one that grows, as caches do
-                value = reader.read(held.value, held.full_name)
-                if value is not NOTHING:
+                value = _read(held, reader)
+                if value is not None:
                     stack.callback(own.__setitem__, held.name, there)
                     own[held.name] = value
     for layer, name, generator in _generators(named_modules(modules[""])):

@@ -81,11 +81,15 @@ def under(kept: Surroundings) -> Iterator[None]:
             _switch(kept)
             stack.enter_context(torch.set_grad_enabled(kept.grad_enabled))
             for cast in kept.autocast:
-                if cast.enabled and cast.device in _DEVICES:
+                if cast.enabled and _is_here(cast.device):
                     stack.enter_context(torch.autocast(cast.device, _dtype(cast.dtype)))
         except (RuntimeError, TypeError, ValueError) as error:
             raise InspectionError(f"the bundle is damaged: its surroundings: {error}") from None
         yield
+
+
+def _is_here(device: str) -> bool:
+    return device == "cpu" or (device in _DEVICES and torch.cuda.is_available())
 
 
 def _switch(kept: Surroundings) -> None:
@@ -100,6 +104,8 @@ _MOST_THREADS = 1024
 
 def _switches(kept: Surroundings) -> Iterator[tuple[Callable[[Any], Any], Any]]:
     yield torch.set_default_dtype, _dtype(kept.default_dtype)
+    if kept.matmul_precision not in ("highest", "high", "medium"):
+        raise ValueError(f"no precision of matrix products: {kept.matmul_precision!r:.60}")
     yield torch.set_float32_matmul_precision, kept.matmul_precision
     yield _set_deterministic, (kept.deterministic, kept.warn_only)
     cudnn = torch.backends.cudnn

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from pytest_modelhealth import Check, InspectionError, Inputs, Setting, replay
+from pytest_modelhealth import Check, Inputs, InspectionError, Setting, replay
 from pytest_modelhealth.report import HealthReport
 
 from .conftest import Save
@@ -55,9 +55,7 @@ def batch_of(samples: int = 64) -> dict[str, Tensor]:
 def plain(report: HealthReport) -> dict[str, Any]:
     """Return all that a report says but what a replay adds."""
     data = json.loads(report.render("json"))
-    added = len(report.replayed is not None and report.observation.notes or ())
     del data["replayed"], data["notes"]
-    assert added <= 2
     return data
 
 
@@ -343,7 +341,10 @@ def test_checks_of_ones_own_are_asked_for(saved: Save) -> None:
             lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), nn.PReLU()),
             r"'2.weight' is not in the bundle",
         ),
-        (lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).double(), r"float32, is .*float64"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).double(),
+            r"float32, is .*float64",
+        ),
         (lambda: nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 2)), r"'0.weight'.*no shape yet"),
         (lambda: "a string", r"must be a torch.nn.Module"),
     ],
