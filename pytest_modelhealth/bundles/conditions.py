@@ -120,9 +120,14 @@ def _classes(model: nn.Module) -> Iterator[type[nn.Module]]:
             yield from (base for base in kind.__mro__ if issubclass(base, nn.Module))
 
 
+_FLAGS = re.ASCII | re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE
+
+
 def _rule(kept: WatchRule, known: dict[str, type[nn.Module]]) -> Rule:
     try:
-        pattern = kept.pattern if kept.flags is None else re.compile(kept.pattern, kept.flags)
+        pattern = (
+            kept.pattern if kept.flags is None else re.compile(kept.pattern, kept.flags & _FLAGS)
+        )
     except (re.error, ValueError) as error:
         raise InspectionError(f"the bundle is damaged: watch({kept.pattern!r}): {error}") from None
     types = None

@@ -176,6 +176,7 @@ class Again:
             scaler = torch.amp.GradScaler(kept["device"])
             if kept["state"]:
                 scaler.load_state_dict(kept["state"])
+            float(scaler.get_scale())
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InspectionError(f"the bundle is damaged: its scaler: {error}") from None
         return scaler

@@ -186,8 +186,9 @@ def _put(tensor: Tensor, held: HeldTensor, reader: Reader, stack: ExitStack) -> 
         return
     if value.shape != tensor.shape or value.dtype != tensor.dtype:
         raise InspectionError(
-            f"the bundle is damaged: {held.full_name!r} is {_form(tuple(value.shape), _dtype(value))}"
-            f" in its file, not {_form(tuple(tensor.shape), _dtype(tensor))}"
+            f"the bundle is damaged: {held.full_name!r} is "
+            f"{_form(tuple(value.shape), _dtype(value))} in its file, not "
+            f"{_form(tuple(tensor.shape), _dtype(tensor))}"
         )
     before, after = tensor.data, value.detach().to(tensor.device)
     if after.stride() == before.stride():
