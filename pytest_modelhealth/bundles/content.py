@@ -247,7 +247,7 @@ def from_plain(kind: type[Any], data: object, path: str = "") -> Any:
     """
     if not isinstance(data, dict):
         raise _wrong(path, "an object", data)
-    hints = _hints(kind)
+    hints = _hints(typing.cast("typing.Hashable", kind))
     values = {}
     for declared in dataclasses.fields(kind):
         where = f"{path}.{declared.name}".lstrip(".")
@@ -264,7 +264,7 @@ def _has_no_default(declared: dataclasses.Field[Any]) -> bool:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: typing.Hashable) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 

@@ -66,8 +66,9 @@ def _functional(name: object) -> Any:
 
 def _loss_class(name: object) -> type[nn.Module] | None:
     """Return the class of this name among the loss modules of torch."""
-    is_name = isinstance(name, str) and name[:1] != "_"
-    found: Any = vars(nn.modules.loss).get(name) if is_name else None
+    if not isinstance(name, str) or name[:1] == "_":
+        return None
+    found: Any = vars(nn.modules.loss).get(name)
     is_own = isinstance(found, type) and found.__module__ == nn.modules.loss.__name__
     return found if is_own and issubclass(found, nn.Module) else None
 

@@ -298,7 +298,8 @@ class Reader:
             return device
         backend: Any = getattr(torch, device.type, None)
         is_here = backend is not None and backend.is_available()
-        if is_here and (device.index is None or device.index < backend.device_count()):
+        # most devices are spelt with their index
+        if is_here and (device.index or 0) < backend.device_count():
             return device
         return self._device
 

@@ -202,9 +202,11 @@ def _put(tensor: Tensor, held: HeldTensor, reader: Reader, stack: ExitStack) -> 
 def _read(held: HeldTensor, reader: Reader) -> Tensor | None:
     """Return the tensor that was kept; ``None`` where none was."""
     value = NOTHING if held.value is None else reader.read(held.value, held.full_name)
-    if not (value is NOTHING or isinstance(value, Tensor)):
+    if value is NOTHING:
+        return None
+    if not isinstance(value, Tensor):
         raise InspectionError(f"the bundle is damaged: {held.full_name!r} is no tensor in it")
-    return None if value is NOTHING else value
+    return value
 
 
 def _put_others(
@@ -216,7 +218,7 @@ def _put_others(
             module = modules[held.layer]
             own: dict[str, Any] = module._buffers if registry else vars(module)
             there = own.get(held.name)
-            if issubclass(type(there), Tensor) and there.shape == held.shape:
+            if isinstance(there, Tensor) and there.shape == held.shape:
                 _put(there, held, reader, stack)
             elif registry:  # one that grows, as caches do
                 value = _read(held, reader)

@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare what the command ``replay`` sets."""
     group = parser.getgroup("modelhealth")
     group.addoption(_FROM, default=None, help=argparse.SUPPRESS)
-    group.addoption(_SHRINK, action="store_true", help=argparse.SUPPRESS)
+    group.addoption(_SHRINK, action="store_true", default=None, help=argparse.SUPPRESS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,7 +79,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Have an inspection of this test be the bundle's."""
     bundle = item.config.stash.get(_BUNDLE, None)
     if bundle is not None:
-        shrink = item.config.getoption(_SHRINK)
+        shrink = bool(item.config.getoption(_SHRINK))
         item.stash[_SUBSTITUTION] = _Substitution(bundle, shrink=shrink)
         item.stash[MAKER] = item.stash[_SUBSTITUTION].make
 

@@ -70,8 +70,8 @@ def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
 
     again = replayed(nets, f"out/{folder.name}", "--shrink")
     assert again.returncode == 1, again.stderr
-    (row,) = (line for line in again.stdout.splitlines() if "samples is enough" in line)
-    assert row.startswith("modelhealth: 1 of 64 samples is enough: ")
+    row = next(line for line in result.outlines if "the first at" in line).partition("(sample ")[2]
+    assert f"\nmodelhealth: 1 of 64 samples is enough: {row[:-1]} (found in" in again.stdout
     whole = replayed(nets, f"out/{folder.name}")
     assert whole.returncode == 1
     assert printed(whole.stdout) == printed(result.stdout.str())

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"{OPTION}-limit",
         metavar="MB",
         type=float,
-        default=_DEFAULT_LIMIT,
+        default=None,
         help="the most megabytes of tensors in one of them: over it the weights are left out, then "
         f"the inputs (default: {_DEFAULT_LIMIT:g})",
     )
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"{OPTION}-without",
         metavar="weights|inputs",
         action="append",
-        default=[],
+        default=None,
         help="what to leave out of them: weights, inputs or both",
     )
 
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"{OPTION}: needs safetensors: pip install 'pytest-modelhealth[replay]'"
         ) from None
-    limit = config.getoption(f"{OPTION}-limit")
+    limit = _limit(config)
     if not (limit > 0 and math.isfinite(limit)):
         raise pytest.UsageError(
             f"{OPTION}-limit: must be a number of megabytes above 0, not {limit:g}"
@@ -78,13 +78,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.modelhealth_replay = str(writable(config, OPTION, given))
 
 
+def _limit(config: pytest.Config) -> float:
+    """Return the most megabytes of tensors in a bundle."""
+    given = config.getoption(f"{OPTION}-limit")
+    return _DEFAULT_LIMIT if given is None else float(given)
+
+
 def _without(config: pytest.Config) -> tuple[str, ...]:
     """Return the parts to leave out.
 
     Raises:
         pytest.UsageError: there is no such part.
     """
-    given = ",".join(config.getoption(f"{OPTION}-without"))
+    given = ",".join(config.getoption(f"{OPTION}-without") or ())
     parts = tuple(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
     for part in parts:
         if part not in _PARTS:
@@ -100,7 +106,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     directory = item.config.getoption(OPTION)
     is_replay = item.config.getoption(f"{OPTION}-from", None) is not None
     if directory is not None and not is_replay:
-        limit = item.config.getoption(f"{OPTION}-limit") * _MEGABYTE
+        limit = _limit(item.config) * _MEGABYTE
         keeper = Keeper(item, Path(directory), limit, _without(item.config))
         item.stash[_KEEPER] = keeper
         item.stash[MAKER] = keeper.make
