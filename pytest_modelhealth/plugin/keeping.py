@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OPTION = "--modelhealth-replay"
 MOST = 4
-"""How many bundles of one test are written before it is known whether it fails."""
+"""How many bundles of one test are kept."""
 _WARNED = pytest.StashKey[bool]()
 _NUMBERS = count(1)
 
@@ -56,7 +56,7 @@ class _Latest(NamedTuple):
 class _Staged:
     """A bundle that waits for the end of its test."""
 
-    latest: Observation
+    observation: Observation
     settings: Any
     folder: Path
     saved: Saved
@@ -103,9 +103,9 @@ class Keeper:
         judged = error.report if isinstance(error, ModelHealthError) else None
         self._save_judged(judged)
         seen = judged.observation if is_report(judged) else None
-        self._staged.sort(key=lambda staged: staged.latest is not seen)
+        self._staged.sort(key=lambda staged: staged.observation is not seen)
         why = ""
-        if judged is not None and not any(staged.latest is seen for staged in self._staged):
+        if judged is not None and not any(staged.observation is seen for staged in self._staged):
             why = self._why_none(judged)
         kept = []
         try:
@@ -153,9 +153,12 @@ class Keeper:
 
         assert self._latest is not None
         if len(self._staged) >= MOST:
-            reason = f"{MOST} inspections of this test failed before it, and those are saved"
-            self._reasons[id(report.observation)] = reason
-            return
+            # the first of a test are kept, and the latest, which is the one that ends a loop
+            dropped = self._staged.pop()
+            shutil.rmtree(dropped.folder, ignore_errors=True)
+            self._reasons[id(dropped.observation)] = (
+                f"{MOST} other failing inspections of this test are saved"
+            )
         folder = self._directory / f".unfinished-{os.getpid()}-{next(_NUMBERS)}"
         _, ran, test = self._latest
         saved = save(folder, ran, _unjudged(report), test, self._without)
@@ -171,7 +174,7 @@ class Keeper:
             return
         if judged.observation is not latest.report.observation:
             return
-        same = [s for s in self._staged if s.latest is judged.observation]
+        same = [s for s in self._staged if s.observation is judged.observation]
         if any(staged.settings == judged.settings for staged in same):
             return
         if not latest.ran.is_as_it_was():

@@ -178,6 +178,23 @@ def test_several_failures_of_one_test(nets: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["modelhealth: 2 inspections saved in */out; run it again: *"])
 
 
+def test_a_loop_of_failures_keeps_a_few(nets: pytest.Pytester) -> None:
+    """The first three and the latest, on which the loop ends."""
+    nets.makepyfile(
+        """
+        import nets
+
+        def test_it(inspector):
+            for _ in range(9):
+                report = inspector(nets.with_nan()).run_inspection(nets.BATCH)
+            report.assert_healthy()
+        """
+    )
+    nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
+    contents = [json.loads((folder / "inspection.json").read_text()) for folder in bundles(nets)]
+    assert [content["test"]["number"] for content in contents] == [9, 1, 2, 3]
+
+
 THRESHOLD = """
     import nets, torch
 
