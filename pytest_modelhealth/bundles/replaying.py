@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,9 +87,8 @@ def replay(
 
 def _model(given: Any) -> Any:
     """Return the model given, or made by the function given."""
-    if isinstance(given, nn.Module) or not callable(given):
-        return given  # what is none is refused by the engines
-    return given()
+    makes_one = isinstance(given, type | partial) or inspect.isroutine(given)
+    return given() if makes_one else given  # what is none is refused by the engines
 
 
 class Again:

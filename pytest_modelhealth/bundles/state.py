@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -45,8 +45,9 @@ def take(model: nn.Module, writer: Writer, weights: str) -> Model:
     kept = {
         registry: tuple(_taken(_held(modules, registry), keep)) for registry in (*_REGISTRIES, "")
     }
+    known = {id(tensor) for tensor in held_tensors(model)}
     for named in modules:
-        _take_down_others(named, writer)
+        _take_down_others(named, known, writer)
     kind = original_class(model)
     return Model(
         kind=f"{kind.__module__}.{kind.__qualname__}",
@@ -95,7 +96,12 @@ def _has_no_shape(tensor: Tensor) -> bool:
     return bool(is_lazy(tensor)) or tensor.is_nested
 
 
+_UNINITIALISED = "uninitialised"
+
+
 def _dtype(tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        return _UNINITIALISED
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -103,15 +109,24 @@ def _full(layer: str, name: str) -> str:
     return f"{layer}.{name}" if layer else name
 
 
-def _take_down_others(named: NamedModule, writer: Writer) -> None:
-    """Take down what a module holds beside tensors and generators, and no bundle keeps."""
+def _take_down_others(named: NamedModule, known: set[int], writer: Writer) -> None:
+    """Take down what a module holds beside tensors and generators, and no bundle keeps.
+
+    Args:
+        named: the module.
+        known: ids of the tensors that are kept, of which a list of them is nothing new.
+        writer: gets what is missing.
+    """
     module = named.module
     path = f"model.{named.name}".rstrip(".")
-    if type(module).get_extra_state is not nn.Module.get_extra_state:
-        writer.lack(module, path, "its get_extra_state() gives an object")
+    for method in ("get_extra_state", "_save_to_state_dict"):
+        if getattr(type(module), method) is not getattr(nn.Module, method):
+            writer.lack(module, path, f"its {method}() saves what is no tensor")
     for name, value in vars(module).items():
         is_container = type(value) in (list, tuple, dict, set, deque)
-        if is_container and name not in _OF_TORCH and find_tensors(value):
+        if not is_container or name in _OF_TORCH:
+            continue
+        if any(id(tensor) not in known for tensor in find_tensors(value)):
             reason = "it holds tensors, which no buffer or attribute does"
             writer.lack(value, f"{path}.{name}", reason)
 
@@ -170,6 +185,8 @@ def loaded(model: nn.Module, kept: Model, reader: Reader, *, values: bool) -> It
         for held in kept.parameters:
             parameter = modules[held.layer]._parameters[held.name]
             assert parameter is not None
+            if is_lazy(parameter):
+                continue
             stack.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(held.requires_grad)
             if values:
@@ -246,15 +263,16 @@ def _require_same(model: nn.Module, kept: Model) -> None:
         InspectionError: they are not; the message names the first few.
     """
     modules = named_modules(model)
+    made = {held.full_name for held in kept.parameters if held.dtype != _UNINITIALISED}
     for layer, name, parameter in _held(modules, "_parameters"):
-        if is_lazy(parameter):
+        if is_lazy(parameter) and _full(layer, name) in made:
             raise InspectionError(
                 f"{_full(layer, name)!r} of this {type(model).__name__} has no shape yet (a lazy "
                 "module): call the model once on a batch of this size, then replay"
             )
     wrong = [
-        *_differences(kept.parameters, dict(_named(modules, "_parameters")), shapes=True),
-        *_differences(kept.buffers, dict(_named(modules, "_buffers")), shapes=False),
+        *_differences(kept.parameters, dict(_named(modules, "_parameters"))),
+        *_differences(kept.buffers, dict(_named(modules, "_buffers")), _declared(modules)),
     ]
     layers = {named.name for named in modules}
     if not wrong:
@@ -274,17 +292,28 @@ def _named(modules: Iterable[NamedModule], registry: str) -> Iterator[tuple[str,
         yield _full(layer, name), tensor
 
 
+def _declared(modules: Iterable[NamedModule]) -> set[str]:
+    """Return the names of all buffers, of those that hold nothing yet too."""
+    return {
+        _full(named.name, str(name)) for named in modules for name in named.module._buffers.keys()
+    }
+
+
 def _differences(
-    kept: Iterable[HeldTensor], here: Mapping[str, Tensor], *, shapes: bool
+    kept: Iterable[HeldTensor],
+    here: Mapping[str, Tensor],
+    of_any_shape: Collection[str] = (),
 ) -> Iterator[str]:
+    """Yield which names and shapes are not those that were kept."""
     known: set[str] = set()
     for held in kept:
         known.update((held.full_name, *held.tied))
         for name in (held.full_name, *held.tied):
-            if name not in here:
+            if name not in here and name not in of_any_shape:
                 yield f"it has no {name!r}{suggest(name, here)}".rstrip(".")
         tensor = here.get(held.full_name)
-        if tensor is not None and shapes:
+        has_shape = held.full_name not in of_any_shape and held.dtype != _UNINITIALISED
+        if tensor is not None and has_shape:
             now = (tuple(tensor.shape), _dtype(tensor))
             if now != (held.shape, held.dtype):
                 yield f"{held.full_name!r} was {_form(held.shape, held.dtype)}, is {_form(*now)}"
