@@ -17,7 +17,7 @@ from torch import nn
 
 from pytest_modelhealth.bundles import functions
 from pytest_modelhealth.bundles.conditions import selection_of, settings_of
-from pytest_modelhealth.bundles.content import Batch, Content, Function
+from pytest_modelhealth.bundles.content import CONTENT, Batch, Content, Function
 from pytest_modelhealth.bundles.nest import NOTHING, Reader
 from pytest_modelhealth.bundles.reading import Bundle, read
 from pytest_modelhealth.bundles.sameness import differences
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.capture.engine import Compiled
 
 _NAMED = 20
+_SHOWN = 3
 
 
 def replay(
@@ -323,8 +324,11 @@ class Again:
         if self._own_lacking:
             yield f"not judged by the project's own checks: {', '.join(self._own_lacking)}"
         content = self._bundle.content
-        for missing in [m for m in content.missing if not m.path.startswith(("loss", "backward"))]:
-            yield f"not in the bundle: {printable(str(missing))}"
+        missing = [m for m in content.missing if not m.path.startswith(("loss", "backward"))]
+        for lacking in missing[:_SHOWN]:
+            yield f"not in the bundle: {printable(str(lacking))}"
+        if len(missing) > _SHOWN:
+            yield f"not in the bundle: {len(missing) - _SHOWN:,} more, which its {CONTENT} lists"
 
 
 def shrinking_told(replayed: Replayed) -> str:

@@ -294,9 +294,8 @@ def _named(modules: Iterable[NamedModule], registry: str) -> Iterator[tuple[str,
 
 def _declared(modules: Iterable[NamedModule]) -> set[str]:
     """Return the names of all buffers, of those that hold nothing yet too."""
-    return {
-        _full(named.name, str(name)) for named in modules for name in named.module._buffers.keys()
-    }
+    # a script's own dictionary has no __iter__
+    return {_full(m.name, str(name)) for m in modules for name, _ in m.module._buffers.items()}
 
 
 def _differences(

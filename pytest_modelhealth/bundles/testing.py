@@ -30,6 +30,8 @@ def run_test(path: Path, *, shrink: bool = False) -> bool:
         )
     options = [f"--modelhealth-replay-from={path.absolute()}"]
     options += ["--modelhealth-replay-shrink"] if shrink else []
+    # a project's own options may deselect it
+    options += ["-m", "", "-k", ""]
     command = [sys.executable, "-m", "pytest", *options, _argument(test.id, path)]
     status = subprocess.run(command, check=False).returncode
     if status not in (0, FAILS):

@@ -89,7 +89,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, pytest.
     """Take what was told of the replay to the controller."""
     report: Any = yield
     substitution = item.stash.get(_SUBSTITUTION, None)
-    if substitution is not None and report.when == "call":
+    if substitution is not None:
         report.modelhealth_inspections = substitution.inspections
         report.modelhealth_replayed = substitution.told
     return report  # type: ignore[no-any-return]

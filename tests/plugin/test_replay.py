@@ -89,6 +89,35 @@ def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
     assert "bit for bit" in alone.stdout
 
 
+def test_wherever_a_test_inspects(nets: pytest.Pytester) -> None:
+    """In a fixture, a subtest or a directory of its own, under options of the project."""
+    nets.makeini("[pytest]\naddopts = --modelhealth-replay=out -n 2 -m 'not slow'")
+    nets.makepyfile(
+        test_it="""
+        import nets, pytest
+
+        @pytest.fixture
+        def model(inspector):
+            inspector(nets.with_nan()).run_inspection(nets.BATCH).assert_healthy()
+
+        def test_fixture(model): ...
+
+        @pytest.mark.parametrize("name", ["a/b <i>\x1b[31m $(x) 'y'"])
+        def test_elsewhere(inspector, name, tmp_path, monkeypatch):
+            monkeypatch.chdir(tmp_path)
+            inspector(nets.with_nan()).run_inspection(nets.BATCH)
+        """
+    )
+    result = nets.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1, errors=1)
+    folders = bundles(nets)
+    assert len(folders) == 2
+    for folder in folders:
+        again = replayed(nets, folder)
+        assert again.returncode == 1, again.stdout
+        assert "bit for bit" in again.stdout
+
+
 def test_a_fault_that_was_mended_passes(nets: pytest.Pytester) -> None:
     """The replay runs the code of now on the batch of then, and exits with 0."""
     broken = """

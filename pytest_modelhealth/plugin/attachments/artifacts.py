@@ -37,10 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.UsageError: it cannot be made or written to.
     """
     given = config.getoption(_OPTION)
-    if given is None or hasattr(config, "workerinput"):
-        return
-    directory = writable(config, _OPTION, given)
-    config.option.modelhealth_artifacts = str(directory)  # xdist's workers may start elsewhere
+    if given is not None:
+        config.option.modelhealth_artifacts = str(writable(config, _OPTION, given))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _PARTS = ("weights", "inputs")
 _DEFAULT_LIMIT = 1024.0
 _MEGABYTE = 1_000_000
+_SHOWN = 3
 _KEEPER = pytest.StashKey[Keeper]()
 
 
@@ -73,9 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
             f"{OPTION}-limit: must be a number of megabytes above 0, not {limit:g}"
         )
     _without(config)
-    if not hasattr(config, "workerinput"):
-        # xdist's workers may start elsewhere
-        config.option.modelhealth_replay = str(writable(config, OPTION, given))
+    config.option.modelhealth_replay = str(writable(config, OPTION, given))
 
 
 def _limit(config: pytest.Config) -> float:
@@ -123,7 +122,7 @@ def pytest_runtest_makereport(
         return report
     if report.failed and call.excinfo is not None:
         try:
-            _place(keeper, report, call.excinfo.value)
+            _place(keeper, report, call.excinfo.value, item.config.invocation_params.dir)
         except Exception as error:  # noqa: BLE001 - a failing test must never be lost to its bundle
             text = f"no bundle: {type(error).__name__}: {error}"
             report.sections.append(("modelhealth: replay", text))
@@ -143,11 +142,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             del item.stash[_KEEPER]
 
 
-def _place(keeper: Keeper, report: pytest.TestReport, error: BaseException) -> None:
+def _place(keeper: Keeper, report: pytest.TestReport, error: BaseException, here: Path) -> None:
     kept, why = keeper.place(error)
     lines = [f"no bundle of this failure: {why}"] if why else []
     for bundle in kept:
-        lines += _told(bundle)
+        lines += _told(bundle, here)
     if lines:
         report.sections.append(("modelhealth: replay", "\n".join(lines)))
     if kept:
@@ -155,22 +154,25 @@ def _place(keeper: Keeper, report: pytest.TestReport, error: BaseException) -> N
         report.modelhealth_replay = told  # type: ignore[attr-defined]
 
 
-def _told(bundle: Kept) -> list[str]:
+def _told(bundle: Kept, here: Path) -> list[str]:
     """Return the command that runs a bundle again, and what it lacks."""
     from pytest_modelhealth.rendering.notation import printable, shorten
 
-    lines = [f"{_command(bundle.folder)}   ({bundle.saved.bytes / _MEGABYTE:,.1f} MB)"]
+    lines = [f"{_command(bundle.folder, here)}   ({bundle.saved.bytes / _MEGABYTE:,.1f} MB)"]
     lines += [f"  without {part}: {why}" for part, why in bundle.saved.left_out.items()]
     left_out = tuple(bundle.saved.left_out.values())
-    for missing in bundle.saved.content.missing:
+    missing = [
+        f"  not in it: {shorten(printable(str(missing)), 110)}"
+        for missing in bundle.saved.content.missing
         # the test gives its functions again
-        if missing.reason not in left_out and not missing.path.startswith(("loss", "backward")):
-            lines.append(f"  not in it: {shorten(printable(str(missing)), 110)}")
-    return lines
+        if missing.reason not in left_out and not missing.path.startswith(("loss", "backward"))
+    ]
+    if len(missing) > _SHOWN:
+        missing[_SHOWN:] = [f"  not in it: {len(missing) - _SHOWN:,} more"]
+    return lines + missing
 
 
-def _command(folder: Path) -> str:
-    here = Path.cwd()
+def _command(folder: Path, here: Path) -> str:
     shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
     return f"python -m pytest_modelhealth replay {shlex.quote(str(shown))}"
 
@@ -187,7 +189,6 @@ def pytest_terminal_summary(
     ]
     if folders:
         count = "1 failing inspection" if len(folders) == 1 else f"{len(folders)} inspections"
+        command = _command(Path(folders[0]), config.invocation_params.dir)
         where = "" if len(folders) == 1 else f" in {config.getoption(OPTION)}"
-        terminalreporter.write_line(
-            f"modelhealth: {count} saved{where}; run it again: {_command(Path(folders[0]))}"
-        )
+        terminalreporter.write_line(f"modelhealth: {count} saved{where}; run it again: {command}")
