@@ -183,8 +183,7 @@ def loaded(model: nn.Module, kept: Model, reader: Reader, *, values: bool) -> It
             stack.callback(setattr, modules[name], "training", modules[name].training)
             modules[name].training = training
         for held in kept.parameters:
-            parameter = modules[held.layer]._parameters[held.name]
-            assert parameter is not None
+            parameter: Any = modules[held.layer]._parameters[held.name]
             if is_lazy(parameter):
                 continue
             stack.callback(parameter.requires_grad_, parameter.requires_grad)

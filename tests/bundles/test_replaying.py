@@ -222,6 +222,56 @@ def test_what_was_switched_on_around_it(saved: Save, inside: Any) -> None:
     assert again.observation.backward == then.observation.backward
 
 
+class Grows(nn.Module):
+    """A buffer that the first forward fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cache", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache is None:
+            self.cache = x.detach().mean(0)
+        return self.linear(x) + self.cache
+
+
+def filled() -> nn.Module:
+    """Return one whose buffer is filled."""
+    model = Grows()
+    model(torch.randn(3, 4))
+    return model
+
+
+def small() -> nn.Module:
+    """Return a plain one."""
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("make", "again"),
+    [
+        (filled, Grows),
+        (lambda: nn.LSTM(4, 4, 2, dropout=0.2), lambda: nn.LSTM(4, 4, 2, dropout=0.2)),
+        (lambda: torch.compile(small(), backend="eager"), small),
+        (lambda: nn.DataParallel(small()), small),
+        (lambda: nn.Sequential(nn.LazyLinear(3)), lambda: nn.Sequential(nn.LazyLinear(3))),
+        (lambda: torch.fx.symbolic_trace(small()), lambda: torch.fx.symbolic_trace(small())),
+        (
+            lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+            lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+        ),
+    ],
+    ids=["grown buffer", "LSTM", "compiled", "data parallel", "lazy", "fx", "parametrised"],
+)
+def test_models_of_all_sorts(saved: Save, make: Any, again: Any) -> None:
+    """Wrappers leave no trace in names, and a buffer may be filled or not."""
+    _, folder = saved(make(), torch.randn(16, 4))
+    replayed = replay(folder, again()).replayed
+    assert replayed is not None
+    assert replayed.same, replayed.differences
+
+
 def own_loss(output: Tensor, target: Tensor) -> Tensor:
     """A loss that no bundle holds."""
     return F.cross_entropy(output, target)
