@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.bundles.replaying import replay
     from pytest_modelhealth.capture import Inputs
     from pytest_modelhealth.checks import Check
     from pytest_modelhealth.comparing import compare
@@ -67,6 +68,7 @@ _HOMES = {
     "Verdict": "report",
     "Violation": "report",
     "compare": "comparing",
+    "replay": "bundles.replaying",
 }
 
 __all__ = [
@@ -95,6 +97,7 @@ __all__ = [
     "Verdict",
     "Violation",
     "compare",
+    "replay",
 ]
 
 

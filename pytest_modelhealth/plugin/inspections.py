@@ -20,7 +20,7 @@ from pytest_modelhealth.errors import (
 from pytest_modelhealth.plugin.markers import settings_for
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from torch import nn
 
@@ -52,10 +52,16 @@ class UnaskedFailure(NamedTuple):
 
 
 class InspectorFixture:
-    """Makes inspectors under the settings of one test, and keeps the reports they make."""
+    """Makes inspectors under the settings of one test, and keeps the reports they make.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: those of the test.
+        maker: makes inspectors in place of the class, from the same arguments.
+    """
+
+    def __init__(self, settings: Settings, maker: Callable[..., Inspector] | None = None) -> None:
         self._settings = settings
+        self._maker = maker
         self._inspections: list[MadeResult] = []
         self._never_run: dict[int, tuple[Path, int]] = {}
         self._made = 0
@@ -78,7 +84,7 @@ class InspectorFixture:
         """
         from pytest_modelhealth.inspector import Inspector  # brings torch
 
-        made = Inspector(
+        made = (self._maker or Inspector)(
             model,
             *batch,  # refused there
             compiled=compiled,
@@ -161,6 +167,8 @@ class InspectorFixture:
 
 
 INSPECTOR = pytest.StashKey[InspectorFixture]()
+MAKER = pytest.StashKey["Callable[..., Inspector]"]()
+"""What makes the inspectors of a test, where a part of the plugin sets it before the test."""
 UNASKED_FAILURE = pytest.StashKey[UnaskedFailure]()
 
 
@@ -171,7 +179,8 @@ def inspector(request: pytest.FixtureRequest) -> Iterator[InspectorFixture]:
     A report whose verdict the test does not ask for is checked when the test's body ends.
     """
     try:
-        fixture = InspectorFixture(settings_for(request.node))
+        maker = request.node.stash.get(MAKER, None)
+        fixture = InspectorFixture(settings_for(request.node), maker)
     except SettingsError as error:  # a marker added while the test ran
         pytest.fail(str(error), pytrace=False)
     request.node.stash[INSPECTOR] = fixture

@@ -47,6 +47,7 @@ from pytest_modelhealth.report.observation import (
     ZeroSlices,
 )
 from pytest_modelhealth.report.probing import Outcome, Parting, Probed, ProbeRecord
+from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.report.stepping import (
     HalfInfluence,
     LayerMode,
@@ -97,6 +98,7 @@ __all__ = [
     "Probed",
     "Recurrence",
     "Reference",
+    "Replayed",
     "Shape",
     "Size",
     "Status",

@@ -28,6 +28,7 @@ from pytest_modelhealth.report.judgement import (
 from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
 from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ class HealthReport(HasVerdict):
     def probes(self) -> Probed:
         """What each probe changed and found, with the runs that it took: plain data."""
         return self.observation.probes
+
+    @property
+    def replayed(self) -> Replayed | None:
+        """How this compares with the inspection that was saved; ``None`` where it is no replay."""
+        return self.observation.replayed
 
     @property
     def loss(self) -> float | None:

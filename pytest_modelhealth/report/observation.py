@@ -14,6 +14,7 @@ from pytest_modelhealth.report.course import Course
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.report.stepping import Stepped
 
 if TYPE_CHECKING:
@@ -459,6 +460,8 @@ class Observation:
             floating output has two values a sample or more.
         costs: what a run takes in arithmetic and memory, of the first batch; ``None`` where that
             was not asked for.
+        replayed: how it compares with the inspection that was saved; ``None`` where it is no
+            replay.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -482,6 +485,7 @@ class Observation:
     own_functions: bool = False
     sample_deviation: float | None = None
     costs: Costs | None = None
+    replayed: Replayed | None = None
 
     @property
     def is_of_own_step(self) -> bool:
@@ -523,6 +527,7 @@ class Observation:
                 default=None,
             ),
             costs=self.costs,
+            replayed=self.replayed,
         )
 
 

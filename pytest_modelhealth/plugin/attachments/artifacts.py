@@ -5,22 +5,17 @@ Each failing subtest has its own: the second one's name ends in ``-2``.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_modelhealth.errors import ModelHealthWarning
+from pytest_modelhealth.plugin.folders import folder_name, warn_once, writable
 
 if TYPE_CHECKING:
     from pytest_modelhealth.plugin.attachments import Evidence
 
 _OPTION = "--modelhealth-artifacts"
-_LONGEST_NAME = 100
 _WARNED = pytest.StashKey[bool]()
 _FAILURES = pytest.StashKey[int]()
 
@@ -42,19 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.UsageError: it cannot be made or written to.
     """
     given = config.getoption(_OPTION)
-    if given is None or hasattr(config, "workerinput"):
-        return
-    directory = config.invocation_params.dir / given
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise pytest.UsageError(
-            f"{_OPTION}: cannot write to {str(given)!r}: {error.strerror}; name a directory that "
-            "can be made and written to"
-        ) from None
-    config.option.modelhealth_artifacts = str(directory)  # xdist's workers may start elsewhere
+    if given is not None:
+        config.option.modelhealth_artifacts = str(writable(config, _OPTION, given))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -74,7 +58,7 @@ def pytest_modelhealth_attach(
     try:
         _write(folder, evidence)
     except OSError as error:
-        _warn_once(item, f"{_OPTION}: figures could not be written: {error}")
+        warn_once(item, _WARNED, f"{_OPTION}: figures could not be written: {error}")
     else:
         report.modelhealth_artifacts = str(folder)  # type: ignore[attr-defined]
 
@@ -96,17 +80,6 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"modelhealth: figures of {tests} in {where}")
 
 
-def folder_name(nodeid: str) -> str:
-    """Return a name for the test's folder, safe on every file system and its own.
-
-    The digest keeps apart what the safe characters do not: ``test[a/b]`` and ``test[a:b]``, and on
-    file systems that ignore case ``test_a`` and ``test_A``.
-    """
-    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid).strip("-.")[-_LONGEST_NAME:]
-    digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{readable}-{digest}"
-
-
 def _write(folder: Path, evidence: Evidence) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = f"{evidence.failure_text}\n\n{evidence.text}".rstrip() + "\n"
@@ -114,11 +87,3 @@ def _write(folder: Path, evidence: Evidence) -> None:
     (folder / "report.json").write_text(evidence.json, encoding="ascii")
     for name, png in evidence.figures.items():
         (folder / f"{name}.png").write_bytes(png)
-
-
-def _warn_once(item: pytest.Item, text: str) -> None:
-    if item.config.stash.get(_WARNED, False):
-        return
-    item.config.stash[_WARNED] = True
-    with contextlib.suppress(ModelHealthWarning):  # under -W error; the test fails as it is
-        item.warn(ModelHealthWarning(text))

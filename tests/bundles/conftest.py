@@ -1,0 +1,49 @@
+"""Bundles of models of all sorts, saved as the plugin saves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from pytest_modelhealth.bundles.recording import Ran, RecordingInspector
+from pytest_modelhealth.bundles.writing import save
+from pytest_modelhealth.report import HealthReport
+
+Save = Callable[..., tuple[HealthReport, Path]]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Save:
+    """Inspect a model and save that: returns the report and the bundle's folder."""
+
+    def make(
+        model: nn.Module,
+        *args: Any,
+        watch: Any = None,
+        batches: bool = False,
+        without: tuple[str, ...] = (),
+        limit: float = 1e9,
+        compiled: Any = "eager",
+        settings: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> tuple[HealthReport, Path]:
+        kept: list[tuple[HealthReport, Ran | None]] = []
+        inspector = RecordingInspector(model, compiled=compiled, **(settings or {}))
+        inspector.count = lambda: 1
+        inspector.keep = lambda report, ran: kept.append((report, ran))
+        inspector.limit = limit
+        if watch is not None:
+            inspector.watch(**watch)
+        run = inspector.run_batches if batches else inspector.run_inspection
+        report = run(*args, **options)
+        folder = tmp_path / "bundle"
+        ((_, ran),) = kept
+        assert ran is not None
+        save(folder, ran, report, None, without)
+        return report, folder
+
+    return make

@@ -1,0 +1,121 @@
+"""What batches are made of goes into a bundle and comes out as it was."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from pytest_modelhealth import Inputs
+from pytest_modelhealth.bundles.nest import NOTHING, Reader, Writer, packed
+
+
+def through(value: Any) -> tuple[Any, list[Any]]:
+    """Return a value after writing and reading it, and what could not be kept."""
+    writer = Writer()
+    data = writer.write(value, "x")
+    return Reader(load(save(packed(writer.tensors)))).read(data, "x"), writer.missing
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    first: Any
+    second: Any
+
+
+DTYPES = [
+    torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.complex128, torch.complex64,
+    torch.bool, torch.uint16, torch.int8,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3, 4)], ids=str)
+def test_tensors_of_every_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Bit for bit, with strides; those that safetensors lacks as well."""
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    for view in (tensor, tensor.t() if tensor.ndim < 3 else tensor.permute(2, 0, 1)):
+        (read, missing) = through(view)
+        assert not missing
+        assert (read.dtype, read.shape) == (view.dtype, view.shape)
+        assert view.is_contiguous() or read.stride() == view.stride()
+        raw = [t.contiguous().reshape(-1).view(torch.uint8).tolist() for t in (read, view)]
+        assert raw[0] == raw[1]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+        | st.binary() | st.complex_numbers(allow_nan=False),
+        lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(
+            st.text() | st.integers() | st.booleans() | st.none(), inner),
+        max_leaves=12,
+    )
+)  # fmt: skip
+def test_plain_values(value: Any) -> None:
+    """They come out equal, and of the same types."""
+    read, missing = through(value)
+    assert not missing
+    assert read == value
+    assert repr(read) == repr(value)
+
+
+def test_what_else_batches_are_made_of() -> None:
+    """Tensors that are one stay one; objects of libraries keep how they are read."""
+    shared = torch.randn(3, requires_grad=True)
+    packed_rows = pack_sequence([torch.ones(3), torch.ones(2)])
+    arrays = {"a": np.arange(6).reshape(2, 3), "s": np.array(["ab", "c"]), "f": np.float32(2.5)}
+    value = {
+        "pair": Pair(shared, [shared]), "packed": packed_rows, "arrays": arrays,
+        "size": torch.Size([2, 3]), "dtype": torch.float16, "device": torch.device("cpu"),
+        "slice": slice(1, None, 2), "nan": math.nan, "inputs": Inputs(1, mask=shared),
+    }  # fmt: skip
+    read, missing = through(value)
+    assert not missing
+    first, (second,) = read["pair"]
+    assert read["pair"].first is first is second is read["inputs"].kwargs["mask"]
+    assert first.requires_grad
+    assert isinstance(read["packed"], PackedSequence)
+    assert torch.equal(read["packed"].data, packed_rows.data)
+    for name, array in arrays.items():
+        assert read["arrays"][name].dtype == array.dtype
+        assert np.array_equal(read["arrays"][name], array)
+    read["arrays"]["a"][0, 0] = 1  # writable, as it was
+    for name in ("size", "dtype", "device", "slice"):
+        assert read[name] == value[name]
+        assert type(read[name]) is type(value[name])
+    assert math.isnan(read["nan"])
+
+
+def test_views_of_one_memory_are_kept_apart() -> None:
+    """No file of safetensors takes tensors that share memory."""
+    whole = torch.arange(12.0)
+    read, _ = through([whole[:6], whole[3:], whole, whole.expand(4, 12)])
+    assert [t.sum().item() for t in read] == [15, 63, 66, 264]
+
+
+def test_what_is_no_data_is_named() -> None:
+    """With its path, its type and the reason; the rest is kept."""
+    around: list[Any] = [1]
+    around.append(around)
+    value = {
+        "ok": torch.ones(2), "f": len, "sparse": torch.eye(3).to_sparse(),
+        "objects": np.array([{}]),
+        "around": around, "meta": torch.empty(2, device="meta"), "module": torch.nn.Linear(1, 1),
+    }  # fmt: skip
+    read, missing = through(value)
+    assert [m.path for m in missing] == [
+        "x['f']", "x['sparse']", "x['objects']", "x['around'][1]", "x['meta']", "x['module']"
+    ]  # fmt: skip
+    assert [m.type for m in missing][:2] == ["builtins.builtin_function_or_method", "torch.Tensor"]
+    assert torch.equal(read["ok"], torch.ones(2))
+    assert read["f"] is read["sparse"] is NOTHING
+    assert "sparse" in str(missing[1])

@@ -1,0 +1,465 @@
+"""`--modelhealth-replay`: what is saved, when, how it is run again, and that it harms no result."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_modelhealth.bundles import writing
+
+OPTIONS = ("--modelhealth-replay=out", "-p", "no:cacheprovider")
+
+CHANCE = '''
+import nets, torch
+import torch.nn.functional as F
+
+def chance():
+    """Return a model that nothing but its own random numbers decides on."""
+    torch.seed()
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+
+def test_chance(inspector):
+    """Fails by a row that is another one each time, in its second inspection."""
+    inspector(nets.healthy()).run_inspection(nets.BATCH)
+    model = chance()
+    batch = torch.randn(64, 4)
+    batch[int(torch.randint(64, ())), 1] = float("nan")
+    report = inspector(model).run_inspection(batch, torch.randint(2, (64,)), loss=lambda o, t: F.cross_entropy(o, t))
+    print(f"loss {report.loss!r} {report['0'].activations.mean!r} {report['1'].activations.nan_count}")
+    report.assert_healthy()
+'''  # noqa: E501
+
+
+def bundles(pytester: pytest.Pytester) -> list[Path]:
+    """Return the folders in the directory; nothing is left beside them."""
+    return sorted(pytester.path.joinpath("out").iterdir())
+
+
+def replayed(pytester: pytest.Pytester, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    command = [sys.executable, "-m", "pytest_modelhealth", "replay", *map(str, arguments)]
+    return subprocess.run(command, cwd=pytester.path, capture_output=True, text=True, check=False)
+
+
+def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
+    """By the command in its text: the test's second inspection, with the batch of then."""
+    nets.makepyfile(test_it=CHANCE)
+    result = nets.runpytest(*OPTIONS)
+    result.assert_outcomes(failed=1)
+    (folder,) = bundles(nets)
+    command = f"python -m pytest_modelhealth replay out/{folder.name}"
+    result.stdout.fnmatch_lines(["*- modelhealth: replay -*", f"{command} *MB)"])
+    result.stdout.fnmatch_lines([f"modelhealth: 1 failing inspection saved; *: {command}"])
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "failure.txt", "inspection.json", "report.json", "tensors.safetensors",
+    ]  # fmt: skip
+    content = json.loads((folder / "inspection.json").read_text())
+    assert content["test"] == {
+        "id": "test_it.py::test_chance", "number": 2, "place": "test_it.py:15",
+    }  # fmt: skip
+    assert "(finite)" in (folder / "failure.txt").read_text()
+
+    def printed(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line.startswith("loss ")]
+
+    again = replayed(nets, f"out/{folder.name}", "--shrink")
+    assert again.returncode == 1, again.stderr
+    row = next(line for line in result.outlines if "the first at" in line).partition("(sample ")[2]
+    assert f"\nmodelhealth: 1 of 64 samples is enough: {row[:-1]} (found in" in again.stdout
+    whole = replayed(nets, f"out/{folder.name}")
+    assert whole.returncode == 1
+    assert printed(whole.stdout) == printed(result.stdout.str())
+    assert "modelhealth: replayed" in whole.stdout
+    assert "bit for bit" in whole.stdout
+    assert bundles(nets) == [folder]
+
+    alone = replayed(nets, f"out/{folder.name}", "--model", "test_it:chance")
+    assert alone.returncode == 2
+    assert "test_it.py:15), which no bundle holds" in alone.stderr
+    alone = replayed(
+        nets, folder, "--model=test_it:chance", "--loss=torch.nn.functional:cross_entropy"
+    )
+    assert alone.returncode == 1, alone.stderr
+    assert "bit for bit" in alone.stdout
+
+
+def test_wherever_a_test_inspects(nets: pytest.Pytester) -> None:
+    """In a fixture, a subtest or a directory of its own, under options of the project."""
+    nets.makeini("[pytest]\naddopts = --modelhealth-replay=out -n 2 -m 'not slow'")
+    nets.makepyfile(
+        test_it="""
+        import nets, pytest
+
+        @pytest.fixture
+        def model(inspector):
+            inspector(nets.with_nan()).run_inspection(nets.BATCH).assert_healthy()
+
+        def test_fixture(model): ...
+
+        @pytest.mark.parametrize("name", ["a/b <i>\x1b[31m $(x) 'y'"])
+        def test_elsewhere(inspector, name, tmp_path, monkeypatch):
+            monkeypatch.chdir(tmp_path)
+            inspector(nets.with_nan()).run_inspection(nets.BATCH)
+        """
+    )
+    result = nets.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1, errors=1)
+    folders = bundles(nets)
+    assert len(folders) == 2
+    for folder in folders:
+        again = replayed(nets, folder)
+        assert again.returncode == 1, again.stdout
+        assert "bit for bit" in again.stdout
+
+
+def test_a_fault_that_was_mended_passes(nets: pytest.Pytester) -> None:
+    """The replay runs the code of now on the batch of then, and exits with 0."""
+    broken = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Linear):
+            def forward(self, x):
+                return torch.log(super().forward(x))
+
+        def test_it(inspector):
+            inspector(Net(4, 4)).run_inspection(torch.randn(64, 4))
+    """
+    nets.makepyfile(test_it=broken)
+    nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
+    (folder,) = bundles(nets)
+    nets.makepyfile(test_it=broken.replace("torch.log(", "torch.tanh("))
+    again = replayed(nets, folder)
+    assert again.returncode == 0, again.stdout
+    assert "not as then: verdict was unhealthy, is healthy" in again.stdout
+
+
+def test_without_a_failure_nothing_stays(nets: pytest.Pytester) -> None:
+    """Nor of a test that passes with an unhealthy report, is expected to fail, or is skipped."""
+    nets.makepyfile(
+        """
+        import nets, pytest
+
+        def test_healthy(inspector):
+            inspector(nets.healthy()).run_inspection(nets.BATCH)
+
+        def test_expects_it(inspector):
+            assert not inspector(nets.with_nan()).run_inspection(nets.BATCH).healthy
+
+        @pytest.mark.xfail
+        def test_xfail(inspector):
+            inspector(nets.with_nan()).run_inspection(nets.BATCH)
+
+        def test_skip(inspector):
+            inspector(nets.with_nan()).run_inspection(nets.BATCH)
+            pytest.skip("after all")
+        """
+    )
+    result = nets.runpytest(*OPTIONS)
+    result.assert_outcomes(passed=2, xfailed=1, skipped=1)
+    assert bundles(nets) == []
+    assert "replay" not in result.stdout.str().partition("collected")[2]
+
+
+def test_unasked_nothing_is_recorded(nets: pytest.Pytester) -> None:
+    """Without the option no bundle code loads, and inspectors are the plain ones."""
+    nets.makepyfile(
+        """
+        import nets, sys
+        import pytest_modelhealth
+
+        def test_it(inspector):
+            made = inspector(nets.healthy())
+            assert type(made) is pytest_modelhealth.Inspector
+            made.run_inspection(nets.BATCH)
+            assert not [n for n in sys.modules if n.startswith("pytest_modelhealth.bundles")]
+            assert "safetensors" not in sys.modules
+        """
+    )
+    nets.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_several_failures_of_one_test(nets: pytest.Pytester) -> None:
+    """Each has a folder, that of the error first; another run replaces them, not other files."""
+    nets.makepyfile(
+        """
+        import nets
+
+        def test_it(inspector):
+            inspector(nets.with_nan()).run_inspection(nets.BATCH)
+            inspector(nets.with_nan()).run_inspection(nets.BATCH[:20]).assert_healthy()
+        """
+    )
+    for _ in range(2):
+        result = nets.runpytest(*OPTIONS, "--modelhealth-artifacts=out")
+        result.assert_outcomes(failed=1)
+        first, second = bundles(nets)
+        assert second.name == f"{first.name}-2"
+        contents = [json.loads((f / "inspection.json").read_text()) for f in (first, second)]
+        assert [content["test"]["number"] for content in contents] == [2, 1]
+        assert (first / "culprit.png").exists()
+    result.stdout.fnmatch_lines(["modelhealth: 2 inspections saved in */out; run it again: *"])
+
+
+def test_a_loop_of_failures_keeps_a_few(nets: pytest.Pytester) -> None:
+    """The first three and the latest, on which the loop ends."""
+    nets.makepyfile(
+        """
+        import nets
+
+        def test_it(inspector):
+            for _ in range(9):
+                report = inspector(nets.with_nan()).run_inspection(nets.BATCH)
+            report.assert_healthy()
+        """
+    )
+    nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
+    contents = [json.loads((folder / "inspection.json").read_text()) for folder in bundles(nets)]
+    assert [content["test"]["number"] for content in contents] == [9, 1, 2, 3]
+
+
+THRESHOLD = """
+    import nets, torch
+
+    def test_it(inspector):
+        model = nets.healthy()
+        report = inspector(model).run_inspection(nets.BATCH)
+        torch.rand(9)
+        {between}
+        report.assert_healthy(max_grad_norm=1e-9)
+"""
+
+
+def test_limits_of_an_assertion_are_saved(nets: pytest.Pytester) -> None:
+    """What fails by them alone is saved when it does, under them."""
+    nets.makepyfile(test_it=THRESHOLD.format(between=""))
+    nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
+    (folder,) = bundles(nets)
+    again = replayed(nets, folder, "--model=nets:healthy")
+    assert again.returncode == 1, again.stderr
+    assert "1e-09  argument of assert_healthy" in again.stdout
+    assert "bit for bit" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("between", "why"),
+    [
+        ("torch.nn.init.ones_(model[0].weight)", "model or batch changed between"),
+        ("inspector(model).run_inspection(nets.BATCH)", "another inspection followed it"),
+    ],
+)  # fmt: skip
+def test_why_nothing_was_saved(nets: pytest.Pytester, between: str, why: str) -> None:
+    """A bundle of something else than what failed is worse than none."""
+    nets.makepyfile(test_it=THRESHOLD.format(between=between))
+    result = nets.runpytest(*OPTIONS)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"no bundle of this failure: {why}*"])
+    assert bundles(nets) == []
+
+
+def test_results_of_other_kinds_say_so(nets: pytest.Pytester) -> None:
+    """A comparison, a training step and a monitor cannot be replayed."""
+    nets.makepyfile(
+        """
+        import nets, torch
+
+        def test_comparison(inspector):
+            inspector.compare(nets.healthy(), nets.with_nan(), nets.BATCH).assert_equivalent()
+
+        def test_step(inspector):
+            model = nets.with_nan()
+            optimizer = torch.optim.SGD(model.parameters())
+            inspector(model).run_step(None, optimizer, inputs=nets.BATCH).assert_healthy()
+        """
+    )
+    result = nets.runpytest(*OPTIONS)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["no bundle of this failure: a comparison of two models *"])
+    result.stdout.fnmatch_lines(["no bundle of this failure: run_step and monitors *"])
+    assert bundles(nets) == []
+
+
+UNHEALTHY = """
+    import nets, pytest
+
+    @pytest.mark.parametrize("n", [1, 2, 3])
+    def test_it(inspector, n):
+        inspector(nets.with_nan()).run_inspection(nets.BATCH)
+"""
+
+
+@pytest.mark.parametrize("filters", ["default", "error"])
+def test_a_full_disk_costs_one_warning(
+    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, filters: str
+) -> None:
+    """Each test fails as it would, and nothing half-written stays."""
+    nets.makepyfile(UNHEALTHY)
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def to_json(*_: object) -> None:
+        raise full
+
+    monkeypatch.setattr(writing.HealthReport, "to_json", to_json)
+    result = nets.runpytest(*OPTIONS, "-W", filters)
+    result.assert_outcomes(failed=3, warnings=filters == "default")
+    lines = [line for line in result.outlines if line.startswith("no bundle of this failure")]
+    assert len(lines) == 3
+    assert all("No space left on device" in line for line in lines)
+    assert result.stdout.str().count("E   unhealthy: 2 (finite)") == 3
+    assert bundles(nets) == []
+
+
+def test_a_directory_lost_meanwhile(nets: pytest.Pytester) -> None:
+    """As a full disk: nothing of the failure is lost."""
+    lost = "shutil.rmtree('out', True); open('out', 'w').close()"
+    code = UNHEALTHY.replace("nets, pytest", "nets, pytest, shutil")
+    nets.makepyfile(code.replace("inspector(nets", f"{lost}\n        inspector(nets"))
+    result = nets.runpytest(*OPTIONS, "-W", "default")
+    result.assert_outcomes(failed=3, warnings=1)
+    result.stdout.fnmatch_lines(["no bundle of this failure: it could not be written: *"])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--modelhealth-replay=file/below"], "cannot write to 'file/below': *"),
+        (["--modelhealth-replay=out", "--modelhealth-replay-limit=0"], "*above 0, not 0"),
+        (["--modelhealth-replay=out", "--modelhealth-replay-limit=nan"], "*above 0, not nan"),
+        (
+            ["--modelhealth-replay=out", "--modelhealth-replay-without=loss"],
+            "*no such part 'loss'*",
+        ),
+        (["--modelhealth-replay-from=none"], "no bundle can be read at none*"),
+    ],
+)
+def test_wrong_use_is_told_at_the_start(
+    pytester: pytest.Pytester, options: list[str], told: str
+) -> None:
+    """Before any test runs."""
+    pytester.path.joinpath("file").write_text("")
+    result = pytester.runpytest(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: *{told}"])
+
+
+def test_a_read_only_directory_and_no_safetensors(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each says what to do."""
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.TemporaryFile", refuse)  # not chmod: root may write anywhere
+        result = pytester.runpytest("--modelhealth-replay=out", "-s")
+        assert "cannot write to 'out': Permission denied" in result.stderr.str()
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    result = pytester.runpytest("--modelhealth-replay=out")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "pip install 'pytest-modelhealth[replay]'" in result.stderr.str()
+
+
+def test_workers_save_too(nets: pytest.Pytester) -> None:
+    """Under -n 2 each failure has its folder, and the summary counts them."""
+    nets.makepyfile(UNHEALTHY)
+    result = nets.runpytest_subprocess(*OPTIONS, "-n", "2")
+    result.assert_outcomes(failed=3)
+    folders = bundles(nets)
+    assert len(folders) == 3
+    result.stdout.fnmatch_lines(["modelhealth: 3 inspections saved in */out; *"])
+    assert replayed(nets, folders[0]).returncode == 1
+
+
+def test_ranks_have_folders_of_their_own(
+    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started by torchrun, each process writes its own."""
+    nets.makepyfile(UNHEALTHY)
+    monkeypatch.setenv("RANK", "3")
+    nets.runpytest(*OPTIONS, "-k", "1").assert_outcomes(failed=1, deselected=2)
+    (folder,) = bundles(nets)
+    assert folder.name.endswith("-rank3")
+
+
+def test_parts_left_out_are_told(nets: pytest.Pytester) -> None:
+    """With the reason, in the failure; the test gives the replay what it makes itself."""
+    nets.makepyfile(UNHEALTHY)
+    result = nets.runpytest(*OPTIONS, "--modelhealth-replay-without=weights,inputs", "-k", "1")
+    result.stdout.fnmatch_lines(
+        ["*without weights: left out as *", "*without inputs: left out as *"]
+    )
+    (folder,) = bundles(nets)
+    assert (folder / "tensors.safetensors").stat().st_size < 20_000  # random state alone
+    again = replayed(nets, folder)
+    assert again.returncode == 1, again.stderr
+    result = nets.runpytest(*OPTIONS, "--modelhealth-replay-limit=0.0005", "-k", "1")
+    result.stdout.fnmatch_lines(["*without weights: * over its limit of 0 MB *"])
+
+
+def test_ctrl_c_leaves_nothing_behind(nets: pytest.Pytester, ctrl_c: None) -> None:
+    """A bundle that waited for the end of its test is removed."""
+    nets.makepyfile(
+        """
+        import nets, os, signal
+
+        def test_it(inspector):
+            report = inspector(nets.with_nan()).run_inspection(nets.BATCH)
+            assert len(os.listdir("out")) == 1
+            signal.raise_signal(signal.SIGINT)
+        """
+    )
+    result = nets.runpytest_subprocess(*OPTIONS)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert bundles(nets) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_replays_nothing_is_wrong_use(nets: pytest.Pytester) -> None:
+    """Exit status 2, and the reason: another model, fewer inspections, no test, no bundle."""
+    nets.makepyfile(test_it=CHANCE)
+    nets.runpytest(*OPTIONS)
+    (folder,) = bundles(nets)
+
+    def refused(*arguments: object) -> str:
+        done = replayed(nets, *arguments)
+        assert done.returncode == 2, done.stdout
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    nets.makepyfile(test_it=CHANCE.replace("inspector(nets.healthy())", "inspector.settings #"))
+    assert "of inspection 2 of its test, which made 1" in refused(folder)
+    nets.makepyfile(
+        test_it=CHANCE.replace("Linear(4, 8)", "Linear(4, 9)").replace("(8, 2)", "(9, 2)")
+    )
+    assert "is of another model" in refused(folder)
+    nets.path.joinpath("test_it.py").unlink()
+    assert "is not here: start this in the project's folder" in refused(folder)
+    assert "no bundle can be read at none" in refused("none")
+    assert "MODULE:NAME" in refused(folder, "--model=nets")
+    assert "no attribute 'nothing'" in refused(folder, "--model=nets:nothing")
+
+
+@pytest.mark.parametrize(
+    "nodeid",
+    ["-p evil::x", "../test_it.py::x", "/tmp/test_it.py::x", "out/{}/test_evil.py::test_e"],
+)
+def test_a_bundle_brings_no_code(nets: pytest.Pytester, nodeid: str) -> None:
+    """An id that leads out of the project, or to a test inside the bundle, is refused."""
+    nets.makepyfile(test_it=CHANCE)
+    nets.runpytest(*OPTIONS)
+    (folder,) = bundles(nets)
+    (folder / "test_evil.py").write_text("open('executed', 'w')\ndef test_e(inspector): ...")
+    content = json.loads((folder / "inspection.json").read_text())
+    content["test"]["id"] = nodeid.format(folder.name)
+    (folder / "inspection.json").write_text(json.dumps(content))
+    done = replayed(nets, folder)
+    assert done.returncode == 2
+    assert "is no id of a test" in done.stderr or "is not here" in done.stderr
+    assert not nets.path.joinpath("executed").exists()
