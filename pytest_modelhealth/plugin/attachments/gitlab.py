@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
 from pytest_modelhealth.plugin.attachments import source_place
+from pytest_modelhealth.plugin.output_files import path_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run, Test
 
 _OPTION = "--modelhealth-codequality"
-_DESTINATION = "modelhealth_codequality"
+_PATH = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,40 +38,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the file now, so that a long run does not end without it.
+    """Look at the file now, so that a long run does not end without it.
 
     Raises:
         pytest.UsageError: it cannot be written.
     """
-    path = _path(config)
-    if path is None or hasattr(config, "workerinput"):
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("[]\n", encoding="ascii")  # not the findings of an earlier run
-    except OSError as error:
-        raise pytest.UsageError(
-            f"{_OPTION}: cannot write to {str(path)!r}: {error.strerror}; name a file that can be "
-            "written"
-        ) from None
+    path = path_of(config, _OPTION)
+    if path is not None:
+        config.stash[_PATH] = path
 
 
 def pytest_modelhealth_wants_run(config: pytest.Config) -> bool:
     """Ask for the run where the file is wanted."""
-    return _path(config) is not None
+    return _PATH in config.stash
 
 
-def pytest_modelhealth_run_ended(config: pytest.Config, run: Run) -> None:
-    """Write the file, without findings too: GitLab then tells which were settled.
-
-    Raises:
-        OSError: it can be written no longer.
-    """
-    path = _path(config)
-    if path is not None:
+def pytest_modelhealth_run_ended(
+    config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
+) -> None:
+    """Write the file, without findings too: GitLab then tells which were settled."""
+    if _PATH in config.stash:
         root = Path(os.environ.get("CI_PROJECT_DIR") or config.rootpath)
-        found = list(issues(run.tests, config.rootpath, root))
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="ascii")
+
+        def written(run: Run, file: TextIO) -> None:
+            json.dump(list(issues(run.tests, config.rootpath, root)), file, indent=1)
+            file.write("\n")
+
+        write(config.stash[_PATH], "code quality", run, written, terminalreporter)
 
 
 def issues(tests: Iterable[Test], rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
@@ -112,8 +106,3 @@ def _fingerprint(*what: str) -> str:
     """Return the same digits for the same finding, whatever its line and its numbers."""
     text = "\0".join(what)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _path(config: pytest.Config) -> Path | None:
-    given = config.getoption(_DESTINATION)
-    return None if given is None else config.invocation_params.dir / given
