@@ -1,0 +1,295 @@
+"""What stands on the page as text: the verdict of the run, its tests, and each result's story."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from pytest_modelhealth.rendering.notation import number, plural, printable
+from pytest_modelhealth.runs.run import Run, Test
+
+MOST_MARGINS = 6
+"""Margins of a result that stand on the page as text; a script shows the others."""
+
+STORIES = 4_000_000
+"""Characters of stories on the page; those after it are left to the terminal and the JSON."""
+
+FAILED = frozenset({"failed", "error"})
+
+TONES = {
+    "unhealthy": "bad",
+    "different": "bad",
+    "drifted": "bad",
+    "missing": "bad",
+    "inconclusive": "unsure",
+    "recorded": "unsure",
+    "healthy": "good",
+    "equivalent": "good",
+    "unchanged": "good",
+}
+"""How each verdict reads, the gravest first."""
+
+OF = {"batch": "one inspection", "step": "a training step", "training": "a training"}
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How near a check came to its limit."""
+
+    check: str
+    label: str
+    value: str
+    limit: str
+    used: float | None
+
+    @property
+    def width(self) -> float:
+        """How much of a bar to fill, in percent."""
+        return round(100 * min(max(self.used or 0.0, 0.0), 1.0), 1)
+
+    @property
+    def tone(self) -> str:
+        """``"bad"`` at the limit, ``"unsure"`` near it."""
+        used = self.used or 0.0
+        return "bad" if used >= 1 else "unsure" if used >= 0.8 else "good"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What stands on the page of one result."""
+
+    anchor: str
+    kind: str
+    verdict: str
+    reason: str
+    place: str
+    facts: list[str]
+    story: str
+    story_left_out: bool
+    margins: list[Margin]
+    more_margins: int
+    remarks: list[str]
+
+    @property
+    def tone(self) -> str:
+        """How its verdict reads."""
+        return TONES.get(self.verdict, "unsure")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands on the page of one test."""
+
+    index: int
+    id: str
+    file: str
+    outcome: str
+    seconds: str
+    message: str
+    results: list[Result]
+
+    @property
+    def name(self) -> str:
+        """The node id without its file."""
+        return self.id.removeprefix(f"{self.file}::")
+
+    @property
+    def failed(self) -> bool:
+        """Whether pytest counts it as a failure."""
+        return self.outcome in FAILED
+
+    @property
+    def rank(self) -> int:
+        """Where it stands in the list: failures first, then what reads badly."""
+        return rank(self.outcome, (result.verdict for result in self.results))
+
+    @property
+    def nearest(self) -> Margin | None:
+        """The margin of all its results that is used up most."""
+        found = [margin for result in self.results for margin in result.margins[:1]]
+        return max(found, key=lambda margin: margin.used or 0.0, default=None)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What stands on the page as text."""
+
+    entries: list[Entry]
+    verdict: str
+    outcomes: str
+    tone: str
+    about: list[str]
+    notes: list[str]
+
+
+def contents(run: Run) -> Contents:
+    """Return what of `run` stands on its page as text, the tests that failed first."""
+    room = [STORIES]
+    entries = [_entry(index, test, room) for index, test in enumerate(run.tests)]
+    entries.sort(key=attrgetter("rank"))
+    verdicts = Counter(result.verdict for entry in entries for result in entry.results)
+    return Contents(
+        entries=entries,
+        verdict=_counted(verdicts) or "nothing was inspected",
+        outcomes=f"{plural(len(entries), 'test')}: "
+        + ", ".join(
+            f"{count:,} {what}" for what, count in Counter(e.outcome for e in entries).items()
+        ),
+        tone=next((TONES[verdict] for verdict in TONES if verdicts[verdict]), "unsure"),
+        about=_about(run.head),
+        notes=[printable(note) for note in run.head.get("notes", ())],
+    )
+
+
+def rank(outcome: str, verdicts: Iterable[str]) -> int:
+    """Return 0 for a test that failed, then by its gravest verdict: 1, 2, or 3 where all is well."""
+    if outcome in FAILED:
+        return 0
+    order = {"bad": 1, "unsure": 2, "good": 3}
+    return min((order[TONES.get(verdict, "unsure")] for verdict in verdicts), default=3)
+
+
+def anchor(index: int, nth: int) -> str:
+    """Return the id of a result on the page: the `nth` of the test that ended as `index`-th."""
+    return f"t{index}-{nth}"
+
+
+def _counted(verdicts: Mapping[str, int]) -> str:
+    known = [verdict for verdict in TONES if verdicts[verdict]]
+    others = [verdict for verdict in verdicts if verdict not in TONES]
+    return ", ".join(f"{verdicts[verdict]:,} {printable(verdict)}" for verdict in known + others)
+
+
+def _about(head: Mapping[str, Any]) -> list[str]:
+    environment = head.get("environment", {})
+    versions = [
+        f"{name} {environment[key]}"
+        for key, name in (
+            ("pytest_modelhealth", "pytest-modelhealth"),
+            ("torch", "torch"),
+            ("python", "Python"),
+        )
+        if environment.get(key)
+    ]
+    made = str(head.get("created", "")).replace("T", " ").replace("+00:00", " UTC")
+    return [printable(part) for part in (made, *versions, environment.get("platform", "")) if part]
+
+
+def _entry(index: int, test: Test, room: list[int]) -> Entry:
+    results = [
+        _result(anchor(index, nth), result, room) for nth, result in enumerate(test["results"])
+    ]
+    said = any(test["message"] and result["headline"] in test["message"] for result in test["results"])
+    return Entry(
+        index=index,
+        id=printable(test["id"]),
+        file=printable(test["file"]),
+        outcome=printable(test["outcome"]),
+        seconds=f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
+        message="" if said else printable(test["message"]),
+        results=results,
+    )
+
+
+def _result(own: str, result: Mapping[str, Any], room: list[int]) -> Result:
+    verdict = str(result["verdict"])
+    story = _lines(result["text"])
+    left_out = len(story) > room[0]
+    room[0] -= 0 if left_out else len(story)
+    margins = result.get("margins") or []
+    headline = printable(result["headline"])
+    return Result(
+        anchor=own,
+        kind=printable(result["kind"]),
+        verdict=printable(verdict),
+        reason=headline.removeprefix(f"{verdict}: ").removeprefix(f"{verdict} "),
+        place=printable(result["place"]),
+        facts=_facts(result),
+        story="" if left_out else story,
+        story_left_out=left_out,
+        margins=[_margin(margin) for margin in margins[:MOST_MARGINS]],
+        more_margins=max(len(margins) - MOST_MARGINS, 0),
+        remarks=_remarks(result),
+    )
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _facts(result: Mapping[str, Any]) -> list[str]:
+    """Return what was run, a phrase each."""
+    model = printable(result["model"])
+    if result["kind"] == "comparison":
+        return [
+            f"{model} compared with {printable(result['candidate'])}",
+            plural(len(result["layers"]), "layer"),
+        ]
+    if result["kind"] == "drift":
+        return [model, f"{plural(result['tensors'], 'tensor')} against {printable(result['snapshot'])}"]
+    if result["kind"] != "inspection":
+        return [model]
+    totals = result["totals"]
+    loss, samples = result["loss"], result["samples"]
+    facts = [
+        model,
+        "" if result["of"] == "batch" else OF.get(result["of"], ""),
+        plural(len(result["layers"]), "layer"),
+        plural(totals["parameters"], "parameter") if totals["parameters"] is not None else "",
+        plural(samples, "sample") if samples else "",
+        plural(result["batches"], "batch").replace("batchs", "batches")
+        if result["batches"] != 1
+        else "",
+        f"loss {number(loss)}" if isinstance(loss, int | float) else "",
+        "" if result["backward"] else "no backward pass",
+        f"peak {in_bytes(totals['peak_bytes'])}" if totals["peak_bytes"] else "",
+    ]
+    return [fact for fact in facts if fact]
+
+
+def in_bytes(count: int) -> str:
+    """Return ``"3.2 MB"``: three digits, in powers of 1,000."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"
+
+
+def _remarks(result: Mapping[str, Any]) -> list[str]:
+    """Return warnings, what was accepted and what could not be judged, a sentence each."""
+    found = [
+        *(_sentence("warning", item, item["message"]) for item in result.get("warnings", ())),
+        *(_sentence("inconclusive", item, item["reason"]) for item in result.get("inconclusive", ())),
+        *(
+            _sentence("accepted", item, f"{item['message']} (because: {item['reason']})")
+            for item in result.get("waived", ())
+        ),
+        *(result.get("notes") or ()),
+        *(result.get("basis") and [result["basis"]] or ()),
+        *(result.get("changes") or ()),
+    ]
+    return [printable(str(remark)) for remark in found]
+
+
+def _sentence(what: str, item: Mapping[str, Any], text: str) -> str:
+    return f"{what}: {item['label']} ({item['check']}): {text}"
+
+
+def _margin(margin: Mapping[str, Any]) -> Margin:
+    limit = margin["limit"]
+    return Margin(
+        check=printable(margin["check"]).replace("_", " "),
+        label=printable(margin["label"]),
+        value=_number(margin["value"]),
+        limit=_number(limit),
+        used=margin["used"],
+    )
+
+
+def _number(value: float | None) -> str:
+    return "NaN" if value is None else number(value)
