@@ -14,12 +14,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_modelhealth.rendering.notation import printable
-from pytest_modelhealth.runs.page.contents import anchor, rank
+from pytest_modelhealth.runs.page.contents import anchor, is_bad
 from pytest_modelhealth.runs.run import Run
 
 LAYERS_A_BLOCK = 500
 DIGITS = 5
 """Significant digits of a number on the page; the JSON has them all."""
+
+DIGITS_OF_A_COMPARISON = 9
+"""Enough to tell any two numbers of float32 apart."""
 
 ON_THE_PAGE_AS_TEXT = frozenset({"text", "headline", "place", "notes", "basis"})
 
@@ -30,9 +33,9 @@ def blocks(run: Run, room: int) -> Iterator[str]:
     A result whose numbers do not fit is left out, and so are histograms; later, smaller ones may
     still fit.
     """
-    for wanted in range(4):
+    for is_first_round in (True, False):
         for index, test in enumerate(run.tests):
-            if rank(test["outcome"], (result["verdict"] for result in test["results"])) != wanted:
+            if is_bad(test) != is_first_round:
                 continue
             for nth, result in enumerate(test["results"]):
                 for block in _of_result(anchor(index, nth), result):
@@ -49,7 +52,8 @@ def _of_result(own: str, result: Mapping[str, Any]) -> Iterator[str]:
     histograms = [[tensor.get("bins") for tensor in layer["tensors"]] for layer in layers]
     if layers:
         kept["layers"] = [_without_histograms(layer) for layer in layers]
-    yield _block(f"data-{own}", _shown(kept))
+    digits = DIGITS_OF_A_COMPARISON if result["kind"] == "comparison" else DIGITS
+    yield _block(f"data-{own}", _shown(kept, digits))
     if not any(any(bins) for bins in histograms):
         return
     for start in range(0, len(histograms), LAYERS_A_BLOCK):
@@ -72,14 +76,14 @@ def _block(own: str, value: object) -> str:
     return f'<script type="application/octet-stream" id="{own}">{packed}</script>\n'
 
 
-def _shown(value: object) -> object:
+def _shown(value: object, digits: int) -> object:
     """Return `value` as the page shows it: short numbers, and no letter that hides another."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{digits}g}")
     if isinstance(value, Mapping):
-        return {printable(key): _shown(item) for key, item in value.items()}
+        return {printable(key): _shown(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_shown(item) for item in value]
+        return [_shown(item, digits) for item in value]
     return value

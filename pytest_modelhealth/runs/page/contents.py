@@ -118,9 +118,9 @@ class Contents:
     """What stands on the page as text."""
 
     entries: list[Entry]
-    verdict: str
+    verdicts: list[tuple[str, str]]
     outcomes: str
-    tone: str
+    created: str
     about: list[str]
     notes: list[str]
 
@@ -133,15 +133,20 @@ def contents(run: Run) -> Contents:
     verdicts = Counter(result.verdict for entry in entries for result in entry.results)
     return Contents(
         entries=entries,
-        verdict=_counted(verdicts) or "nothing was inspected",
+        verdicts=_counted(verdicts),
         outcomes=f"{plural(len(entries), 'test')}: "
         + ", ".join(
             f"{count:,} {what}" for what, count in Counter(e.outcome for e in entries).items()
         ),
-        tone=next((TONES[verdict] for verdict in TONES if verdicts[verdict]), "unsure"),
+        created=printable(str(run.head.get("created", ""))).replace("T", " ").replace("+00:00", " UTC"),
         about=_about(run.head),
         notes=[printable(note) for note in run.head.get("notes", ())],
     )
+
+
+def is_bad(test: Test) -> bool:
+    """Return whether a test failed or has a verdict that reads badly."""
+    return rank(test["outcome"], (result["verdict"] for result in test["results"])) < 2
 
 
 def rank(outcome: str, verdicts: Iterable[str]) -> int:
@@ -157,10 +162,14 @@ def anchor(index: int, nth: int) -> str:
     return f"t{index}-{nth}"
 
 
-def _counted(verdicts: Mapping[str, int]) -> str:
+def _counted(verdicts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return how often there is each verdict, and how it reads, the gravest first."""
     known = [verdict for verdict in TONES if verdicts[verdict]]
     others = [verdict for verdict in verdicts if verdict not in TONES]
-    return ", ".join(f"{verdicts[verdict]:,} {printable(verdict)}" for verdict in known + others)
+    return [
+        (f"{verdicts[verdict]:,} {printable(verdict)}", TONES.get(verdict, "unsure"))
+        for verdict in known + others
+    ]
 
 
 def _about(head: Mapping[str, Any]) -> list[str]:
@@ -174,8 +183,7 @@ def _about(head: Mapping[str, Any]) -> list[str]:
         )
         if environment.get(key)
     ]
-    made = str(head.get("created", "")).replace("T", " ").replace("+00:00", " UTC")
-    return [printable(part) for part in (made, *versions, environment.get("platform", "")) if part]
+    return [printable(part) for part in (*versions, environment.get("platform", "")) if part]
 
 
 def _entry(index: int, test: Test, room: list[int]) -> Entry:
@@ -292,4 +300,5 @@ def _margin(margin: Mapping[str, Any]) -> Margin:
 
 
 def _number(value: float | None) -> str:
-    return "NaN" if value is None else number(value)
+    text = "NaN" if value is None else number(value)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text

@@ -69,7 +69,7 @@
     const lines = layer.tensors.map((tensor) => make(
       "tr", {},
       make("th", { scope: "row", class: tensor.diverged ? "bad" : null }, [text.words(tensor.role), tensor.name].filter(Boolean).join(" ")),
-      [tensor.reference, tensor.found, place(tensor.at), ...["error", "noise", "ratio", "limit", "max_abs", "max_ulp"].map((key) => tensor[key])]
+      [exactly(tensor.reference), exactly(tensor.found), place(tensor.at), ...["error", "noise", "ratio", "limit", "max_abs", "max_ulp"].map((key) => tensor[key])]
         .map((value) => make("td", { class: "n" }, text.number(value))),
       make("td", { class: "n" }, exactly(tensor.cosine)),
       make("td", { class: "n" }, tensor.source || text.NONE),
@@ -83,7 +83,7 @@
     return Array.isArray(at) ? `[${at.join(", ")}]` : String(at);
   }
 
-  function exactly(cosine) {
-    return cosine === null || cosine === undefined ? text.NONE : String(cosine);
+  function exactly(value) {
+    return value === null || value === undefined ? text.NONE : String(value);
   }
 })();

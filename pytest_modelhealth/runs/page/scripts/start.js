@@ -6,7 +6,7 @@
   const MARKS = { bad: "\u2715", unsure: "?", good: "\u2713" };
 
   const views = [...document.querySelectorAll("main > .view")];
-  const rows = [...document.querySelectorAll(".overview tbody tr")];
+  const rows = [...document.querySelectorAll(".overview tr[data-result]")];
   const opened = new Map(); // anchor: promise of what was made of its numbers
 
   document.documentElement.classList.add("scripted");
@@ -33,8 +33,8 @@
     }
     const box = document.querySelector("#tests .box");
     if (isFocused && matchMedia("(max-width: 900px)").matches) box.open = false;
+    if (cut < 0) scrollTo(0, 0);
     if (isFocused) {
-      scrollTo(0, 0);
       chosen.setAttribute("tabindex", "-1");
       chosen.focus({ preventScroll: true });
     }
@@ -76,11 +76,26 @@
     if (!kind) return null;
     const made = kind(view.id, result);
     more.append(...made.parts);
+    view.querySelector(".facts").after(sections(view));
     const margins = allMargins(view, result);
     if (margins) view.querySelector(".near").append(margins);
     made.evidence.then((parts) => view.querySelector(".evidence").append(...parts));
     view.addEventListener("show-layer", (event) => goTo(view, made, event.detail.layer));
     return made;
+  }
+
+  // Links to the parts of a result: some are long.
+  function sections(view) {
+    const parts = [...view.querySelectorAll(".panel")].map((part) => make("button", {
+      type: "button",
+      click() {
+        const details = part.querySelector(":scope > details");
+        if (details) details.open = true;
+        part.scrollIntoView({ block: "start" });
+        details?.querySelector("summary").focus({ preventScroll: true });
+      },
+    }, part.querySelector("h3").textContent));
+    return make("nav", { class: "sections", "aria-label": "Parts of this result" }, parts);
   }
 
   function goTo(view, made, layer) {
