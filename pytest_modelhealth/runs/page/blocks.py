@@ -79,11 +79,11 @@ def _block(own: str, value: object) -> str:
 def _shown(value: object, digits: int) -> object:
     """Return `value` as the page shows it: short numbers, and no letter that hides another."""
     if isinstance(value, str):
-        return printable(value)
+        return value if value.isprintable() else printable(value)
     if isinstance(value, float):
         return float(f"{value:.{digits}g}")
     if isinstance(value, Mapping):
-        return {printable(key): _shown(item, digits) for key, item in value.items()}
+        return {_shown(key, digits): _shown(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_shown(item, digits) for item in value]
     return value
