@@ -89,7 +89,7 @@ class InspectorFixture:
             **settings,
         )
         self._made += 1
-        self._never_run[self._made] = _calling_line()
+        self._never_run[self._made] = calling_line()
         made._on_run = partial(self._never_run.pop, self._made, None)
         return made
 
@@ -129,6 +129,11 @@ class InspectorFixture:
         return comparison
 
     @property
+    def made(self) -> list[MadeResult]:
+        """Everything made so far, comparisons too, each with the line that made it."""
+        return list(self._inspections)
+
+    @property
     def reports(self) -> list[HealthReport]:
         """Every report made so far in this test, its fixtures included, the oldest first."""
         return [i.report for i in self._inspections if is_report(i.report)]
@@ -147,7 +152,7 @@ class InspectorFixture:
 
     def _keep(self, report: HealthReport | Comparison, settings: Settings) -> None:
         auto_check = settings["auto_check"].value
-        self._inspections.append(MadeResult(report, *_calling_line(), auto_check))
+        self._inspections.append(MadeResult(report, *calling_line(), auto_check))
 
     def _take_unasked(self) -> list[MadeResult]:
         made = self._inspections[self._checked or 0 :]
@@ -269,7 +274,8 @@ def headline(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _calling_line() -> tuple[Path, int]:
+def calling_line() -> tuple[Path, int]:
+    """Return the line that called into this package."""
     frame = sys._getframe()
     while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
         frame = frame.f_back

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from pytest_modelhealth.plugin.inspections import calling_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 
 
 _STRICT_NAMES = "modelhealth_strict_names"
+SNAPSHOT_CHECKS = pytest.StashKey[list[tuple[Any, Path, int]]]()
+"""What came of a test's comparisons with snapshots, each with the line that made it."""
+
 _WRITTEN = pytest.StashKey[list[dict[str, str]]]()
 
 
@@ -51,6 +57,8 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
     ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
     ours.strict_names = request.config.getini(_STRICT_NAMES)
     request.node.stash[_WRITTEN] = ours.written
+    checks = request.node.stash.setdefault(SNAPSHOT_CHECKS, [])
+    ours.on_check = lambda check: checks.append((check, *calling_line()))
     return ours
 
 

@@ -35,7 +35,7 @@ class HasVerdict(ABC):
 
     def _shown(self, form: str, function: str, *args: Any, **options: Any) -> Any:
         """Return what a format makes of this, which is not to ask for its verdict."""
-        with self._unasked():
+        with self.unasked():
             return self.renderer(form, function)(self, *args, **options)
 
     def __bool__(self) -> bool:
@@ -45,7 +45,7 @@ class HasVerdict(ABC):
         return passed
 
     @contextmanager
-    def _unasked(self) -> Iterator[None]:
+    def unasked(self) -> Iterator[None]:
         """Read the verdict inside to show it, which is not to ask for it."""
         asked = self.verdict_asked
         try:
@@ -63,7 +63,7 @@ class Denied(NamedTuple):
 
     def error(self) -> ModelHealthError:
         """Return the error that says why it was false."""
-        with self.result._unasked():
+        with self.result.unasked():
             return self.result._denial()
 
 

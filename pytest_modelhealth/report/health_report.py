@@ -61,7 +61,15 @@ class HealthReport(HasVerdict):
         self._judged: Judgement | None = None
         self.judgements: list[Judgement] = []
         """Every judgement so far, those under thresholds of an `assert_healthy` call included."""
+        self.history: Any = None
+        """The watched steps of a training as arrays, a `History`, where a monitor made this."""
         self._warned_of: list[str] = []
+        self._asked_as: HealthReport | None = None
+
+    @property
+    def asked(self) -> HealthReport:
+        """The report as its verdict was last asked for: under thresholds of `assert_healthy`."""
+        return self._asked_as or self
 
     @property
     def observation(self) -> Observation:
@@ -76,7 +84,7 @@ class HealthReport(HasVerdict):
     @property
     def layers(self) -> Mapping[str, LayerRecord]:
         """Every layer by name, in execution order, those never called last."""
-        return MappingProxyType(dict(self.observation.layers))
+        return MappingProxyType(self.observation.layers)
 
     @property
     def flow(self) -> Flow | None:
@@ -177,6 +185,7 @@ class HealthReport(HasVerdict):
         """
         __tracebackhide__ = True
         report = self._with(thresholds)
+        self._asked_as = None if report is self else report
         self.verdict_asked = True
         error = report.failure()
         if error is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,10 @@ from syrupy.location import PyTestLocation
 
 from pytest_modelhealth.errors import ModelHealthError, ModelHealthWarning
 from pytest_modelhealth.report import HealthReport, Verdict
+from pytest_modelhealth.snapshot.checked import Outcome, SnapshotCheck
 from pytest_modelhealth.snapshot.content import profile_of_observation
 from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import explain, note, summary
+from pytest_modelhealth.snapshot.drift import DriftReport, explain, note, summary
 from pytest_modelhealth.snapshot.file_format import UNKNOWN_TEST, SnapshotFormatError, load
 from pytest_modelhealth.snapshot.recording import (
     another_test,
@@ -30,6 +31,7 @@ from pytest_modelhealth.snapshot.recording import (
     missing_profile,
     record,
 )
+from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.snapshot.unfinished import UNFINISHED, own_id
 
 
@@ -50,6 +52,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
     path = ""
     note = ""
     change = ""
+    compared: tuple[Snapshot, DriftReport] | None = None
 
     def serialize(
         self, data: Any, *, exclude: Any = None, include: Any = None, matcher: Any = None
@@ -106,6 +109,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             self.change = "its noise was not measured before"
             return [self.change]
         found = detect_drift(before_it, snapshot, strict_names=self.strict_names)
+        self.compared = before_it, found
         self.note, lines = note(found), explain(found)
         self.change = summary(found) if lines else ""
         return lines
@@ -210,6 +214,8 @@ class HealthSnapshot(SnapshotAssertion):
     """
 
     strict_names = False
+    on_check: Callable[[SnapshotCheck], None] | None = None
+    """Told what came of each comparison."""
     _strict_once: bool | None = None
 
     @cached_property
@@ -243,6 +249,8 @@ class HealthSnapshot(SnapshotAssertion):
             self._prepare(extension, report)
         agrees = super().__eq__(report)
         result = self.executions[self.num_executions - 1]
+        if self.on_check is not None and isinstance(extension, HealthSnapshotExtension):
+            self._tell(self.on_check, extension, result)
         if agrees:
             if isinstance(extension, HealthSnapshotExtension):
                 self._follow(extension, result)
@@ -266,6 +274,7 @@ class HealthSnapshot(SnapshotAssertion):
         self._strict_once = None
         extension.test = self._test()
         extension.note = extension.change = ""
+        extension.compared = None
         # An update takes new names over, and the noise where there was none.
         extension.strict_names = strict or self.update_snapshots
         extension.renews = self.update_snapshots
@@ -292,6 +301,26 @@ class HealthSnapshot(SnapshotAssertion):
             self.written.append({"file": extension.path, "change": change})
         if extension.note:
             warnings.warn(f"{extension.note}. {_ACCEPT_NAMES}", ModelHealthWarning, stacklevel=3)
+
+    def _tell(
+        self,
+        on_check: Callable[[SnapshotCheck], None],
+        extension: HealthSnapshotExtension,
+        result: AssertionResult,
+    ) -> None:
+        """Say what came of a comparison, where the report could be written down at all."""
+        now: Any = result.asserted_data
+        if now is None or result.exception is not None:
+            return
+        outcome, text = Outcome.UNCHANGED, ""
+        if result.created or result.updated:
+            outcome = Outcome.RECORDED
+        elif not result.success:
+            outcome = Outcome.MISSING if extension.compared is None else Outcome.DRIFTED
+            text = "\n".join(self._failure(result))
+        (section,) = file_of(now).snapshots.values()
+        compared = extension.compared or (None, None)
+        on_check(SnapshotCheck(extension.path, outcome, text, section, *compared))
 
     @property
     def _command(self) -> str:

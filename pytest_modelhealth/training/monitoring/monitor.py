@@ -213,6 +213,7 @@ class TrainingMonitor:
         for file in self._files:
             file.close()
         if self._state == "started" and self._latest_seen is not None:
+            self.report_of_training()
             self._judge.hand_out(self._latest_seen.observation)
         self._state = "closed"
         while self._on_close:
@@ -357,7 +358,9 @@ class TrainingMonitor:
         """
         assert self.latest is not None
         assert self._latest_seen is not None
-        return self._judge.report(self._latest_seen.observation)
+        report = self._judge.report(self._latest_seen.observation)
+        report.history = self.history
+        return report
 
     @property
     def violations(self) -> tuple[Violation, ...]:

@@ -1,0 +1,223 @@
+"""Records what every test inspects, where a destination wants the run as a whole.
+
+Each test's results are written to a file of their own as it ends, by the process that ran it, and
+read from there one by one at the end: neither memory nor xdist's channel holds them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+import pytest
+
+from pytest_modelhealth.plugin.inspections import INSPECTOR, headline
+from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pytest_modelhealth.runs.run import Run
+
+_FOLDER = "modelhealth_results"
+_MESSAGE = pytest.StashKey[str]()
+_Made = tuple[Any, Path, int]
+"""A result, and the line that made it."""
+
+_MADE = pytest.StashKey[list[_Made]]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Record if anyone asks for it: in the process that reports, and in xdist's workers."""
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        if _FOLDER in worker:
+            config.pluginmanager.register(_Recorder(Path(worker[_FOLDER])), "modelhealth.recorder")
+    elif any(config.hook.pytest_modelhealth_wants_run(config=config)):
+        folder = Path(tempfile.mkdtemp(prefix="modelhealth-"))
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        config.pluginmanager.register(_Recorder(folder), "modelhealth.recorder")
+        config.pluginmanager.register(_Collector(folder), "modelhealth.collector")
+
+
+class _Recorder:
+    """Writes down what a test inspected; runs where the tests run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        inspector = item.stash.get(INSPECTOR, None)  # gone when its fixture is torn down
+        try:
+            return (yield)
+        finally:
+            made = inspector.made if inspector is not None else []
+            reports: list[_Made] = [(m.report, m.path, m.line) for m in made]
+            item.stash[_MADE] = reports + item.stash.get(SNAPSHOT_CHECKS, [])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Leave the name of the file on the test's last report, which crosses from workers."""
+        report = yield
+        if call.excinfo is not None and not report.skipped:
+            item.stash.setdefault(_MESSAGE, headline(call.excinfo.value))
+        if call.when == "teardown" and item.stash.get(_MADE, None):
+            report.modelhealth_results = self._written(item)  # type: ignore[attr-defined]
+        return report
+
+    def _written(self, item: pytest.Item) -> dict[str, str]:
+        """Write a test's results; return the name of the file, or why there is none."""
+        name = f"{uuid4().hex}.json"
+        try:
+            results = [_recorded(*made, item.config) for made in item.stash[_MADE]]
+            path, line, _ = item.location
+            test = {
+                "id": item.nodeid,
+                "file": path,
+                "line": (line or 0) + 1,
+                "message": item.stash.get(_MESSAGE, ""),
+                "results": results,
+            }
+            text = json.dumps(test, allow_nan=False)
+            (self._folder / name).write_text(text, encoding="ascii")
+        except Exception as error:  # noqa: BLE001 - a test must never fail for being written down
+            return {"problem": f"{type(error).__name__}: {error}"}
+        return {"file": name}
+
+
+def _recorded(result: Any, path: Path, line: int, config: pytest.Config) -> dict[str, Any]:
+    from pytest_modelhealth.runs.recording import record
+
+    return record(result, f"{_shown(path, config)}:{line}")
+
+
+def _shown(path: Path, config: pytest.Config) -> str:
+    """Return a path as pytest shows it: from the folder of the run, where it lies in it."""
+    root = config.rootpath
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+class _Ended(NamedTuple):
+    """A test that has ended, and the file with its results."""
+
+    outcome: str
+    seconds: float
+    file: Path
+
+
+class _Tests:
+    """The tests of a run, read from disk one by one."""
+
+    def __init__(self, ended: dict[str, _Ended]) -> None:
+        self._ended = ended
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for ended in self._ended.values():
+            test = json.loads(ended.file.read_text(encoding="ascii"))
+            results = test.pop("results")
+            yield {**test, "outcome": ended.outcome, "seconds": ended.seconds, "results": results}
+
+
+class _Collector:
+    """Puts together what all tests left, and hands it on when the run ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._outcomes: dict[str, tuple[str, float]] = {}
+        self._ended: dict[str, _Ended] = {}
+        self._notes: list[str] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[_FOLDER] = str(self._folder)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "setup":
+            self._outcomes[report.nodeid] = ("passed", 0.0)
+        outcome, seconds = self._outcomes.get(report.nodeid, ("passed", 0.0))
+        if report.when == "call":
+            seconds = report.duration
+        new = _outcome(report)
+        if new != "passed" and outcome != "failed":  # a failing call outweighs its teardown
+            outcome = new
+        self._outcomes[report.nodeid] = (outcome, seconds)
+        written = getattr(report, "modelhealth_results", None)
+        if written is None:
+            return
+        if "problem" in written:
+            self._notes.append(f"{report.nodeid} could not be recorded: {written['problem']}")
+        else:
+            self._ended.pop(report.nodeid, None)  # a test that ran again stands where it ended
+            self._ended[report.nodeid] = _Ended(outcome, seconds, self._folder / written["file"])
+
+    def pytest_terminal_summary(
+        self,
+        terminalreporter: pytest.TerminalReporter,
+        exitstatus: int,
+        config: pytest.Config,
+    ) -> None:
+        """Hand the run to each destination; what one raises costs a line."""
+        run = self._run(int(exitstatus))
+        for note in self._notes:
+            terminalreporter.write_line(f"modelhealth: {note}")
+        given = {"config": config, "run": run, "terminalreporter": terminalreporter}
+        for implementation in config.hook.pytest_modelhealth_run_ended.get_hookimpls():
+            try:
+                implementation.function(*(given[name] for name in implementation.argnames))
+            except Exception as error:  # noqa: BLE001 - the run's own result is never lost to it
+                terminalreporter.write_line(
+                    f"modelhealth: {implementation.plugin_name} failed: "
+                    f"{type(error).__name__}: {error}"
+                )
+
+    def _run(self, status: int) -> Run:
+        from pytest_modelhealth import __version__
+        from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
+
+        torch = sys.modules.get("torch")
+        head = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "environment": {
+                "pytest_modelhealth": __version__,
+                "torch": _torch_version(torch),
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+            },
+            "exit_status": status,
+            "notes": self._notes,
+        }
+        return Run(head, _Tests(self._ended))
+
+
+def _torch_version(torch: Any) -> str:
+    """Return torch's version; under xdist the process that reports has not loaded it."""
+    if torch is not None:
+        return str(torch.__version__)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    if report.failed:
+        return "failed" if report.when == "call" else "error"
+    return report.outcome

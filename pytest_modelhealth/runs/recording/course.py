@@ -1,0 +1,42 @@
+"""How a training went, thinned to what a page can show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_modelhealth.report import HealthReport
+
+MOST_STEPS = 256
+MOST_LAYERS = 32
+
+SHOWN = (
+    "activation_rms",
+    "gradient_norm",
+    "parameter_gradient_norm",
+    "update_ratio",
+    "dead_fraction",
+)
+
+
+def of_course(report: HealthReport) -> dict[str, Any] | None:
+    """Return the steps of a monitored training by the keys of the file of a run.
+
+    Of many steps, evenly spaced ones and the last; of many layers, those that something is found
+    in, then the others in order.
+    """
+    history = report.history
+    if history is None or not len(history):
+        return None
+    every = -(-len(history) // MOST_STEPS)
+    taken = sorted({*range(0, len(history), every), len(history) - 1})
+    judgement = report.judgement
+    accused = [found.layer for found in (*judgement.violations, *judgement.warned)]
+    names = list(dict.fromkeys((*(n for n in accused if n in history.layers), *history.layers)))
+    return {
+        "steps": history.steps[taken].tolist(),
+        "loss": history.loss[taken].tolist(),
+        "layers": {
+            name: {statistic: history[name, statistic][taken].tolist() for statistic in SHOWN}
+            for name in names[:MOST_LAYERS]
+        },
+    }

@@ -1,0 +1,178 @@
+"""A report as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pytest_modelhealth.rendering.summary import headline, label
+from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Verdict, Violation
+from pytest_modelhealth.runs.recording.course import of_course
+from pytest_modelhealth.runs.recording.flow import of_flow
+from pytest_modelhealth.runs.recording.margins import margins
+from pytest_modelhealth.statistics import TensorStatistics
+
+
+def of_inspection(report: HealthReport) -> dict[str, Any]:
+    """Return a report by the keys of the file of a run; it asks for no verdict."""
+    with report.unasked():
+        return _of(report)
+
+
+def _of(report: HealthReport) -> dict[str, Any]:
+    seen, judgement = report.observation, report.judgement
+    verdict = judgement.verdict
+    layers = [_layer(report, record) for record in report]
+    return {
+        "kind": "inspection",
+        "of": _of_what(report),
+        "verdict": verdict.value,
+        "headline": headline(report),
+        "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
+        "model": seen.model_type,
+        "loss": seen.loss,
+        "samples": seen.samples,
+        "batches": seen.batches,
+        "backward": seen.backward,
+        "notes": seen.notes,
+        "violations": [_finding(report, found) for found in judgement.violations],
+        "warnings": [_finding(report, found) for found in judgement.warned],
+        "inconclusive": [
+            {**_where(report, found.check, found.layer), "reason": found.reason}
+            for found in judgement.inconclusive
+        ],
+        "waived": [
+            {
+                **_where(report, found.check, found.layer),
+                "message": found.message,
+                "reason": waiver.reason,
+            }
+            for found, waiver in judgement.waived
+        ],
+        "margins": _margins(report),
+        "totals": _totals(layers),
+        "layers": layers,
+        "flow": of_flow(report),
+        "course": of_course(report),
+    }
+
+
+def _of_what(report: HealthReport) -> str:
+    if report.observation.course is not None:
+        return "training"
+    return "batch" if report.observation.stepped is None else "step"
+
+
+def _where(report: HealthReport, check: str, layer: str) -> dict[str, Any]:
+    return {"check": check, "layer": layer, "label": label(report, layer)}
+
+
+def _finding(report: HealthReport, found: Violation) -> dict[str, Any]:
+    return {
+        **_where(report, found.check, found.layer),
+        "role": found.role,
+        "tensor": found.tensor,
+        "value": float(found.value),
+        "limit": found.limit,
+        "origin": found.origin,
+        "message": found.message,
+        "cause": found.cause,
+        "details": found.details,
+        "affected": found.layers[1:],
+        "consequences": [
+            {**_where(report, other.check, other.layer), "message": other.message}
+            for other in found.folded
+        ],
+        **_places(report, found.layer),
+    }
+
+
+def _places(report: HealthReport, layer: str) -> dict[str, str]:
+    flow = report.flow
+    called_at = flow.line(layer) if flow is not None and layer in flow else ""
+    return {"defined_at": "", "called_at": called_at}
+
+
+def _margins(report: HealthReport) -> list[dict[str, Any]]:
+    return [
+        {
+            **_where(report, margin.violation.check, margin.violation.layer),
+            "role": margin.violation.role,
+            "value": float(margin.violation.value),
+            "limit": margin.limit,
+            "setting": margin.setting,
+            "used": margin.used,
+        }
+        for margin in margins(report)
+    ]
+
+
+def _layer(report: HealthReport, record: LayerRecord) -> dict[str, Any]:
+    given, made = record.inputs, record.activations
+    counts = {name: seen.count for name, seen in record.parameters.items()}
+    return {
+        "name": record.name,
+        "label": label(report, record.name),
+        "type": record.type_name,
+        "status": record.status.value,
+        "reason": record.reason,
+        "functional": record.functional,
+        "calls": record.calls,
+        "input_shape": None if given is None else given.shape,
+        "shape": None if made is None else made.shape,
+        "dtype": "" if made is None else made.dtype,
+        "device": "" if made is None else made.device,
+        "parameters": sum(counts.values()),
+        "trainable": sum(n for name, n in counts.items() if name not in record.frozen),
+        "tied": record.tied,
+        "parameter_bytes": None,
+        "activation_bytes": None,
+        "multiply_adds": None,
+        "saved_bytes": None,
+        **_places(report, record.name),
+        "tensors": [
+            _tensor(role, name, seen)
+            for role in ROLES
+            for name, seen in record.tensors(role).items()
+        ],
+    }
+
+
+def _tensor(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
+    counts = seen.exponents.counts
+    return {
+        "role": role,
+        "name": name,
+        "shape": seen.shape,
+        "dtype": seen.dtype,
+        "count": seen.count,
+        "nan": seen.nan_count,
+        "inf": seen.inf_count,
+        "zeros": seen.zero_count,
+        "dead": seen.dead_fraction,
+        "mean": seen.mean,
+        "std": seen.std,
+        "min": seen.min,
+        "max": seen.max,
+        "norm": seen.norm,
+        "bins": {
+            "lowest": seen.exponents.lowest,
+            "negative": counts[:, 0].tolist(),
+            "positive": counts[:, 1].tolist(),
+            "sampled": seen.histogram_sampled,
+        },
+    }
+
+
+def _totals(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    layers = list(layers)
+    return {
+        "layers": len(layers),
+        "parameters": sum(layer["parameters"] for layer in layers),
+        "trainable": sum(layer["trainable"] for layer in layers),
+        "parameter_bytes": None,
+        "activation_bytes": None,
+        "multiply_adds": None,
+        "saved_bytes": None,
+        "peak_bytes": None,
+    }

@@ -1,0 +1,144 @@
+"""The run as a whole: who gets it, what is in it, and that nothing is recorded for nobody."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+CONFTEST = """
+import json
+
+def pytest_modelhealth_wants_run(config):
+    return True
+
+def pytest_modelhealth_run_ended(run, terminalreporter):
+    tests = [list(run.tests) for _ in range(2)]
+    assert tests[0] == tests[1]
+    with open("run.json", "w") as file:
+        json.dump({**run.head, "tests": tests[0]}, file, allow_nan=False)
+
+class Broken:
+    def pytest_modelhealth_run_ended(self, config):
+        raise OSError(28, "No space left on device")
+
+def pytest_configure(config):
+    config.pluginmanager.register(Broken(), "broken_destination")
+"""
+
+TESTS = """
+import nets, pytest
+
+@pytest.fixture
+def inspected(inspector):
+    return inspector(nets.healthy()).run_inspection(nets.BATCH)
+
+def test_passes(inspected):
+    inspected.assert_healthy()
+
+def test_unhealthy(inspector):
+    inspector(nets.with_nan()).run_inspection(nets.BATCH)
+
+def test_two(inspector):
+    inspector(nets.healthy()).run_inspection(nets.BATCH)
+    inspector.compare(nets.healthy(), nets.with_dead_relu(), nets.BATCH)
+
+@pytest.mark.xfail(strict=True)
+def test_expected(inspected):
+    assert False
+
+def test_torn_down(inspected, request):
+    request.addfinalizer(lambda: 1 / 0)
+
+def test_other_reason(inspected):
+    raise ValueError("<b>what</b>\\nelse")
+
+def test_drift(inspector, health_snapshot):
+    assert inspector(nets.healthy()).run_inspection(nets.BATCH) == health_snapshot
+
+def test_inspects_nothing():
+    pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_all_that_tests_inspect(nets, workers):
+    """Every test that inspected is there with its outcome, in one process and in several."""
+    nets.makeconftest(CONFTEST)
+    nets.makepyfile(test_it=TESTS)
+
+    result = nets.runpytest_subprocess("-n", workers)
+
+    run = json.loads((nets.path / "run.json").read_text())
+    tests = {test["id"].partition("::")[2]: test for test in run["tests"]}
+    results = {name: [r["verdict"] for r in test["results"]] for name, test in tests.items()}
+    assert results == {
+        "test_passes": ["healthy"],
+        "test_unhealthy": ["unhealthy"],
+        "test_two": ["healthy", "different"],
+        "test_expected": ["healthy"],
+        "test_torn_down": ["healthy"],
+        "test_other_reason": ["healthy"],
+        "test_drift": ["healthy", "missing"],
+    }
+    outcomes = {name: test["outcome"] for name, test in tests.items()}
+    assert outcomes == {
+        "test_passes": "passed",
+        "test_unhealthy": "failed",
+        "test_two": "failed",
+        "test_expected": "xfailed",
+        "test_torn_down": "error",
+        "test_other_reason": "failed",
+        "test_drift": "failed",
+    }
+    assert tests["test_other_reason"]["message"] == "<b>what</b>"
+    lines = TESTS.strip().splitlines()
+    for name in ("test_unhealthy", "test_drift"):
+        path, _, number = tests[name]["results"][-1]["place"].rpartition(":")
+        assert path == "test_it.py"
+        assert "run_inspection" in lines[int(number) - 1]
+        assert lines[tests[name]["line"] - 1].startswith(f"def {name}(")
+    assert (run["format_version"], run["exit_status"], run["notes"]) == (1, 1, [])
+    assert all(run["environment"].values())
+    # a destination that fails costs a line, and no other destination its run
+    result.stdout.fnmatch_lines("modelhealth: broken_destination failed: OSError*No space left*")
+    result.assert_outcomes(passed=3, failed=4, xfailed=1, errors=1)
+
+
+def test_a_run_that_cannot_be_written_down(nets, monkeypatch):
+    """A full disk costs a line for each test, and no test its result."""
+    nets.makeconftest(
+        CONFTEST
+        + """
+import pathlib
+from pytest_modelhealth.plugin import recording
+
+def full(self, *args, **options):
+    raise OSError(28, "No space left on device")
+
+recording.Path = type("Path", (type(pathlib.Path()),), {"write_text": full})
+"""
+    )
+    nets.makepyfile(test_it=TESTS)
+    result = nets.runpytest_subprocess("-k", "passes")
+    result.assert_outcomes(passed=1, deselected=7)
+    result.stdout.fnmatch_lines("modelhealth: *test_passes could not be recorded: *No space left*")
+
+
+def test_nothing_is_recorded_for_nobody(nets, tmp_path, monkeypatch):
+    """Without a destination there is no recorder and no folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    nets.makepyfile(
+        test_it="""
+        import nets
+
+        def test_it(inspector, pytestconfig):
+            inspector(nets.healthy()).run_inspection(nets.BATCH)
+            names = [name for name, _ in pytestconfig.pluginmanager.list_name_plugin()]
+            assert "modelhealth.recording" in names
+            assert "modelhealth.recorder" not in names
+        """
+    )
+    result = nets.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+    assert not list(tmp_path.glob("modelhealth-*"))
