@@ -1,0 +1,154 @@
+"""Reading the file of a run: what is wrong with one that cannot be read, in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
+from pytest_modelhealth.runs.shape import NUMBER, OPTIONAL_NUMBER, OPTIONAL_SIZES, Named, problem
+
+_TENSOR = {
+    "role": str,
+    "name": str,
+    "shape": [int],
+    "dtype": str,
+    "count": int,
+    "nan": int,
+    "inf": int,
+    "zeros": int,
+    "dead": OPTIONAL_NUMBER,
+    "mean": OPTIONAL_NUMBER,
+    "std": OPTIONAL_NUMBER,
+    "min": OPTIONAL_NUMBER,
+    "max": OPTIONAL_NUMBER,
+}
+_LAYER = {
+    "name": str,
+    "label": str,
+    "type": str,
+    "status": str,
+    "calls": int,
+    "shape": OPTIONAL_SIZES,
+    "dtype": str,
+    "device": str,
+    "parameters": int,
+    "trainable": int,
+    "tied": Named(str),
+    "activation_bytes": OPTIONAL_NUMBER,
+    "multiply_adds": OPTIONAL_NUMBER,
+    "saved_bytes": OPTIONAL_NUMBER,
+    "parameter_bytes": OPTIONAL_NUMBER,
+    "tensors": [_TENSOR],
+}
+_FINDING = {"check": str, "layer": str, "label": str, "message": str}
+_MARGIN = {
+    "check": str,
+    "layer": str,
+    "label": str,
+    "value": OPTIONAL_NUMBER,
+    "limit": OPTIONAL_NUMBER,
+    "used": OPTIONAL_NUMBER,
+}
+_COMMON = {"kind": str, "verdict": str, "headline": str, "model": str}
+_KINDS: dict[str, dict[str, Any]] = {
+    "inspection": {
+        "of": str,
+        "loss": OPTIONAL_NUMBER,
+        "samples": OPTIONAL_NUMBER,
+        "violations": [_FINDING],
+        "warnings": [_FINDING],
+        "inconclusive": [{"check": str, "layer": str, "label": str, "reason": str}],
+        "waived": [{**_FINDING, "reason": str}],
+        "margins": [_MARGIN],
+        "totals": Named(OPTIONAL_NUMBER),
+        "layers": [_LAYER],
+    },
+    "comparison": {"candidate": str},
+    "drift": {"story": str},
+}
+_TEST = {"id": str, "outcome": str, "message": str, "results": [_COMMON]}
+_RUN = {"created": str, "environment": Named(str), "exit_status": NUMBER, "tests": [_TEST], "notes": [str]}
+"""What is read of a file; the schema has all that is in one."""
+
+
+def read(path: str | os.PathLike[str]) -> Run:
+    """Return the run that a file holds.
+
+    Raises:
+        InspectionError: it cannot be read, or holds no run that this version knows.
+    """
+    data = _parsed(Path(path))
+    _require_format(data, path)
+    wrong = problem(data, _RUN)
+    if wrong is None:
+        wrong = next(filter(None, map(_problem_of, enumerate(data["tests"]))), None)
+    if wrong is not None:
+        raise InspectionError(f"{path}: {wrong}; write the file anew: {_WRITE}")
+    return Run({key: value for key, value in data.items() if key != "tests"}, data["tests"])
+
+
+_WRITE = "pytest --modelhealth-json=PATH"
+
+
+def _problem_of(numbered: tuple[int, Any]) -> str | None:
+    place, test = numbered
+    for index, result in enumerate(test["results"]):
+        wrong = problem(
+            result, _KINDS.get(result["kind"], {}), f"tests[{place}].results[{index}]"
+        )
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise InspectionError(f"{path}: {found}; a run is written by {_WRITE}") from None
+    if not content.strip():
+        raise InspectionError(f"{path}: the file is empty; write it anew: {_WRITE}")
+    try:
+        return json.loads(content, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        raise InspectionError(f"{path}: {_not_json(error, content)}") from None
+    except (ValueError, RecursionError) as error:
+        # not in UTF-8, a NaN, a number of thousands of digits, or brackets without end
+        raise InspectionError(f"{path}: not JSON of a run: {error}; {_WRITE} writes one") from None
+
+
+def _not_json(error: json.JSONDecodeError, content: bytes) -> str:
+    where = f"line {error.lineno:,}, column {error.colno:,}"
+    if content.lstrip()[:1] == b"{" and not content.rstrip().endswith(b"}"):
+        return (
+            f"the file is truncated: it ends after {len(content):,} bytes, within what begins at "
+            f"{where}; was the run that wrote it, or a copy, broken off?"
+        )
+    return f"not JSON: {error.msg} at {where}; a run is written by {_WRITE}"
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _require_format(data: Any, path: object) -> None:
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != FORMAT:
+        if isinstance(data, dict) and {"verdict", "layers"} <= data.keys():
+            what = "this is a report's JSON, not a run's"
+        else:
+            what = f"not the file of a run, whose 'format' is {FORMAT!r}"
+        raise InspectionError(f"{path}: {what}; {_WRITE} writes one")
+    version = data.get("format_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InspectionError(f"{path}: format_version: {version!r} is no version; {_WRITE}")
+    if version > FORMAT_VERSION:
+        raise InspectionError(
+            f"{path}: written in version {version} of the format; this pytest-modelhealth reads up "
+            f"to version {FORMAT_VERSION}: upgrade it, or write both files with this one"
+        )
