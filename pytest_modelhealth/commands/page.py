@@ -1,0 +1,39 @@
+"""Make a page of the file of a run.
+
+The page is the one that pytest writes under --modelhealth-html, made of what it wrote under
+--modelhealth-json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.runs import page
+from pytest_modelhealth.runs.reading import read
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the two files."""
+    parser.add_argument("run", type=Path, help="file of a run, written by --modelhealth-json")
+    parser.add_argument("page", type=Path, help="HTML file to write")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page.
+
+    Raises:
+        InspectionError: the run cannot be read, or the page cannot be written.
+    """
+    given = read(arguments.run)
+    try:
+        with arguments.page.open("w", encoding="ascii") as file:
+            page.write(given, file)
+    except OSError as error:
+        raise InspectionError(
+            f"cannot write to {str(arguments.page)!r}: {error.strerror}; name a file in a folder "
+            "that exists and can be written to"
+        ) from None
+    print(f"page in {arguments.page}")  # noqa: T201
+    return 0
