@@ -69,10 +69,11 @@
     }
     draw(group, "line", { x1: left, x2: right, y1: bottom, y2: bottom, stroke: COLOURS.muted });
     for (const { value, at, text } of across.ticks) {
-      if (!Number.isInteger(value)) continue;
+      if (!Number.isInteger(value) || (!isMany && at > right - 40)) continue;
       draw(group, "line", { x1: at, x2: at, y1: bottom, y2: bottom + 3, stroke: COLOURS.muted });
       write(group, at, bottom + 14, text, { "text-anchor": "middle", fill: COLOURS.muted, "font-size": 10.5 });
     }
+    if (!isMany) write(group, right, bottom + 14, "step", { "text-anchor": "end", fill: COLOURS.muted, "font-size": 10.5 });
     const place = { steps, across, vertical, isLog, top, bottom };
     const named = isMany ? remarkable(lines) : lines;
     if (lines.length > MOST_LINES) drawBand(group, lines, place);
@@ -152,7 +153,7 @@
     for (const { line, index, end, y } of ends) {
       const at = Math.max(y + 3.5, last + 12.5);
       last = at;
-      write(body, right + 5, at, abbreviate(line.label, 16), { fill: styles[index].stroke, "font-size": 10.5 });
+      write(body, right + 5, at, abbreviate(line.label, 14), { fill: styles[index].stroke, "font-size": 10.5 });
       mark(marks, "rect", { x: right + 2, y: at - 10, width: LABEL - 4, height: 13 }, `${line.label}: ends at ${number(end)}`, { layer: line.name, focusable: true });
     }
   }

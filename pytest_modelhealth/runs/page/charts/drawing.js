@@ -24,7 +24,7 @@
     good: "var(--good, #1a7f37)",
   };
 
-  const LETTER = 6.1; // the width of a letter of 11 px, a little above the mean
+  const LETTER = 6.7; // the width of a letter of 11 px, in a wide font
 
   function draw(parent, tag, attributes = {}, text) {
     const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -166,7 +166,14 @@
     for (let e = Math.ceil(low / step) * step; e <= high; e += step) {
       ticks.push({ value: 10 ** e, at: from + ((e - low) / (high - low)) * (to - from), text: power(e) });
     }
-    return { at, ticks };
+    if (ticks.length > 1) return { at, ticks };
+    const between = [];
+    for (let e = Math.floor(low); e <= high; e += 1) {
+      for (const value of [1, 2, 5].map((factor) => Number(`${factor}e${e}`))) {
+        if (Math.log10(value) >= low && Math.log10(value) <= high) between.push({ value, at: at(value), text: number(value) });
+      }
+    }
+    return { at, ticks: between };
   }
 
   // A scale with ticks at 1, 2 or 5 times a power of ten.

@@ -82,14 +82,14 @@
   }
 
   function drawSide(body, side, scale, y, isNow) {
-    const { COLOURS, cross, isNumber, plural, write } = charts.drawing;
+    const { COLOURS, count, cross, isNumber, write } = charts.drawing;
     const colour = isNow ? COLOURS.accent : COLOURS.muted;
     if (scale && isNumber(side.min) && isNumber(side.max)) drawRange(body, side, scale.at, y, colour, isNow);
     else write(body, NAMES + 8, y + 4, "no finite values", { fill: COLOURS.muted, "font-style": "italic" });
     const bad = (side.nan ?? 0) + (side.inf ?? 0);
     if (!bad) return;
     cross(body, WIDTH - 6, y, { class: "bad" });
-    write(body, WIDTH - 16, y + 4, plural(bad, "NaN or inf"), { "text-anchor": "end", fill: COLOURS.alarm, "font-size": 10 });
+    write(body, WIDTH - 16, y + 4, `${count(bad)} NaN or inf`, { "text-anchor": "end", fill: COLOURS.alarm, "font-size": 10 });
   }
 
   // A line from the least to the greatest with ends, a bar of mean ± std, a stroke at the mean.

@@ -29,7 +29,8 @@
       panel("activations: relative error", forward, { key: "activations", colour: COLOURS.accent, shape: "circle" }, "no activations were compared"),
       panel("gradients: relative error", backward, { key: "gradients", colour: COLOURS.accent2, shape: "triangle", dash: "4 2" }, "no gradients were compared"),
     ];
-    return charts.rows("errors", rows, panels, sentence(), (index) => title(index));
+    const footnote = rows.some((row) => row.note) ? "(+) only in the candidate, (−) only in the reference" : "";
+    return charts.rows("errors", rows, panels, sentence(), title, footnote);
 
     function isCulprit({ reference, candidate }) {
       const found = comparison.divergence;

@@ -90,7 +90,7 @@
     const head = notes.length * 17 + 8;
     const rows = spread(drawn, head);
     const loops = arrows.some((arrow) => arrow.from === arrow.to) ? 26 : 0;
-    const width = Math.max(360, drawn.width + 2 * PAD + loops, labelsEnd(rows));
+    const width = Math.max(360, drawn.width + 2 * PAD + loops, labelsEnd(rows), ...notes.map(noteWidth));
     const { svg, body, marks } = canvas("flow", width, rows.height, sentence(drawn, { names, way, culprit, violations }));
     svg.style.minWidth = `${Math.round(Math.min(width, 720 + (width - 720) * 0.6))}px`;
     notes.forEach((note, index) => drawNote(body, note, 12 + index * 17));
@@ -276,14 +276,15 @@
     const folded = drawn.boxes.filter((box) => box.size > 1);
     if (folded.length) {
       const inside = folded.reduce((sum, box) => sum + box.size, 0);
-      notes.push([{ glyph: "folded", text: `${count(inside)} of ${plural(names.length, "layer")} are folded into ${plural(folded.length, "box")}`.replace(/boxs$/, "boxes") }]);
+      const into = folded.length === 1 ? "1 box" : `${folded.length} boxes`;
+      notes.push([{ glyph: "folded", text: `${count(inside)} of ${plural(names.filter(isLayer).length, "layer")} are folded into ${into}` }]);
     }
     if (!exact) notes.push([{ text: "The flow was recorded in part: a way may be missing." }]);
     return notes.filter((note) => note.length);
   }
 
   function drawNote(body, items, y) {
-    const { COLOURS, LETTER, draw, write } = charts.drawing;
+    const { COLOURS, draw, write } = charts.drawing;
     let x = 0;
     for (const { glyph, text } of items) {
       if (glyph === "way") draw(body, "line", { x1: x, x2: x + 22, y1: y - 4, y2: y - 4, stroke: COLOURS.accent, "stroke-width": 2.6 });
@@ -294,13 +295,17 @@
         draw(body, "rect", { x, y: y - 10, width: 19, height: 8, rx: 2, fill: COLOURS.surface, stroke: COLOURS.muted });
       }
       write(body, glyph ? x + 28 : x, y, text, { fill: COLOURS.muted });
-      x += 28 + text.length * LETTER * 0.93 + 22;
+      x += itemWidth(glyph, text);
     }
   }
 
+  const itemWidth = (glyph, text) => (glyph ? 28 : 0) + text.length * charts.drawing.LETTER * 0.92 + 14;
+
+  const noteWidth = (items) => items.reduce((sum, { glyph, text }) => sum + itemWidth(glyph, text), 0);
+
   function sentence(drawn, { names, way, culprit, violations }) {
     const { plural, words } = charts.drawing;
-    const parts = [`flow of ${plural(names.length, "layer")}`];
+    const parts = [`flow of ${plural(names.filter(isLayer).length, "layer")}`];
     if (way.length) parts.push(`from ${way[0]} ${culprit === undefined ? "" : `through ${violations[0].label || culprit} `}to ${way.at(-1)}`);
     if (violations.length) parts.push(`culprit ${violations[0].label || culprit || "model"}: ${words(violations[0].check)}`);
     const cut = drawn.arrows.filter((arrow) => arrow.isCut).length;

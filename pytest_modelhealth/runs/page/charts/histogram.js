@@ -16,10 +16,11 @@
     const bins = trimmed(tensor.bins);
     const { svg, body, marks } = canvas("histogram", WIDTH, HEIGHT, finding);
     write(body, 0, 11, summary(tensor), { fill: COLOURS.muted });
-    if (bins === null && !tensor.zeros && !tensor.nan && !tensor.inf) {
-      const why = tensor.count === 0 ? "no values" : "the values were not counted by size";
-      write(body, 0, 60, why, { fill: COLOURS.muted, "font-style": "italic" });
-      return svg;
+    if (bins === null && !tensor.zeros) {
+      const isBad = tensor.nan + tensor.inf > 0;
+      const why = !tensor.count ? "no values" : isBad ? "no finite values" : "the values were not counted by size";
+      write(body, 0, 70, why, { fill: COLOURS.muted, "font-style": "italic" });
+      if (!isBad) return svg;
     }
     const bad = (tensor.nan ?? 0) + (tensor.inf ?? 0) > 0;
     const right = bad ? WIDTH - 76 : WIDTH - 8;
@@ -37,9 +38,10 @@
     function drawBar(parent, over, bar, most, { zeros, count }) {
       const height = Math.max(1.5, (Math.min(bar.count, most) / most) * (FLOOR - TOP));
       const isCut = bar.count > most;
+      const gap = bar.width > 5 ? 1 : 0;
       draw(parent, "rect", {
         class: bar.isZero ? "zeros" : "bin",
-        x: bar.x + 0.5, y: FLOOR - height, width: Math.max(1, bar.width - 1), height,
+        x: bar.x + gap / 2, y: FLOOR - height, width: bar.width - gap, height,
         fill: bar.isZero ? COLOURS.muted : COLOURS.accent,
       });
       if (isCut) {
@@ -135,6 +137,9 @@
       const exponents = [];
       for (let e = low; e <= high; e += 1) if (e % step === 0) exponents.push(e);
       for (const e of exponents.reverse()) tick(axis.at(Number(`${sign}1e${e}`)), sign + power(e));
+      if (exponents.length || !side.length) continue;
+      const ends = [2 ** bins.lowest, 2 ** (bins.lowest + side.length)];
+      for (const end of ends) tick(axis.at(Number(`${sign}${end}`)), sign + charts.drawing.number(end));
     }
   }
 

@@ -1,17 +1,17 @@
 // Places a directed graph in rows: longest ways, few crossings, straight lines.
 //
 // After Sugiyama, Tagawa and Toda (1981): edges that close a cycle are turned for the time being, a
-// node stands below all that feed it, long edges are led through every row between, rows are sorted
-// by barycentres, and places in a row are those nearest to the neighbours' (by isotonic regression).
+// node stands below all that feed it, long edges are led through every row between, and rows are
+// sorted by barycentres. Places across follow the blocks of Brandes and Köpf (2001).
 (() => {
   "use strict";
   const charts = (globalThis.charts ??= {});
 
   const SORTINGS = 12;
-  const PLACINGS = 24;
-  const BETWEEN = 18; // pixels between boxes of a row
-  const LANE = 14; // width of a passing edge
-  const PULL = { way: 10, through: 4, plain: 1 };
+  const PLACINGS = 30;
+  const BETWEEN = 14; // pixels between boxes of a row
+  const LANE = 8; // width of a passing edge
+  const PULL = { way: 10, through: 4, direct: 2, plain: 1 };
 
   // `widths`: pixels of each node. `edges`: [{from, to, style}]; those of one style that leave a node
   // together share their way. Returns {rows: number of them, rowOf: [row], xOf: [centre], width,
@@ -127,7 +127,8 @@
       graph.routes.push(route);
       for (let i = 1; i < route.length; i += 1) {
         const isThrough = route[i - 1] >= widths.length && route[i] >= widths.length;
-        const pull = style.includes("way") ? PULL.way : isThrough ? PULL.through : PULL.plain;
+        const kind = style.includes("way") ? "way" : isThrough ? "through" : route.length === 2 ? "direct" : "plain";
+        const pull = PULL[kind];
         const pair = `${route[i - 1]} ${route[i]}`;
         joined.set(pair, { upper: route[i - 1], lower: route[i], pull: Math.max(pull, joined.get(pair)?.pull ?? 0) });
       }
@@ -185,44 +186,82 @@
     return number;
   }
 
+  // Vertices that are joined straight up and down make a block, which has one place for all rows.
   function place(graph) {
-    graph.x = new Array(graph.row.length).fill(0);
-    for (const row of graph.rows) put(graph, row, row.map(() => ({ wish: 0, pull: 1 })));
+    let blockOf = aligned(graph);
+    let blocks = fromTheLeft(graph, blockOf);
+    if (blocks === null) {
+      blockOf = graph.row.map((_, vertex) => vertex);
+      blocks = fromTheLeft(graph, blockOf);
+    }
+    const at = new Map(blocks.map(({ id }) => [id, 0]));
+    const reach = (block, isLeft) => {
+      let limit = isLeft ? -Infinity : Infinity;
+      for (const [other, distance] of isLeft ? block.left : block.right) {
+        limit = isLeft ? Math.max(limit, at.get(other) + distance) : Math.min(limit, at.get(other) - distance);
+      }
+      return limit;
+    };
+    for (const block of blocks) at.set(block.id, Math.max(0, reach(block, true)));
     for (let placing = 0; placing < PLACINGS; placing += 1) {
-      const isDownward = placing % 2 === 0;
-      const isLast = placing >= PLACINGS - 4;
-      for (const row of isDownward ? graph.rows : graph.rows.toReversed()) {
-        const wishes = row.map((vertex) => {
-          const near = isLast ? [...graph.up[vertex], ...graph.down[vertex]] : isDownward ? graph.up[vertex] : graph.down[vertex];
-          const pull = near.reduce((sum, tie) => sum + tie.pull, 0);
-          if (!pull) return { wish: graph.x[vertex], pull: 0.1 };
-          return { wish: near.reduce((sum, tie) => sum + tie.pull * graph.x[tie.vertex], 0) / pull, pull };
-        });
-        put(graph, row, wishes);
+      for (const block of placing % 2 ? blocks : blocks.toReversed()) {
+        const pull = block.ties.reduce((sum, tie) => sum + tie.pull, 0);
+        if (!pull) continue;
+        const wish = block.ties.reduce((sum, tie) => sum + tie.pull * at.get(blockOf[tie.vertex]), 0) / pull;
+        at.set(block.id, Math.min(reach(block, false), Math.max(reach(block, true), wish)));
       }
     }
+    graph.x = blockOf.map((block) => at.get(block));
   }
 
-  // Places a row as near to its wishes as its order and widths allow (pool adjacent violators).
-  function put(graph, row, wishes) {
-    const offsets = [];
-    let offset = 0;
-    row.forEach((vertex, index) => {
-      if (index) offset += (graph.width[row[index - 1]] + graph.width[vertex]) / 2 + BETWEEN;
-      offsets.push(offset);
-    });
-    const blocks = [];
-    wishes.forEach(({ wish, pull }, index) => {
-      let block = { sum: (wish - offsets[index]) * pull, pull, size: 1 };
-      while (blocks.length && blocks.at(-1).sum / blocks.at(-1).pull >= block.sum / block.pull) {
-        const before = blocks.pop();
-        block = { sum: before.sum + block.sum, pull: before.pull + block.pull, size: before.size + block.size };
+  // Joins each vertex to one above it so that no two joints cross: the strongest ties first, and of
+  // equal ones that to the middle.
+  function aligned(graph) {
+    const blockOf = graph.row.map((_, vertex) => vertex);
+    const place = new Map();
+    for (const row of graph.rows) row.forEach((vertex, index) => place.set(vertex, index));
+    const middle = (ties) => ties.reduce((sum, tie) => sum + place.get(tie.vertex), 0) / ties.length;
+    for (const row of graph.rows) {
+      const ties = row.flatMap((upper) => graph.down[upper].map(({ vertex, pull }) => ({
+        upper, lower: vertex, pull,
+        aside: Math.abs(place.get(upper) - middle(graph.up[vertex])) + Math.abs(place.get(vertex) - middle(graph.down[upper])),
+      })));
+      ties.sort((a, b) => b.pull - a.pull || a.aside - b.aside);
+      const joints = [];
+      for (const { upper, lower } of ties) {
+        const [from, to] = [place.get(upper), place.get(lower)];
+        if (joints.some(([a, b]) => (from - a) * (to - b) <= 0)) continue;
+        joints.push([from, to]);
+        blockOf[lower] = blockOf[upper];
       }
-      blocks.push(block);
-    });
-    let index = 0;
-    for (const { sum, pull, size } of blocks) {
-      for (let i = 0; i < size; i += 1, index += 1) graph.x[row[index]] = sum / pull + offsets[index];
     }
+    return blockOf;
+  }
+
+  // The blocks, each after those that stand to its left; null where that has no answer.
+  function fromTheLeft(graph, blockOf) {
+    const blocks = new Map();
+    blockOf.forEach((id, vertex) => {
+      if (!blocks.has(id)) blocks.set(id, { id, left: [], right: [], ties: [] });
+      const { ties } = blocks.get(id);
+      for (const tie of [...graph.up[vertex], ...graph.down[vertex]]) if (blockOf[tie.vertex] !== id) ties.push(tie);
+    });
+    for (const row of graph.rows) {
+      for (let i = 1; i < row.length; i += 1) {
+        const [left, right] = [row[i - 1], row[i]];
+        const distance = (graph.width[left] + graph.width[right]) / 2 + BETWEEN;
+        blocks.get(blockOf[left]).right.push([blockOf[right], distance]);
+        blocks.get(blockOf[right]).left.push([blockOf[left], distance]);
+      }
+    }
+    const open = new Map([...blocks].map(([id, block]) => [id, block.left.length]));
+    const ordered = [...blocks.values()].filter((block) => !block.left.length);
+    for (let next = 0; next < ordered.length; next += 1) {
+      for (const [id] of ordered[next].right) {
+        open.set(id, open.get(id) - 1);
+        if (!open.get(id)) ordered.push(blocks.get(id));
+      }
+    }
+    return ordered.length === blocks.size ? ordered : null;
   }
 })();

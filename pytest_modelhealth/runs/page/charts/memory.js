@@ -26,7 +26,7 @@
     const height = HEAD + shown.length * ROW + ROW + 10;
     const { svg, body, marks } = canvas("memory", WIDTH, height, sentence(rows, totals));
     const column = (WIDTH - NAMES) / 3;
-    const greatest = Math.max(1, ...shown.flatMap((row) => row.sizes.map((size) => size ?? 0)));
+    const greatest = Math.max(1, ...rows.slice(0, MOST_ROWS).flatMap((row) => row.sizes.map((size) => size ?? 0)));
     const colours = [COLOURS.accent2, COLOURS.accent, COLOURS.accent];
     QUANTITIES.forEach(({ name }, index) => {
       write(body, NAMES + index * column, 12, name, { "font-weight": 600 });
@@ -36,7 +36,7 @@
     });
     shown.forEach((row, number) => {
       const y = HEAD + number * ROW;
-      write(body, NAMES - 10, y + 12.5, abbreviate(row.label, 27), {
+      write(body, NAMES - 10, y + 12.5, abbreviate(row.label, 24), {
         "text-anchor": "end", fill: row.isFolded ? COLOURS.muted : COLOURS.ink, "font-style": row.isFolded ? "italic" : null,
       });
       row.sizes.forEach((size, index) => {
@@ -60,12 +60,12 @@
         write(body, x + 4, y + 12.5, "–", { fill: COLOURS.muted });
         return;
       }
-      const width = (size / greatest) * (column - VALUE - 8);
-      if (size > 0) {
+      const width = row.isFolded ? 0 : (size / greatest) * (column - VALUE - 8);
+      if (size > 0 && !row.isFolded) {
         const isSaved = QUANTITIES[index].key === "saved";
         draw(body, "rect", {
           class: `bar ${QUANTITIES[index].key}`, x, y: y + 3, width: Math.max(width, 1), height: ROW - 6, rx: 1,
-          fill: colours[index], "fill-opacity": isSaved ? 0.25 : row.isFolded ? 0.45 : 0.85,
+          fill: colours[index], "fill-opacity": isSaved ? 0.25 : 0.85,
           stroke: isSaved ? colours[index] : null, "stroke-dasharray": isSaved ? "3 2" : null,
         });
       }

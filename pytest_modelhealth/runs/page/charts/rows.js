@@ -7,14 +7,15 @@
   const charts = (globalThis.charts ??= {});
 
   const WIDTH = 720;
-  const NAMES = 186; // pixels
-  const LETTERS = 28; // of a name
+  const NAMES = 196; // pixels
+  const LETTERS = 25; // of a name
   const ROW = 18;
   const TALLEST = 40 * ROW;
   const HEAD = 42;
   const FOOT = 22;
   const POINTS_FROM = 6; // pixels a row, below which there is a line only
   const NAME_PITCH = 13;
+  const FREE_PITCH = 20; // of names of which nothing is said
   const MOST_NAMED = 20; // of the layers with findings, before others are named
   const GUTTER = 16; // beside an axis, for zeros and for what is not finite
 
@@ -24,10 +25,11 @@
   // of a value of zero a hollow point stands at the left edge, of a bad one a cross at the right.
   // `whiskers`: {name, values}: numbers that lines lead to. `ranges`: {name, values}: bars up to there.
   // `titleOf(index)`: the lines that are shown of a layer.
-  charts.rows = function (kind, layers, panels, finding, titleOf) {
-    const { canvas } = charts.drawing;
+  // `footnote`: what the notes beside names mean.
+  charts.rows = function (kind, layers, panels, finding, titleOf, footnote = "") {
+    const { COLOURS, canvas, write } = charts.drawing;
     const bands = arrange(layers.length);
-    const height = HEAD + bands.height + FOOT;
+    const height = HEAD + bands.height + FOOT + (footnote ? 18 : 0);
     const chart = canvas(kind, WIDTH, height, finding);
     const gap = 22;
     const width = (WIDTH - NAMES - gap * (panels.length - 1) - 10) / panels.length;
@@ -37,6 +39,7 @@
       drawPanel(chart.body, panel, bands, NAMES + index * (width + gap), width);
     });
     drawNames(chart.body, layers, named, bands);
+    if (footnote) write(chart.body, 0, height - 4, footnote, { fill: COLOURS.muted, "font-size": 10.5 });
     layMarks(chart.marks, layers, named, bands, titleOf);
     return chart.svg;
   };
@@ -73,21 +76,23 @@
     layers.forEach((layer, index) => (layer.isFound || layer.note) && found.push(index));
     found.slice(0, MOST_NAMED).forEach(take);
     if (layers.length) [0, layers.length - 1].forEach(take);
-    const step = Math.max(1, Math.ceil(NAME_PITCH / bands.pitch));
+    const step = bands.pitch >= NAME_PITCH ? 1 : Math.ceil(FREE_PITCH / bands.pitch);
     for (let index = 0; index < layers.length; index += step) take(index);
     return chosen;
   }
 
   function drawBands(body, layers, bands) {
     const { COLOURS, draw } = charts.drawing;
+    const band = (first, last, attributes) => {
+      const height = Math.max((last - first + 1) * bands.pitch, 3);
+      const y = (bands.rowAt(first) + bands.rowAt(last) - height) / 2;
+      draw(body, "rect", { x: 0, y, width: WIDTH, height, fill: COLOURS.alarm, ...attributes });
+    };
+    let first = 0;
     layers.forEach((layer, index) => {
-      if (!layer.isCulprit && !layer.isTinted) return;
-      const height = Math.max(bands.pitch, layer.isCulprit ? 3 : 1);
-      draw(body, "rect", {
-        class: layer.isCulprit ? "culprit-band" : "tinted-band",
-        x: 0, y: bands.rowAt(index) - height / 2, width: WIDTH, height,
-        fill: COLOURS.alarm, "fill-opacity": layer.isCulprit ? 0.16 : 0.06,
-      });
+      if (layer.isCulprit) band(index, index, { class: "culprit-band", "fill-opacity": 0.16 });
+      if (!layer.isTinted) first = index + 1;
+      else if (!layers[index + 1]?.isTinted) band(first, index, { class: "tinted-band", "fill-opacity": 0.06 });
     });
   }
 
