@@ -16,8 +16,8 @@ from pytest_modelhealth.runs.reading import read
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two files."""
-    parser.add_argument("run", type=Path, help="file of a run, written by --modelhealth-json")
-    parser.add_argument("page", type=Path, help="HTML file to write")
+    parser.add_argument("source", metavar="RUN", type=Path, help="file of a run, written by --modelhealth-json")
+    parser.add_argument("target", metavar="PAGE", type=Path, help="HTML file to write")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,14 +26,14 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InspectionError: the run cannot be read, or the page cannot be written.
     """
-    given = read(arguments.run)
+    given = read(arguments.source)
     try:
-        with arguments.page.open("w", encoding="ascii") as file:
+        with arguments.target.open("w", encoding="ascii") as file:
             page.write(given, file)
     except OSError as error:
         raise InspectionError(
-            f"cannot write to {str(arguments.page)!r}: {error.strerror}; name a file in a folder "
+            f"cannot write to {str(arguments.target)!r}: {error.strerror}; name a file in a folder "
             "that exists and can be written to"
         ) from None
-    print(f"page in {arguments.page}")  # noqa: T201
+    print(f"page in {arguments.target}")  # noqa: T201
     return 0

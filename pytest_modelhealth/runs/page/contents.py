@@ -43,6 +43,7 @@ class Margin:
     label: str
     value: str
     limit: str
+    is_least: bool
     used: float | None
 
     @property
@@ -190,14 +191,15 @@ def _entry(index: int, test: Test, room: list[int]) -> Entry:
     results = [
         _result(anchor(index, nth), result, room) for nth, result in enumerate(test["results"])
     ]
-    said = any(test["message"] and result["headline"] in test["message"] for result in test["results"])
+    message = test["message"]
+    said = any(message in text for r in test["results"] for text in (r["text"], r["headline"]))
     return Entry(
         index=index,
         id=printable(test["id"]),
         file=printable(test["file"]),
         outcome=printable(test["outcome"]),
         seconds=f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
-        message="" if said else printable(test["message"]),
+        message="" if said else printable(message),
         results=results,
     )
 
@@ -289,16 +291,27 @@ def _sentence(what: str, item: Mapping[str, Any], text: str) -> str:
 
 
 def _margin(margin: Mapping[str, Any]) -> Margin:
-    limit = margin["limit"]
     return Margin(
         check=printable(margin["check"]).replace("_", " "),
         label=printable(margin["label"]),
         value=_number(margin["value"]),
-        limit=_number(limit),
+        limit=_number(margin["limit"]),
+        is_least=_is_least(margin),
         used=margin["used"],
     )
 
 
+def _is_least(margin: Mapping[str, Any]) -> bool:
+    """Return whether the value may not fall below the limit, by which side is used up."""
+    value, limit, used = margin["value"], margin["limit"], margin["used"]
+    if value is None or limit is None or used is None or value == limit:
+        return False
+    return bool((used >= 1) != (value > limit))
+
+
 def _number(value: float | None) -> str:
-    text = "NaN" if value is None else number(value)
-    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+    """Return ``"0.8"`` and ``"1e-5"``, without the noughts that align a column."""
+    if value is None:
+        return "NaN"
+    digits, letter, exponent = number(value).partition("e")
+    return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + letter + exponent

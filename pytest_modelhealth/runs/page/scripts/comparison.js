@@ -16,7 +16,7 @@
         isFound: layer.diverged, isUnseen: !layer.tensors.length,
       };
     });
-    const table = page.layerTable({ rows, columns: COLUMNS, sets: [], title: "Layers of both models", describe });
+    const table = page.layerTable({ rows, columns: COLUMNS.filter((column) => column.title !== RENAMED || rows.some(isRenamed)), sets: [], title: "Layers of both models", describe });
     return {
       evidence: Promise.resolve([]),
       parts: [
@@ -38,6 +38,9 @@
     }, null);
   }
 
+  const RENAMED = "in the candidate";
+  const isRenamed = ({ layer }) => layer.reference !== null && layer.candidate !== null && layer.reference !== layer.candidate;
+
   const of = (title, help, key) => ({
     title, help, set: "", value: (row) => row.worst?.[key] ?? null, text: (row) => text.number(row.worst?.[key]),
     isFound: key === "ratio" || key === "error" ? (row) => row.layer.diverged : undefined,
@@ -45,7 +48,7 @@
 
   const COLUMNS = [
     { title: "layer", help: "name in the reference", set: "", isText: true, value: (row) => row.label },
-    { title: "in the candidate", help: "its name there", set: "", isText: true, value: (row) => row.layer.candidate, text: (row) => (row.layer.candidate === row.layer.reference ? "the same" : (row.layer.candidate ?? text.NONE)) },
+    { title: RENAMED, help: "its name there", set: "", isText: true, value: (row) => row.layer.candidate, text: (row) => (row.layer.candidate === row.layer.reference ? "the same" : (row.layer.candidate ?? text.NONE)) },
     { title: "type", help: "class of the module", set: "", isText: true, value: (row) => row.layer.type, text: (row) => row.layer.type },
     { title: "change", help: "what became of it", set: "", isText: true, value: (row) => row.layer.change, text: (row) => text.words(row.layer.change) },
     { title: "tensor", help: "the one that differs most", set: "", isText: true, value: (row) => row.worst?.role ?? null, text: (row) => (row.worst ? [text.words(row.worst.role), row.worst.name].filter(Boolean).join(" ") : text.NONE) },

@@ -16,6 +16,9 @@
     return element;
   };
 
+  // Text that may be broken after underscores and dots, and nowhere else where that is enough.
+  page.breakable = (name) => name.split(/(?<=[_.])/).flatMap((part, index) => (index ? [page.make("wbr"), part] : [part]));
+
   const NONE = "\u2013";
   const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 

@@ -6,6 +6,7 @@
 
   page.kinds ??= {};
   page.kinds.drift = function (anchor, result) {
+    result.drifts.forEach(name);
     const table = layerTable(result);
     const parts = [
       result.drifts.length ? panel("Before and after", text.plural(result.drifts.length, "statistic") + " that drifted", true, () => drawn(() => charts.drift(result))) : null,
@@ -15,7 +16,17 @@
     return { evidence: Promise.resolve([]), parts: parts.filter(Boolean), reveal: table.reveal };
   };
 
-  const DRIFT_HEADS = ["layer", "tensor", "statistic", "before", "now", "distance", "allowed"];
+  const OWN = new Set(["parameters", "parameter_gradients", "buffers"]);
+
+  // Of "head.weight" keeps "head" as the label, and "weight" as the name of the tensor.
+  function name(drift) {
+    const start = drift.layer && `${drift.layer}.`;
+    const isOwn = OWN.has(drift.role) && drift.label.startsWith(start);
+    drift.tensor ??= isOwn ? drift.label.slice(start.length) : "";
+    if (isOwn && drift.layer) drift.label = drift.layer;
+  }
+
+  const DRIFT_HEADS = ["layer", "tensor", "statistic", "before", "now", "moved", "distance", "allowed"];
 
   function driftTable(drifts) {
     const heads = DRIFT_HEADS.map((title, index) => make("th", { scope: "col", class: index > 2 ? "n" : null }, title));
@@ -24,7 +35,7 @@
       make("th", { scope: "row" }, make("button", { type: "button", class: "layer", click: (event) => event.target.dispatchEvent(new CustomEvent("show-layer", { bubbles: true, detail: { layer: drift.layer } })) }, drift.label)),
       make("td", {}, [text.words(drift.role), drift.tensor].filter(Boolean).join(" ")),
       make("td", {}, text.words(drift.statistic)),
-      [drift.before, drift.now, drift.distance, drift.allowed].map((value) => make("td", { class: "n" }, text.number(value))),
+      [drift.before, drift.now, drift.moved, drift.distance, drift.allowed].map((value) => make("td", { class: "n" }, text.number(value))),
     );
     const body = make("tbody", {}, drifts.slice(0, 200).map(line));
     const rest = drifts.length - 200;

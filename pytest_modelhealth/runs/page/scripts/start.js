@@ -10,6 +10,7 @@
   const opened = new Map(); // anchor: promise of what was made of its numbers
 
   document.documentElement.classList.add("scripted");
+  document.querySelectorAll(".overview a").forEach((link) => link.firstChild.replaceWith(...page.breakable(link.firstChild.textContent)));
   document.querySelectorAll(".more-margins").forEach((line) => line.remove());
   addThemes();
   listTests();
@@ -86,7 +87,7 @@
 
   // Links to the parts of a result: some are long.
   function sections(view) {
-    const parts = [...view.querySelectorAll(".panel")].map((part) => make("button", {
+    const parts = [...view.querySelectorAll(":scope > .panel, .more > .panel")].map((part) => make("button", {
       type: "button",
       click() {
         const details = part.querySelector(":scope > details");
@@ -130,7 +131,10 @@
     const list = make("div");
     const count = make("p", { class: "count", role: "status" });
     const search = make("input", { type: "search", class: "search", placeholder: "Filter tests", "aria-label": "Filter tests", input: fillList });
-    const chips = [...counts].map(([verdict, number]) => {
+    const gravest = ["bad", "unsure", "good"];
+    const toneOf = (verdict) => gravest.indexOf(rows.find((row) => verdictOf(row) === verdict).dataset.tone);
+    const verdicts = [...counts].sort(([a], [b]) => toneOf(a) - toneOf(b));
+    const chips = verdicts.map(([verdict, number]) => {
       const chip = make("button", {
         type: "button", class: "chip", "aria-pressed": "false",
         click() {
@@ -193,7 +197,7 @@
     return make("li", {}, make(
       "a", { href: `#${row.dataset.result}`, title: row.querySelector(".found").textContent },
       make("span", { class: `dot ${tone}`, "aria-hidden": "true" }, MARKS[tone]),
-      make("span", { class: "name" }, row.dataset.name, nth ? make("span", { class: "aside" }, ` ${nth}`) : "",
+      make("span", { class: "name" }, page.breakable(row.dataset.name), nth ? make("span", { class: "aside" }, ` ${nth}`) : "",
         make("span", { class: "aloud" }, `, ${verdictOf(row)}`)),
     ));
   }
