@@ -16,7 +16,9 @@ from pytest_modelhealth.runs.reading import read
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two files."""
-    parser.add_argument("source", metavar="RUN", type=Path, help="file of a run, written by --modelhealth-json")
+    parser.add_argument(
+        "source", metavar="RUN", type=Path, help="file of a run, written by --modelhealth-json"
+    )
     parser.add_argument("target", metavar="PAGE", type=Path, help="HTML file to write")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
@@ -100,7 +101,7 @@ def inspection(
         },
         "layers": layers,
         "flow": {
-            "edges": [[a, b, True, []] for a, b in zip(way, way[1:], strict=False)],
+            "edges": [[a, b, True, []] for a, b in pairwise(way)],
             "way": way[max(0, way.index(culprit) - 3) : way.index(culprit) + 3]
             if culprit in way
             else [],

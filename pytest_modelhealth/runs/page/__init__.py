@@ -42,8 +42,7 @@ def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
     before = _html("before.html", shown, style=_style(), policy=_policy(script))
     after = _html("after.html", shown, script=script)
     file.write(before)
-    for block in blocks(run, limit - len(before) - len(after)):
-        file.write(block)
+    file.writelines(blocks(run, limit - len(before) - len(after)))
     file.write(after)
 
 

@@ -1,8 +1,8 @@
 """The numbers of the layers as blocks of the page: JSON, compressed, in letters that no markup has.
 
 A block is a ``<script>`` of a type that no browser runs. A result has one, without its histograms,
-and one for the histograms of each `LAYERS_A_BLOCK` layers; ``scripts/packed.js`` unpacks them where someone
-looks.
+and one for the histograms of each `LAYERS_A_BLOCK` layers; ``scripts/packed.js`` unpacks them where
+someone looks.
 """
 
 from __future__ import annotations

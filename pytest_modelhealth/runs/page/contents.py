@@ -32,6 +32,9 @@ TONES = {
 }
 """How each verdict reads, the gravest first."""
 
+LEAST = ("min_", "vanishing_")
+"""How the names of settings begin below which a value may not fall."""
+
 OF = {"batch": "one inspection", "step": "a training step", "training": "a training"}
 
 
@@ -139,7 +142,9 @@ def contents(run: Run) -> Contents:
         + ", ".join(
             f"{count:,} {what}" for what, count in Counter(e.outcome for e in entries).items()
         ),
-        created=printable(str(run.head.get("created", ""))).replace("T", " ").replace("+00:00", " UTC"),
+        created=printable(str(run.head.get("created", "")))
+        .replace("T", " ")
+        .replace("+00:00", " UTC"),
         about=_about(run.head),
         notes=[printable(note) for note in run.head.get("notes", ())],
     )
@@ -151,7 +156,7 @@ def is_bad(test: Test) -> bool:
 
 
 def rank(outcome: str, verdicts: Iterable[str]) -> int:
-    """Return 0 for a test that failed, then by its gravest verdict: 1, 2, or 3 where all is well."""
+    """Return 0 for a test that failed, else 1 to 3 by its gravest verdict."""
     if outcome in FAILED:
         return 0
     order = {"bad": 1, "unsure": 2, "good": 3}
@@ -239,7 +244,10 @@ def _facts(result: Mapping[str, Any]) -> list[str]:
             plural(len(result["layers"]), "layer"),
         ]
     if result["kind"] == "drift":
-        return [model, f"{plural(result['tensors'], 'tensor')} against {printable(result['snapshot'])}"]
+        return [
+            model,
+            f"{plural(result['tensors'], 'tensor')} against {printable(result['snapshot'])}",
+        ]
     if result["kind"] != "inspection":
         return [model]
     totals = result["totals"]
@@ -274,13 +282,16 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
     """Return warnings, what was accepted and what could not be judged, a sentence each."""
     found = [
         *(_sentence("warning", item, item["message"]) for item in result.get("warnings", ())),
-        *(_sentence("inconclusive", item, item["reason"]) for item in result.get("inconclusive", ())),
+        *(
+            _sentence("inconclusive", item, item["reason"])
+            for item in result.get("inconclusive", ())
+        ),
         *(
             _sentence("accepted", item, f"{item['message']} (because: {item['reason']})")
             for item in result.get("waived", ())
         ),
         *(result.get("notes") or ()),
-        *(result.get("basis") and [result["basis"]] or ()),
+        *([result["basis"]] if result.get("basis") else ()),
         *(result.get("changes") or ()),
     ]
     return [printable(str(remark)) for remark in found]
@@ -296,17 +307,9 @@ def _margin(margin: Mapping[str, Any]) -> Margin:
         label=printable(margin["label"]),
         value=_number(margin["value"]),
         limit=_number(margin["limit"]),
-        is_least=_is_least(margin),
+        is_least=str(margin["setting"]).startswith(LEAST),
         used=margin["used"],
     )
-
-
-def _is_least(margin: Mapping[str, Any]) -> bool:
-    """Return whether the value may not fall below the limit, by which side is used up."""
-    value, limit, used = margin["value"], margin["limit"], margin["used"]
-    if value is None or limit is None or used is None or value == limit:
-        return False
-    return bool((used >= 1) != (value > limit))
 
 
 def _number(value: float | None) -> str:

@@ -10,11 +10,13 @@
 
   const CHUNK = 300; // rows that are drawn at once
   const OPEN_UP_TO = 500; // layers, up to which the whole tree is open at first
-  const FIRST_ROWS = 120;
+  const FIRST_ROWS = 120; // about so many rows are unfolded of a larger tree
+  const MOST_ROWS = 2000; // that are drawn at first, so that what was found is among them
 
   page.layerTable = function ({ rows, columns, sets, describe, title }) {
     const tree = planted(rows);
     const state = { query: "", sort: null, set: sets[0] ?? "", room: CHUNK, folded: initiallyFolded(tree, rows), open: new Set() };
+    state.room = Math.max(CHUNK, Math.min(MOST_ROWS, unfolded(tree).findIndex((row) => row.isFound) + 20));
     const described = new Map();
     const head = make("thead");
     const body = make("tbody");
