@@ -1,4 +1,568 @@
-def test_a(browser):
+"""The charts of the page, drawn by a browser and read again from their SVG."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import pytest_modelhealth
+from tests.runs.charted import (
+    DENSE,
+    HOSTILE,
+    RECURRENT,
+    TOWERS,
+    Edge,
+    chain,
+    compared,
+    comparison,
+    drifting,
+    experts,
+    flow_of,
+    hostile,
+    layer,
+    resnet,
+    stack,
+    tensor,
+    unet,
+    violation,
+    way_through,
+)
+from tests.runs.svg import (
+    SVG,
+    boxes_of,
+    finding,
+    numbers,
+    of_class,
+    pair,
+    reader,
+    texts,
+    titles,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SOURCES = sorted(
+    Path(pytest_modelhealth.__file__).parent.joinpath("runs", "page", "charts").glob("*.js")
+)
+DRAW = """([chart, data]) => {
+    const drawn = charts[chart](...JSON.parse(data));
+    document.body.replaceChildren(drawn);
+    return new XMLSerializer().serializeToString(drawn);
+}"""
+OUTSIDE = """() => {
+    const frame = document.querySelector("svg").getBoundingClientRect();
+    return [...document.querySelectorAll("svg text")].filter((text) => {
+        const box = text.getBoundingClientRect();
+        return box.left < frame.left - 1 || box.right > frame.right + 1
+            || box.top < frame.top - 1 || box.bottom > frame.bottom + 1;
+    }).map((text) => text.textContent);
+}"""
+
+Draw = Callable[..., ET.Element]
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    """A page with the charts, joined in the reverse order of their names: any order will do."""
+    script = "".join(source.read_text(encoding="utf-8") for source in reversed(SOURCES))
     page = browser.new_page()
-    page.set_content("<p>hi")
-    assert page.inner_text("p") == "hi"
+    errors: list[Any] = []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.set_content("<body></body>")
+    page.add_script_tag(content=script)
+    yield page
+    page.close()
+    assert errors == []
+
+
+@pytest.fixture
+def draw(page: Page) -> Draw:
+    """A chart of the data, as the tree of its SVG."""
+    return lambda chart, *data: ET.fromstring(page.evaluate(DRAW, [chart, json.dumps(data)]))
+
+
+# Histograms
+
+
+def test_histogram(draw: Draw) -> None:
+    """A bar a filled bin, from the least to the greatest value, as high as its count says."""
+    bins = {"lowest": -3, "negative": [0, 4, 8, 0], "positive": [2, 0, 16, 1], "sampled": False}
+    data = tensor("activations", zeros=7, nan=2, inf=1, dead=0.31, bins=bins, count=41)
+    svg = draw("histogram", data)
+    drawn = sorted((*numbers(bar, "x", "height"),) for bar in of_class(svg, "bin"))
+    counts = [8, 4, 2, 16, 1]
+    assert len(drawn) == len(counts)
+    unit = drawn[3][1] / 16
+    for (_, height), count in zip(drawn, counts, strict=True):
+        assert height == pytest.approx(max(unit * count, 1.5), abs=0.02)
+    (zeros,) = of_class(svg, "zeros")
+    assert drawn[1][0] < float(zeros.get("x", "")) < drawn[2][0]
+    assert len(of_class(svg, "alarm")) == 2
+    assert {"NaN", "2", "inf", "1"} <= set(texts(svg))
+    assert "31% dead" in "".join(texts(svg))
+    assert "16 values of 0.5 to 1" in titles(svg)
+    assert "8 values of -1 to -0.5" in titles(svg)
+
+
+def test_histogram_of_all_of_float64(draw: Draw) -> None:
+    """Four thousand bins share bars, and none of their values is lost."""
+    side = [1] * 2098
+    bins = {"lowest": -1074, "negative": side, "positive": side, "sampled": True}
+    svg = draw("histogram", tensor("activations", bins=bins, count=4196))
+    bars = of_class(svg, "bin")
+    assert 20 < len(bars) < 200
+    assert sum(int(t.split()[0].replace(",", "")) for t in titles(svg) if " of " in t) == 4196
+
+
+# Depth
+
+
+def test_depth_can_be_read_off_its_axes(draw: Draw) -> None:
+    """Each point stands where its axis has the rms or norm computed here."""
+    norms = [10.0 ** (-i / 3) for i in range(12)]
+    svg = draw("depth", chain(norms), [])
+    scale, gradients = of_class(svg, "axis")
+    for key, axis, expected in (
+        ("activations", scale, [3 * norm / math.sqrt(100) for norm in norms]),
+        ("gradients", gradients, norms),
+        ("parameter_gradients", gradients, [2 * norm for norm in norms[1::2]]),
+    ):
+        (series,) = of_class(svg, "series", key)
+        points = of_class(series, "point")
+        if key == "parameter_gradients":
+            places = [float(re.findall(r"M([\d.]+)", p.get("d", ""))[0]) for p in points]
+        else:
+            places = [float(p.get("cx", "")) for p in points]
+        assert [reader(axis)(x) for x in places] == pytest.approx(expected, rel=0.01)
+    assert "gradient norm rises from 2.15e-4 at blocks.11 to 1 at blocks.0" in finding(svg)
+
+
+def test_depth_shows_what_is_no_positive_number(draw: Draw) -> None:
+    """Zeros are hollow, NaN is a cross, and neither is joined by the line."""
+    layers = chain([1.0, 0.1, 0.01, 0.001, 0.0001])
+    layers[2]["tensors"][1]["norm"] = 0.0
+    layers[3]["tensors"][0].update(nan=5, norm=None, min=None, max=None)
+    svg = draw("depth", layers, [violation("blocks.2"), violation("blocks.3", "finite")])
+    (gradients,) = of_class(svg, "series", "gradients")
+    assert len(of_class(gradients, "zero")) == 1
+    assert len(of_class(gradients, "line")) == 2
+    (activations,) = of_class(svg, "series", "activations")
+    assert len(of_class(activations, "bad")) == 1
+    assert len(of_class(activations, "point")) == 4
+    assert [one.text for one in of_class(svg, "name", "culprit")] == ["blocks.2"]
+    assert "culprit blocks.2: grad norm" in finding(svg)
+    assert "zero in 1 layer" in finding(svg)
+
+
+@pytest.mark.parametrize("count", [1, 5, 100, 1_000, 10_000])
+def test_depth_of_any_number_of_layers(draw: Draw, count: int, record_property: Record) -> None:
+    """Every layer lies in exactly one mark; the number of elements is bounded."""
+    norms = [1.0] * count
+    norms[count // 2] = 1e-30
+    started = perf_counter()
+    svg = draw("depth", chain(norms), [violation(f"blocks.{count // 3}")])
+    record_property("seconds", perf_counter() - started)
+    covered = [
+        int(found[1].replace(",", "")) if (found := re.match(r"([\d,]+) layers?, ", title)) else 1
+        for title in titles(svg)
+    ]
+    assert sum(covered) == count
+    assert sum(1 for _ in svg.iter()) < 2_000
+    assert [one.text for one in of_class(svg, "name", "culprit")] == [f"blocks.{count // 3}"]
+    focusable = [one for one in svg.iter() if one.get("tabindex") == "0"]
+    assert 1 <= len(focusable) <= 60
+    # the one small norm is not smoothed away
+    (series,) = of_class(svg, "series", "gradients")
+    drawn = [float(p.get("cx", "")) for p in of_class(series, "point")]
+    for path in of_class(series, "envelope"):
+        drawn += [float(x) for x in re.findall(r"[ML]([\d.]+) ", path.get("d", ""))]
+    if count > 1:
+        least = reader(of_class(svg, "axis")[1])(min(drawn))
+        assert math.log10(least) == pytest.approx(-30, abs=0.3)
+
+
+def test_depth_leaves_out_containers(draw: Draw) -> None:
+    """What a container gives out is that of a layer in it, and is not drawn twice."""
+    layers = [
+        layer("", tensor("activations")),
+        layer("a", tensor("activations")),
+        layer("a.fc", tensor("activations")),
+    ]
+    assert len(of_class(draw("depth", layers, []), "point")) == 1
+    assert len(of_class(draw("depth", layers, [violation("a")]), "point")) == 2
+
+
+# Memory
+
+
+def test_memory(draw: Draw) -> None:
+    """Bars are as long as the bytes; what is not named is added up; nothing is counted twice."""
+    sizes = [2**20 * (i + 1) for i in range(40)]
+    layers = [layer("", parameter_bytes=0, activation_bytes=10**12, saved_bytes=None)]
+    layers += [
+        layer(f"l.{i}", parameter_bytes=n, activation_bytes=n // 2) for i, n in enumerate(sizes)
+    ]
+    svg = draw("memory", layers)
+    bars = of_class(svg, "bar", "parameters")
+    named = sorted(sizes, reverse=True)[: len(bars)]
+    widths = [float(bar.get("width", "")) for bar in bars]
+    assert [w / widths[0] for w in widths] == pytest.approx([n / named[0] for n in named], abs=0.01)
+    assert f"{sum(sizes) / 2**20:.0f} MiB in all" in texts(svg)
+    assert f"{sum(sizes) / 2**21:.0f} MiB in all" in texts(svg)
+    rest = sum(sizes) - sum(named)
+    assert {
+        "not measured",
+        f"{len(sizes) - len(named)} other layers",
+        f"{rest / 2**20:.0f} MiB",
+    } <= set(texts(svg))
+    assert not of_class(svg, "bar", "saved")
+
+
+@pytest.mark.parametrize(
+    ("edges", "culprit"),
+    [
+        (resnet(4), "blocks.2.conv2"),
+        (unet(5), "up.2"),
+        (TOWERS, "text.fc"),
+        (RECURRENT, "cell.tanh"),
+        ([*DENSE, ("d.19", "loss", True, "")], "d.7"),
+    ],
+    ids=["resnet", "unet", "towers", "recurrent", "dense"],
+)
+def test_flow(draw: Draw, edges: list[Edge], culprit: str) -> None:
+    """Every edge is drawn once, downward unless it closes a cycle; the lit ones are the way."""
+    way = way_through(edges, culprit)
+    svg = draw("flow", flow_of(edges, way), [violation(culprit)])
+    drawn = of_class(svg, "edge")
+    assert Counter(map(pair, drawn)) == Counter((source, target) for source, target, *_ in edges)
+    assert {pair(edge) for edge in of_class(svg, "edge", "way")} == set(itertools.pairwise(way))
+    assert {box.get("data-name") for box in of_class(svg, "box", "way")} == set(way)
+    assert [box.get("data-name") for box in of_class(svg, "box", "culprit")] == [culprit]
+    cut = {(source, target) for source, target, passes, _ in edges if not passes}
+    assert {pair(edge) for edge in of_class(svg, "edge", "cut")} == cut
+    assert {pair(edge) for edge in drawn if edge.get("stroke-dasharray")} == cut
+    boxes = boxes_of(svg)
+    forward: dict[str, set[str]] = {name: set() for name in boxes}
+    for edge in drawn:
+        source, target = pair(edge)
+        if "back" in edge.get("class", "").split():
+            assert boxes[target][1] < boxes[source][1]
+        elif source != target:
+            assert boxes[source][1] < boxes[target][1]
+            forward[target].add(source)
+    assert len(list(TopologicalSorter(forward).static_order())) == len(boxes)
+    for (ax, ay, aw, ah), (bx, by, bw, bh) in itertools.combinations(boxes.values(), 2):
+        assert ax + aw < bx or bx + bw < ax or ay + ah < by or by + bh < ay
+
+
+def test_flow_names_the_operations_of_a_cut(draw: Draw) -> None:
+    """A dashed arrow says by what no gradient goes back, and each arrow has it in its title."""
+    svg = draw("flow", flow_of(TOWERS), [])
+    assert [one.text for one in of_class(svg, "operations")] == ["no gradient: detach, argmax"]
+    assert "temperature → fuse\nby exp" in titles(svg)
+    assert "values pass, gradients do not" in texts(svg)
+
+
+def test_flow_untangles_rows(draw: Draw) -> None:
+    """Three chains that are listed crosswise are drawn beside each other, straight down."""
+    edges: list[Edge] = [
+        ("a0", "a1", True, ""), ("b0", "b1", True, ""), ("c0", "c1", True, ""),
+        ("c1", "c2", True, ""), ("b1", "b2", True, ""), ("a1", "a2", True, ""),
+    ]  # fmt: skip
+    boxes = boxes_of(draw("flow", flow_of(edges), []))
+    for chain_name in "abc":
+        assert len({x for name, (x, *_) in boxes.items() if name[0] == chain_name}) == 1
+
+
+@pytest.mark.parametrize(
+    ("edges", "culprit"),
+    [
+        (resnet(30), "blocks.17.bn1"),
+        (resnet(2_000), "blocks.1200.bn1"),
+        (stack(10_000), "layers.5000"),
+        (stack(10_000), None),
+        (experts(64), "experts.40.act"),
+        (experts(2_500), "experts.40.act"),
+        ([(f"{i}", f"{(i * 7919 + 13) % 9_973}", True, "") for i in range(9_973)], "500"),
+        ([("a" + ".a" * i, "a.a" + ".a" * i, True, "") for i in range(899)], "a.a.a.a"),
+    ],
+    ids=[
+        "resnet", "long resnet", "stack", "healthy", "64 experts", "2,500 experts", "cycles",
+        "nested",
+    ],
+)  # fmt: skip
+def test_large_flow_is_folded(
+    draw: Draw, edges: list[Edge], culprit: str | None, record_property: Record
+) -> None:
+    """At most 80 boxes hold each layer once; the culprit is one by itself."""
+    names = {name for source, target, *_ in edges for name in (source, target)}
+    has_way = culprit is not None and "loss" in names
+    way = way_through(edges, culprit) if has_way and culprit is not None else []
+    started = perf_counter()
+    svg = draw("flow", flow_of(edges, way), [violation(culprit)] if culprit is not None else [])
+    record_property("seconds", perf_counter() - started)
+    boxes = of_class(svg, "box")
+    assert len(boxes) <= 80
+    sizes = [
+        int(n.replace(",", ""))
+        for n in re.findall(r"([\d,]+) layers folded", "\n".join(titles(svg)))
+    ]
+    assert sum(sizes) + len(boxes) - len(sizes) == len(names)
+    assert any("are folded into" in text for text in texts(svg))
+    if culprit is not None:
+        assert [box.get("data-name") for box in of_class(svg, "box", "culprit")] == [culprit]
+    if way:
+        assert of_class(svg, "edge", "way")
+
+
+def test_flow_of_a_layer_alone(draw: Draw) -> None:
+    """What stands on the way and has no edge is a box too."""
+    svg = draw("flow", flow_of([("a", "b", True, "")], ["z"]) | {"exact": False}, [])
+    assert set(boxes_of(svg)) == {"a", "b", "z"}
+    assert any("in part" in text for text in texts(svg))
+
+
+def test_flow_marks_a_culprit_that_holds_others(draw: Draw) -> None:
+    """The layers in a container are marked where it is the culprit."""
+    svg = draw("flow", flow_of(resnet(3)), [violation("blocks.1")])
+    marked = [box.get("data-name", "") for box in of_class(svg, "box", "culprit")]
+    assert len(marked) == 5
+    assert all(name.startswith("blocks.1.") for name in marked)
+
+
+# Comparison and drift
+
+
+def test_errors_can_be_read_off_their_axes(draw: Draw) -> None:
+    """Points stand at the errors, bars end at noise times limit, each pass on its own axis."""
+    svg = draw("errors", comparison(8, 5))
+    forward, backward = map(reader, of_class(svg, "axis"))
+    (activations,) = of_class(svg, "series", "activations")
+    places = [float(p.get("cx", "")) for p in of_class(activations, "point")]
+    assert list(map(forward, places)) == pytest.approx([3e-7] * 5 + [1e-2] * 3, rel=0.02)
+    (gradients,) = of_class(svg, "series", "gradients")
+    tops = [
+        float(re.findall(r"M([\d.]+)", p.get("d", ""))[0]) for p in of_class(gradients, "point")
+    ]
+    assert list(map(backward, tops)) == pytest.approx([4e-7] * 5 + [2e-2] * 3, rel=0.02)
+    ends = [re.findall(r"H([\d.]+)v", ranges.get("d", "")) for ranges in of_class(svg, "ranges")]
+    assert [forward(float(x)) for x in ends[0]] == pytest.approx([8e-7] * 8, rel=0.02)
+    assert [backward(float(x)) for x in ends[1]] == pytest.approx([1.6e-6] * 8, rel=0.02)
+    assert [one.text for one in of_class(svg, "name", "culprit")] == ["l.5"]
+    assert "first divergence at l.5: error 0.01 of 8e-7" in finding(svg)
+
+
+def test_errors_mark_layers_of_one_side(draw: Draw) -> None:
+    """A layer that one side lacks has its row and a sign; an error without a number is a cross."""
+    data = comparison(6, 9)
+    data["layers"][1].update(candidate=None, tensors=[])
+    data["layers"][2].update(reference=None, label="new", tensors=[])
+    data["layers"][3]["tensors"] = [compared("activations", None, 1e-7, True)]
+    data["layers"][4]["tensors"] = [compared("activations", 0.0, 1e-7, False)]
+    svg = draw("errors", data)
+    names = [one.text for one in of_class(svg, "name")]
+    assert {"l.1 (\N{MINUS SIGN})", "new (+)"} <= set(names)
+    assert len(of_class(svg, "bad")) == 1
+    assert len(of_class(svg, "zero")) == 1
+
+
+@pytest.mark.parametrize("count", [1_000, 10_000])
+def test_errors_of_many_layers(draw: Draw, count: int, record_property: Record) -> None:
+    """The first divergence is named among thousands."""
+    started = perf_counter()
+    svg = draw("errors", comparison(count, count // 2))
+    record_property("seconds", perf_counter() - started)
+    assert [one.text for one in of_class(svg, "name", "culprit")] == [f"l.{count // 2}"]
+    assert sum(1 for _ in svg.iter()) < 2_000
+
+
+def test_drift(draw: Draw) -> None:
+    """Both sides of a tensor stand on one axis, off which their statistics can be read."""
+    before = {"min": -2.0, "max": 2.0, "mean": 0.0, "std": 1.0}
+    now = {"min": -4.0, "max": 5.0, "mean": 1.0, "std": 1.5}
+    drifts = [
+        {
+            "layer": "fc",
+            "label": "fc",
+            "role": "activations",
+            "tensor": "",
+            "statistic": s,
+            "before": "1",
+            "now": "2",
+        }
+        for s in ("std", "mean")
+    ]
+    svg = draw(
+        "drift",
+        {"drifts": drifts, "before": [drifting("fc", **before)], "now": [drifting("fc", **now)]},
+    )
+    read = reader(svg, log=False)
+    for side, expected in (("before", before), ("now", now)):
+        group = of_class(svg, "range", side)[-1]  # the first is the legend's
+        (extent,) = of_class(group, "extent")
+        left, right = map(float, re.findall(r"[MH]([\d.]+)", extent.get("d", ""))[:2])
+        (mean,) = of_class(group, "mean")
+        (spread,) = of_class(group, "spread")
+        x, width = numbers(spread, "x", "width")
+        found = [
+            read(left),
+            read(right),
+            read(float(mean.get("x1", ""))),
+            (read(x + width) - read(x)) / 2,
+        ]
+        assert found == pytest.approx(
+            [expected[key] for key in ("min", "max", "mean", "std")], abs=0.03
+        )
+    assert "1 tensor drifted; first fc activations: std 1 → 2" in finding(svg)
+
+
+# Training and margins
+
+
+def test_course(draw: Draw) -> None:
+    """A panel for the loss and for each statistic; lines break where there is no number."""
+    course = {
+        "steps": [0, 10, 20, 30, 40],
+        "loss": [2.0, 1.5, 1.0, None, None],
+        "layers": {
+            name: {
+                "gradient_norm": [1.0, 0.5, None, 0.2, scale],
+                "dead_fraction": [0.0, 0.1, 0.2, 0.3, 0.4],
+            }
+            for name, scale in (("a", 0.1), ("b", 0.01), ("__proto__", 0.05))
+        },
+    }
+    svg = draw("course", course)
+    (loss,) = of_class(svg, "panel", "loss")
+    assert len(of_class(svg, "panel", "statistic")) == 2
+    (line,) = of_class(loss, "line")
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.get("d", ""))]
+    assert heights == sorted(heights)
+    assert heights[2] - heights[1] == pytest.approx(heights[1] - heights[0], abs=0.05)
+    assert "NaN or inf from step 30" in texts(svg)
+    assert "loss falls from 2 at step 0 to 1; NaN or infinity from step 30" in finding(svg)
+    norms = of_class(of_class(svg, "panel", "statistic")[0], "line")
+    assert [path.get("d", "").count("M") for path in norms] == [2, 2, 2]
+
+
+def test_margins(draw: Draw) -> None:
+    """Bars are as long as the part of the limit that is used; what is over it says so."""
+    used = [12.0, 1.1, 0.9, 0.31 / 0.8, None]
+    margins = [
+        {
+            "check": "dead_units",
+            "layer": f"l{i}",
+            "label": f"l{i}",
+            "role": "activations",
+            "value": 0.31,
+            "limit": 0.8,
+            "setting": "max_dead_fraction",
+            "used": part,
+        }
+        for i, part in enumerate(used)
+    ]
+    svg = draw("margins", margins)
+    (limit,) = of_class(svg, "limit")
+    bars = of_class(svg, "bar")
+    full = float(limit.get("x1", "")) - float(bars[0].get("x", ""))
+    assert [float(bar.get("width", "")) / full for bar in bars] == pytest.approx(
+        [1.2, 1.1, 0.9, 0.3875], abs=0.01
+    )
+    assert len(of_class(svg, "over")) == 2
+    assert texts(svg).count("0.31 of 0.8") == 3
+    assert "2 checks over their limits, first: dead units 0.31 of 0.8 at l0" in finding(svg)
+
+
+# All of them
+
+
+@pytest.mark.parametrize("chart", sorted(hostile()))
+def test_names_are_text(draw: Draw, page: Page, chart: str) -> None:
+    """No name becomes markup or is run, and none sticks out of its chart."""
+    svg = draw(chart, *hostile()[chart])
+    drawn = {one.tag.removeprefix(SVG) for one in svg.iter()}
+    assert drawn <= {"svg", "g", "text", "title", "rect", "path", "line", "circle"}
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate(OUTSIDE) == []
+    assert any(HOSTILE[0] in title or HOSTILE[1] in title for title in (*titles(svg), finding(svg)))
+
+
+@pytest.mark.parametrize("chart", sorted(hostile()))
+def test_colours_are_those_of_the_page(draw: Draw, chart: str) -> None:
+    """Every colour is a variable of the page, so that charts are legible in light and dark."""
+    svg = draw(chart, *hostile()[chart])
+    used = {one.get(name, "none") for one in svg.iter() for name in ("fill", "stroke")}
+    assert all(colour.startswith("var(--") for colour in used - {"none", "transparent"})
+
+
+@pytest.mark.parametrize(
+    ("chart", "data"),
+    [
+        ("histogram", [tensor("parameters", None, count=0, mean=None, std=None)]),
+        ("depth", [[], []]),
+        ("depth", [[layer("a", tensor("activations", None, min=None, max=None))], []]),
+        ("memory", [[]]),
+        ("memory", [[layer("a")]]),
+        ("flow", [None, []]),
+        ("flow", [flow_of([]), []]),
+        ("errors", [{"layers": [], "divergence": None}]),
+        ("drift", [{"drifts": [], "before": [], "now": []}]),
+        ("course", [None]),
+        ("course", [{"steps": [1], "loss": [None], "layers": {"a": {"x": [None]}}}]),
+        ("margins", [[]]),
+        ("margins", [[{"check": "c", "layer": "l", "label": "l", "value": None, "used": None}]]),
+    ],
+)  # fmt: skip
+def test_little_data(draw: Draw, page: Page, chart: str, data: list[Any]) -> None:
+    """With nothing or no number given there is still a chart, which says so within its frame."""
+    svg = draw(chart, *data)
+    assert finding(svg)
+    placed = [
+        value
+        for one in svg.iter()
+        for name, value in one.items()
+        if name in ("d", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "width", "height", "viewBox")
+    ]
+    assert not [value for value in placed if re.search("NaN|undefined|Infinity|null", value)]
+    assert page.evaluate(OUTSIDE) == []
+
+
+@pytest.mark.parametrize("act", ["click", "Enter"])
+def test_a_mark_shows_its_layer(draw: Draw, page: Page, act: str) -> None:
+    """Clicking a mark, or Enter on it, sends the layer's name through the page."""
+    page.evaluate("document.body.replaceWith(document.createElement('body'))")
+    draw("depth", hostile()["depth"][0], [])
+    page.evaluate(
+        "window.shown = [];"
+        "document.body.addEventListener('show-layer', (e) => shown.push(e.detail.layer))"
+    )
+    for mark in page.query_selector_all("svg [data-layer]"):
+        if act == "click":
+            mark.click()
+        else:
+            mark.focus()
+            page.keyboard.press("Enter")
+    assert page.evaluate("shown") == [name for name in HOSTILE if name]  # "" holds all others
+
+
+def test_marks_stand_outside_the_image(draw: Draw) -> None:
+    """What has the role of an image hides all in it from a screen reader: no mark lies there."""
+    svg = draw("flow", flow_of(TOWERS), [])
+    (image,) = [one for one in svg.iter() if one.get("role") == "img"]
+    assert not [one for one in image.iter() if one.get("tabindex")]
+    marks = [one for one in svg.iter() if one.get("tabindex") == "0"]
+    assert marks
+    assert all(one.get("aria-label") and one.get("role") == "button" for one in marks)

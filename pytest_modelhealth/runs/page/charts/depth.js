@@ -121,6 +121,6 @@
     if (bad) parts.push(`NaN or infinity in ${plural(bad, "layer")}`);
     const worst = violations[0];
     if (worst) parts.push(`culprit ${worst.label || worst.layer}: ${charts.drawing.words(worst.check)}`);
-    return parts.join("; ");
+    return parts.join("; ") || "no finite activations and gradients";
   }
 })();

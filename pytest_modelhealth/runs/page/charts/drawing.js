@@ -193,6 +193,7 @@
       const value = n * step;
       ticks.push({ value, at: at(value), text: number(value) });
     }
+    if (ticks.length < 2 && mostTicks < 20) return linearScale(values, from, to, mostTicks * 2);
     return { at, ticks };
   }
 

@@ -99,9 +99,8 @@
         for (let k = i; k < end; k += 1) count += side[k];
         if (!count) continue;
         const x = sign > 0 ? positiveAt + i * step : zeroAt - gap - end * step;
-        const minus = sign < 0 ? "-" : "";
-        const edges = [charts.drawing.number(2 ** (lowest + i)), charts.drawing.number(2 ** (lowest + end))];
-        made.push({ x, width: (end - i) * step, count, from: minus + edges[0], to: minus + edges[1] });
+        const edges = [sign * 2 ** (lowest + i), sign * 2 ** (lowest + end)].sort((a, b) => a - b);
+        made.push({ x, width: (end - i) * step, count, from: endText(edges[0]), to: endText(edges[1]) });
       }
     };
     grouped(negative, -1);
@@ -116,6 +115,9 @@
     const filled = made.filter((bar) => bar.count > 0);
     return { bars: filled, at, zeroAt: hasZero ? zeroAt + zeroWidth / 2 : null };
   }
+
+  // The last bin of float64 ends above its greatest number.
+  const endText = (value) => (Number.isFinite(value) ? charts.drawing.number(value) : `${value < 0 ? "-" : ""}2^1024`);
 
   function drawTicks(body, axis, bins) {
     const { COLOURS, draw, power, write, LETTER } = charts.drawing;

@@ -30,8 +30,8 @@
       const isOver = margin.used > 1;
       const role = margin.role ? ` (${words(margin.role)})` : "";
       const label = labelOf(margin, margin.layer);
-      write(body, 0, y + 13.5, words(margin.check), { fill: isOver ? COLOURS.alarm : COLOURS.ink, "font-weight": 600 });
-      write(body, 126, y + 13.5, abbreviate(label, 31), { fill: COLOURS.muted });
+      write(body, 0, y + 13.5, abbreviate(words(margin.check), 16), { fill: isOver ? COLOURS.alarm : COLOURS.ink, "font-weight": 600 });
+      write(body, 126, y + 13.5, abbreviate(label, 29), { fill: COLOURS.muted });
       if (isNumber(margin.used)) {
         const width = (Math.min(Math.max(margin.used, 0), FULL) / FULL) * BAR;
         draw(body, "rect", { class: "track", x: NAMES, y: y + 4, width: BAR, height: ROW - 8, rx: 2, fill: COLOURS.faint, "fill-opacity": 0.5 });

@@ -8,7 +8,7 @@
 
   const WIDTH = 720;
   const NAMES = 196; // pixels
-  const LETTERS = 25; // of a name
+  const LETTERS = 24; // of a name
   const ROW = 18;
   const TALLEST = 40 * ROW;
   const HEAD = 42;
@@ -102,7 +102,7 @@
       const layer = layers[index];
       const y = bands.rowAt(index) + 3.8;
       const note = layer.note ? ` ${layer.note}` : "";
-      const text = abbreviate(layer.label, LETTERS - note.length);
+      const text = abbreviate(layer.label, LETTERS - note.length - (layer.isCulprit ? 3 : 0));
       const isAlarm = layer.isCulprit || layer.isFound;
       write(body, NAMES - 12, y, text + note, {
         class: layer.isCulprit ? "name culprit" : "name",

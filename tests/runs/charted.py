@@ -1,0 +1,247 @@
+"""What the charts are given: parts of the file of a run, made up."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+HOSTILE = (
+    "<img src=x onerror=window.hacked=1>",
+    "</script><script>window.hacked=1</script>",
+    "__proto__",
+    "constructor",
+    "toString.__proto__",
+    "a\"'&b.\N{RIGHT-TO-LEFT OVERRIDE}c",
+    "wide." * 60,
+    "",
+)
+
+
+def tensor(role: str, norm: float | None = 1.0, **more: Any) -> dict[str, Any]:
+    """A tensor of a hundred numbers with this L2 norm."""
+    size = abs(norm or 0.0)
+    return {
+        "role": role, "name": "", "shape": [100], "dtype": "float32", "count": 100, "nan": 0,
+        "inf": 0, "zeros": 0, "dead": None, "mean": 0.0, "std": size / 10, "min": -size / 3,
+        "max": size / 2, "norm": norm, "bins": None, **more,
+    }  # fmt: skip
+
+
+def layer(name: str, *tensors: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A layer with these tensors."""
+    return {
+        "name": name, "label": name or "Net", "type": "Linear", "status": "observed",
+        "parameter_bytes": 0, "activation_bytes": None, "saved_bytes": None,
+        "tensors": list(tensors), **more,
+    }  # fmt: skip
+
+
+def violation(name: str, check: str = "grad_norm") -> dict[str, Any]:
+    """A finding about a layer."""
+    return {"check": check, "layer": name, "label": name or "Net", "message": f"{check} broke"}
+
+
+def chain(norms: Sequence[float]) -> list[dict[str, Any]]:
+    """Layers with these gradient norms, every second with parameters."""
+    return [
+        layer(
+            f"blocks.{i}",
+            tensor("activations", 3 * norm),
+            tensor("gradients", norm),
+            *([tensor("parameter_gradients", 2 * norm)] if i % 2 else []),
+        )
+        for i, norm in enumerate(norms)
+    ]
+
+
+Edge = tuple[str, str, bool, str]
+
+
+def resnet(blocks: int) -> list[Edge]:
+    """Blocks of five layers, each beside a way around it."""
+    edges = [("input 0", "stem", True, "")]
+    last = "stem"
+    for i in range(blocks):
+        names = [f"blocks.{i}.{part}" for part in ("conv1", "bn1", "relu", "conv2", "add")]
+        edges += [(a, b, True, "") for a, b in itertools.pairwise([last, *names])]
+        edges.append((last, names[-1], True, "add"))
+        last = names[-1]
+    return [*edges, (last, "head", True, "flatten"), ("head", "loss", True, "cross_entropy")]
+
+
+def unet(depth: int) -> list[Edge]:
+    """A way down and up again, with ways across; the second lets no gradient back."""
+    down = [f"down.{i}" for i in range(depth)]
+    up = [f"up.{i}" for i in reversed(range(depth))]
+    edges = [(a, b, True, "") for a, b in itertools.pairwise(["input 0", *down, *up, "loss"])]
+    return edges + [
+        (a, b, i != 1, "detach" if i == 1 else "cat")
+        for i, (a, b) in enumerate(zip(down, reversed(up), strict=True))
+        if i < depth - 1
+    ]
+
+
+TOWERS: list[Edge] = [
+    ("input 1", "text.embed", True, ""), ("input 0", "image.conv", True, ""),
+    ("image.conv", "image.fc", True, ""), ("text.embed", "text.fc", True, ""),
+    ("text.fc", "fuse", False, "detach argmax"), ("image.fc", "fuse", True, "cat"),
+    ("temperature", "fuse", True, "exp"), ("fuse", "loss", True, ""),
+]  # fmt: skip
+RECURRENT: list[Edge] = [
+    ("input 0", "cell.i2h", True, ""), ("cell.i2h", "cell.tanh", True, ""),
+    ("cell.tanh", "cell.h2h", True, ""), ("cell.h2h", "cell.tanh", True, "add"),
+    ("cell.tanh", "cell.tanh", False, "detach"), ("cell.tanh", "head", True, ""),
+    ("head", "cell.i2h", False, "argmax"), ("head", "loss", True, ""),
+]  # fmt: skip
+DENSE: list[Edge] = [(f"d.{i}", f"d.{j}", True, "") for i in range(20) for j in range(i + 1, 20)]
+
+
+def way_through(edges: Sequence[Edge], culprit: str, end: str = "loss") -> list[str]:
+    """A shortest way from a source through the culprit to the end."""
+    before: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {}
+    for source, target, *_ in edges:
+        after.setdefault(source, []).append(target)
+        before.setdefault(target, []).append(source)
+
+    def leading(near: dict[str, list[str]], is_goal: Callable[[str], bool]) -> list[str]:
+        came: dict[str, str] = {culprit: ""}
+        waiting = deque([culprit])
+        while not is_goal(name := waiting.popleft()):
+            for other in near.get(name, ()):
+                if other not in came:
+                    came[other] = name
+                    waiting.append(other)
+        way = [name]
+        while came[way[-1]]:
+            way.append(came[way[-1]])
+        return way
+
+    start = leading(before, lambda name: name not in before)
+    return start + leading(after, lambda name: name == end)[::-1][1:]
+
+
+def flow_of(edges: Sequence[Edge], way: Sequence[str] = ()) -> dict[str, Any]:
+    """The flow of an inspection."""
+    return {"edges": [list(edge) for edge in edges], "way": list(way), "exact": True}
+
+
+def stack(count: int) -> list[Edge]:
+    """Numbered layers, each fed by the one before and the one three before."""
+    edges = [("input 0", "layers.0", True, "")]
+    for i in range(1, count):
+        edges.append((f"layers.{i - 1}", f"layers.{i}", i != count // 2, "detach"))
+        if i > 2:
+            edges.append((f"layers.{i - 3}", f"layers.{i}", True, "add"))
+    return [*edges, (f"layers.{count - 1}", "loss", True, "")]
+
+
+def experts(count: int) -> list[Edge]:
+    """A router and experts of three layers beside each other."""
+    edges: list[Edge] = [("input 0", "router", True, ""), ("router", "loss", True, "mul")]
+    for i in range(count):
+        names = ["input 0", f"experts.{i}.up", f"experts.{i}.act", f"experts.{i}.down", "loss"]
+        edges += [(a, b, True, "") for a, b in itertools.pairwise(names)]
+    return edges
+
+
+def compared(role: str, error: float | None, noise: float, diverged: bool) -> dict[str, Any]:
+    """A tensor of a comparison."""
+    return {
+        "role": role, "name": "", "error": error, "noise": noise, "limit": 8.0,
+        "ratio": None if error is None else error / noise, "diverged": diverged, "problem": "",
+    }  # fmt: skip
+
+
+def comparison(count: int, at: int) -> dict[str, Any]:
+    """Two models of so many layers that differ from one on."""
+    layers = [
+        {
+            "reference": f"l.{i}", "candidate": f"l.{i}", "label": f"l.{i}", "diverged": i >= at,
+            "tensors": [
+                compared("activations", 1e-2 if i >= at else 3e-7, 1e-7, i >= at),
+                compared("gradients", 2e-2 if i >= at else 4e-7, 2e-7, i >= at),
+            ],
+        }
+        for i in range(count)
+    ]  # fmt: skip
+    divergence = {
+        "layer": f"l.{at}",
+        "candidate": f"l.{at}",
+        "label": f"l.{at}",
+        "story": "differs",
+    }
+    return {"layers": layers, "divergence": divergence if at < count else None}
+
+
+def drifting(name: str, **statistics: Any) -> dict[str, Any]:
+    """A layer of a snapshot."""
+    return {
+        "name": name,
+        "tensors": [{"role": "activations", "name": "", "nan": 0, "inf": 0, **statistics}],
+    }
+
+
+def hostile() -> dict[str, list[Any]]:
+    """Every chart with names of markup and of JavaScript's own properties."""
+    layers = [
+        layer(
+            name,
+            tensor("activations"),
+            tensor("gradients"),
+            parameter_bytes=8,
+            label=name or "<b>Net</b>",
+        )
+        for name in HOSTILE
+    ]
+    edges = [(a, b, False, "<b>x</b> __proto__") for a, b in itertools.pairwise(HOSTILE)]
+    found = [violation(HOSTILE[0], "<i>check</i>")]
+    divergence = dict.fromkeys(("layer", "candidate", "label", "story"), HOSTILE[0])
+    trained = {name: {"<b>": [1.0, 2.0]} for name in HOSTILE}
+    rows = [
+        {
+            "reference": name,
+            "candidate": name,
+            "label": name,
+            "diverged": True,
+            "tensors": [compared("activations", 1.0, 1e-3, True)],
+        }
+        for name in HOSTILE
+    ]
+    drifts = [
+        {
+            "layer": name,
+            "label": name,
+            "role": "activations",
+            "tensor": name,
+            "statistic": name,
+            "before": name,
+            "now": name,
+        }
+        for name in HOSTILE
+    ]
+    margins = [
+        {
+            "check": name,
+            "layer": name,
+            "label": name,
+            "role": name,
+            "value": 1,
+            "limit": 2,
+            "setting": name,
+            "used": 0.5,
+        }
+        for name in HOSTILE
+    ]
+    return {
+        "histogram": [tensor(HOSTILE[0], name=HOSTILE[1], zeros=1)],
+        "depth": [layers, found],
+        "memory": [layers],
+        "flow": [flow_of(edges, HOSTILE), found],
+        "errors": [{"layers": rows, "divergence": divergence}],
+        "drift": [{"drifts": drifts, "before": [], "now": []}],
+        "course": [{"steps": [0, 1], "loss": [1.0, 2.0], "layers": trained}],
+        "margins": [margins],
+    }  # fmt: skip
