@@ -39,6 +39,7 @@ from pytest_modelhealth.comparison.sides import (
     run,
 )
 from pytest_modelhealth.comparison.trace import Trace, container
+from pytest_modelhealth.progress import task
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.tolerance import RUNS
@@ -100,9 +101,11 @@ def compare(
         argument.validate(value, "argument of compare")
     ours, theirs = reference_side(reference), candidate_side(candidate, reference)
     request = Request(reference, inputs, target, loss, backward)
-    with TensorStore(memory_budget) as store:
-        a = run(ours, request, store)
-        b = run(theirs, request, store, placement(theirs, inputs))
+    with TensorStore(memory_budget) as store, task("comparing"):
+        with task("running the reference"):
+            a = run(ours, request, store)
+        with task("running the candidate"):
+            b = run(theirs, request, store, placement(theirs, inputs))
         notes = notes_on_runs(ours, theirs, a, b)
         alignment = align(a.layers, b.layers)
         lower, epsilons = coarser_dtype(ours, theirs), machine_epsilons(ours, theirs, a, b)

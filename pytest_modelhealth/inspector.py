@@ -7,8 +7,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
-from operator import length_hint
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
 
 from torch import Tensor, nn
@@ -29,6 +27,7 @@ from pytest_modelhealth.errors import (
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probing import Probing
+from pytest_modelhealth.progress import task, track
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
@@ -208,7 +207,8 @@ class Inspector:
         conventions.require_probe(settings)
         request = self._request(inputs, target, loss, backward, scaler)
         probing = Probing(self._engine, request, settings, conventions)
-        return self._reported(probing.after(self._observe(request)), settings)
+        with task("inspecting"):
+            return self._reported(probing.after(self._observe(request)), settings)
 
     def run_batches(
         self,
@@ -218,7 +218,7 @@ class Inspector:
         backward: Backward = None,
         scaler: GradScaler | None = None,
         max_batches: int | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> HealthReport:
         """Run several batches and report on their merged statistics.
 
@@ -231,7 +231,8 @@ class Inspector:
             backward: as in `run_inspection`.
             scaler: as in `run_inspection`.
             max_batches: stop after so many.
-            progress: show on a terminal how far it is.
+            progress: whether to show on a terminal how far it is: ``True`` does at once, ``False``
+                never, ``None`` after two seconds. Nothing is shown where ``CI`` is set.
 
         Raises:
             InspectionError: there was no batch, a batch is no pair although there is a loss, or
@@ -241,10 +242,12 @@ class Inspector:
         self._begin()
         if not _is_count(max_batches):
             raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
-        if not isinstance(progress, bool):
-            raise InspectionError(f"progress must be True or False, not {progress!r}")
+        if not isinstance(progress, bool | None):
+            raise InspectionError(f"progress must be True, False or None, not {progress!r}")
         merged: Observation | None = None
-        for index, batch in enumerate(_taken(batches, max_batches, progress)):
+        for index, batch in enumerate(
+            track(batches, "inspecting batches", most=max_batches, shown=progress)
+        ):
             inputs, target = _pair(batch, index) if loss is not None else (batch, None)
             request = self._request(inputs, target, loss, backward, scaler)
             if merged is None:
@@ -386,12 +389,13 @@ class Inspector:
         self._begin()
         given = Given(self._model, step, optimizer, batch, restore, inputs, target, loss)
         asked = Asked(calls, overfit, resume)
-        with step_of(given) as made:
-            observation = run_contract(self._model, made, asked, self._selection)
-        if made.is_usual:
-            whole = self._observe(self._request(inputs, target, loss, None, made.scaler))
-            observation = replace(whole, stepped=observation.stepped)
-        return self._reported(observation, self._settings)
+        with task("training step"):
+            with step_of(given) as made:
+                observation = run_contract(self._model, made, asked, self._selection)
+            if made.is_usual:
+                whole = self._observe(self._request(inputs, target, loss, None, made.scaler))
+                observation = replace(whole, stepped=observation.stepped)
+            return self._reported(observation, self._settings)
 
     @property
     def report(self) -> HealthReport:
@@ -501,20 +505,6 @@ def _module_types(types: object) -> tuple[type[nn.Module], ...]:
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise InspectionError(f"types must be classes of modules, such as nn.Linear: {kind!r}")
     return listed
-
-
-def _taken(batches: Iterable[Any], most: int | None, progress: bool) -> Iterable[Any]:
-    taken = islice(batches, most)
-    if not progress:
-        return taken
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    if not console.is_terminal:  # before rich 14.3, disable=True still writes an empty line
-        return taken
-    lengths = [n for n in (length_hint(batches), most) if n]  # a hint of 0: nobody knows
-    return track(taken, "Inspecting", total=min(lengths, default=None), console=console)
 
 
 def _require_batches(batches: object) -> None:

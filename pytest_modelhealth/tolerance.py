@@ -29,6 +29,7 @@ from pytest_modelhealth.capture.step.conversion import (
     default_dtype,
 )
 from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.progress import task, track
 from pytest_modelhealth.report import ROLES, Noises, Observation
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -86,7 +87,7 @@ def converted(request: Request, dtype: torch.dtype, *, target: bool = True) -> R
 def wide_run(request: Request) -> Observation | None:
     """Return what a float64 copy of the requested model shows; ``None`` where there is none."""
     try:
-        with default_dtype(torch.float64):
+        with task("running it in float64"), default_dtype(torch.float64):
             return observed(converted(request, torch.float64))
     except Exception:  # noqa: BLE001 - not every model runs in float64
         return None
@@ -118,7 +119,10 @@ class Calibration:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the copies are not the user's
             try:
-                runs = [observed(perturbed(request, epsilon, seed)) for seed in range(RUNS)]
+                runs = [
+                    observed(perturbed(request, epsilon, seed))
+                    for seed in track(range(RUNS), "measuring noise")
+                ]
             except Exception:  # noqa: BLE001 - what the model itself raises, the run has raised
                 self._failed = True
                 return

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import pickle
 import re
 import signal
-import sys
 import weakref
 
 import pytest
@@ -395,23 +393,6 @@ def test_run_batches_over_a_loader_of_pairs(model):
     assert (seen.mean, seen.std) == pytest.approx((truth.mean(), truth.std()), rel=1e-6)
 
 
-class Terminal(io.StringIO):
-    """Standard error as a terminal."""
-
-    def isatty(self):
-        return True
-
-
-def test_progress_shows_on_a_terminal_only(model, x, monkeypatch):
-    """A bar with the share that is done on a terminal; not a byte anywhere else."""
-    monkeypatch.setenv("TERM", "xterm")
-    for stream, words in [(Terminal(), ["Inspecting", "100%"]), (io.StringIO(), [])]:
-        monkeypatch.setattr(sys, "stderr", stream)
-        Inspector(model).run_batches(x.split(10), progress=True)
-        assert all(word in stream.getvalue() for word in words)
-        assert bool(stream.getvalue()) == bool(words)
-
-
 class Loader:
     """Says how many of its iterations are still open."""
 
@@ -427,11 +408,8 @@ class Loader:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("progress", [False, True])
-def test_ctrl_c_ends_run_batches_cleanly(model, x, monkeypatch, progress):
-    """KeyboardInterrupt passes; the loader is closed, the bar ended, the model as it was."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+def test_ctrl_c_ends_run_batches_cleanly(model, x):
+    """KeyboardInterrupt passes; the loader is closed, the model as it was."""
     before = copy.deepcopy(model.state_dict())
     loader, calls = Loader([(batch, None) for batch in x.split(10)]), []
 
@@ -442,11 +420,10 @@ def test_ctrl_c_ends_run_batches_cleanly(model, x, monkeypatch, progress):
         return output.sum()
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        Inspector(model).run_batches(loader, loss=loss, progress=progress)
+        Inspector(model).run_batches(loader, loss=loss)
     assert caught.tb  # it keeps the frames of the run alive, as a debugger or a notebook does
     assert len(calls) == 2
     assert loader.open == 0
-    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h")
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -26,6 +26,7 @@ from pytest_modelhealth.capture.step.conversion import default_dtype
 from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
+from pytest_modelhealth.progress import task, track
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (
     TRUSTED,
@@ -380,7 +381,7 @@ def _measure_truth(
         if truth.shape == expected.shape:
             found.append((case, gap(expected, truth), gap(candidate, truth)))
 
-    with default_dtype(torch.float64):
+    with task("running the reference in float64"), default_dtype(torch.float64):
         failure = further.run(lambda given: converted(given, torch.float64), _Beside(cases, see))
     if failure:
         further.notes.append(f"the reference has no float64 run to compare with: {failure}")
@@ -404,7 +405,10 @@ def _measure_lower(
         if value.shape == expected.shape:
             case.own, case.source = gap(expected, value), "lower precision"
 
-    failure = further.run(lambda given: converted(given, lower, target=False), _Beside(cases, see))
+    with task(f"running the reference in {lower}"):
+        failure = further.run(
+            lambda given: converted(given, lower, target=False), _Beside(cases, see)
+        )
     if failure:
         further.notes.append(f"the reference does not run in {lower}: {failure}")
 
@@ -427,7 +431,7 @@ def _measure_noise(
             if case.source == "floor":
                 case.source = "perturbed"
 
-    for seed in range(further.runs):
+    for seed in track(range(further.runs), "running the reference perturbed"):
         failure = further.run(partial(perturbed, epsilon=epsilon, seed=seed), _Beside(cases, see))
         if failure:
             further.notes.append(f"the noise could not be measured: {failure}")

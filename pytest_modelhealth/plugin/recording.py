@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import uuid4
 
 import pytest
 
@@ -55,6 +54,9 @@ class _Recorder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        item.stash[SNAPSHOT_CHECKS] = []
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         inspector = item.stash.get(INSPECTOR, None)  # gone when its fixture is torn down
@@ -64,6 +66,7 @@ class _Recorder:
             made = inspector.made if inspector is not None else []
             reports: list[_Made] = [(m.report, m.path, m.line) for m in made]
             item.stash[_MADE] = reports + item.stash.get(SNAPSHOT_CHECKS, [])
+            item.stash[SNAPSHOT_CHECKS] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -73,15 +76,16 @@ class _Recorder:
         report = yield
         if call.excinfo is not None and not report.skipped:
             item.stash.setdefault(_MESSAGE, headline(call.excinfo.value))
-        if call.when == "teardown" and item.stash.get(_MADE, None):
-            report.modelhealth_results = self._written(item)  # type: ignore[attr-defined]
+        made = item.stash.get(_MADE, [])
+        if call.when == "teardown" and made:
+            report.modelhealth_results = self._written(item, made)  # type: ignore[attr-defined]
+            item.stash[_MADE] = []  # items live as long as the session
         return report
 
-    def _written(self, item: pytest.Item) -> dict[str, str]:
+    def _written(self, item: pytest.Item, made: list[_Made]) -> dict[str, str]:
         """Write a test's results; return the name of the file, or why there is none."""
-        name = f"{uuid4().hex}.json"
         try:
-            results = [_recorded(*made, item.config) for made in item.stash[_MADE]]
+            results = [_recorded(*one, item.config) for one in made]
             path, line, _ = item.location
             test = {
                 "id": item.nodeid,
@@ -90,11 +94,13 @@ class _Recorder:
                 "message": item.stash.get(_MESSAGE, ""),
                 "results": results,
             }
-            text = json.dumps(test, allow_nan=False)
-            (self._folder / name).write_text(text, encoding="ascii")
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="ascii", dir=self._folder, suffix=".json", delete=False
+            ) as file:
+                json.dump(test, file, allow_nan=False)
         except Exception as error:  # noqa: BLE001 - a test must never fail for being written down
             return {"problem": f"{type(error).__name__}: {error}"}
-        return {"file": name}
+        return {"file": Path(file.name).name}
 
 
 def _recorded(result: Any, path: Path, line: int, config: pytest.Config) -> dict[str, Any]:

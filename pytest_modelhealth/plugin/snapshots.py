@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _STRICT_NAMES = "modelhealth_strict_names"
 SNAPSHOT_CHECKS = pytest.StashKey[list[tuple[Any, Path, int]]]()
-"""What came of a test's comparisons with snapshots, each with the line that made it."""
+"""What came of a test's comparisons with snapshots, each with the line that made it; kept where
+there is a list for it."""
 
 _WRITTEN = pytest.StashKey[list[dict[str, str]]]()
 
@@ -57,8 +58,9 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
     ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
     ours.strict_names = request.config.getini(_STRICT_NAMES)
     request.node.stash[_WRITTEN] = ours.written
-    checks = request.node.stash.setdefault(SNAPSHOT_CHECKS, [])
-    ours.on_check = lambda check: checks.append((check, *calling_line()))
+    if SNAPSHOT_CHECKS in request.node.stash:
+        checks = request.node.stash[SNAPSHOT_CHECKS]
+        ours.on_check = lambda check: checks.append((check, *calling_line()))
     return ours
 
 

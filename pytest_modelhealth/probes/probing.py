@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.progress import task, track
 
 if TYPE_CHECKING:
     from pytest_modelhealth.capture.engine import Engine, Request
@@ -50,7 +51,7 @@ class Probing:
         from pytest_modelhealth.report import Probed
 
         runs = Runs(self._engine, self._request, observation, self._settings, self._conventions)
-        records = [_timed(probe, runs) for probe in chosen]
+        records = [_timed(probe, runs) for probe in track(chosen, "probing")]
         probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
         return replace(observation, probes=probed)
 
@@ -66,7 +67,8 @@ def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
     """Return what a probe finds, with what it took beside the runs that all share."""
     runs.take_counts()
     base, start = runs.base_seconds, time.perf_counter()
-    record = probe.not_told(runs.why_not) if runs.why_not else _record(probe, runs)
+    with task(probe.name):
+        record = probe.not_told(runs.why_not) if runs.why_not else _record(probe, runs)
     seconds = time.perf_counter() - start - (runs.base_seconds - base)
     forwards, backwards = runs.take_counts()
     return replace(record, forwards=forwards, backwards=backwards, seconds=seconds)

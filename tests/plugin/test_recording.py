@@ -105,18 +105,17 @@ def test_all_that_tests_inspect(nets, workers):
     result.assert_outcomes(passed=3, failed=4, xfailed=1, errors=1)
 
 
-def test_a_run_that_cannot_be_written_down(nets, monkeypatch):
+def test_a_run_that_cannot_be_written_down(nets):
     """A full disk costs a line for each test, and no test its result."""
     nets.makeconftest(
         CONFTEST
         + """
-import pathlib
 from pytest_modelhealth.plugin import recording
 
-def full(self, *args, **options):
+def full(*args, **options):
     raise OSError(28, "No space left on device")
 
-recording.Path = type("Path", (type(pathlib.Path()),), {"write_text": full})
+recording.json = type("json", (), {"dump": full})
 """
     )
     nets.makepyfile(test_it=TESTS)

@@ -22,6 +22,7 @@ from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.intervening.differences import largest
+from pytest_modelhealth.progress import advance
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
@@ -216,7 +217,7 @@ class Runs:
 
     def call(self, batch: Inputs, ran: Ran, *, with_loss: bool = False) -> None:
         """Run the model once inside of `Beside.put_back`, and take down what it gives."""
-        self._forwards += 1
+        self.count(1)
         given = changeable(batch)
         versions = [version(tensor) for tensor in given]
         try:
@@ -239,6 +240,7 @@ class Runs:
         """Take down runs that a probe makes by itself."""
         self._forwards += forwards
         self._backwards += backwards
+        advance()
 
     def loss_of(self, output: Any, target: Any) -> Tensor | None:
         """Return the loss that was inspected, of an output; ``None`` where there is no number.
@@ -274,7 +276,7 @@ class Runs:
     @contextmanager
     def watched(self, batch: Inputs) -> Iterator[Request]:
         """Give a request for a watched run of a batch in evaluation mode, counted as one."""
-        self._forwards += 1
+        self.count(1)
         with self.beside.put_back((batch.args, batch.kwargs), evaluation=True, watched=True):
             yield replace(
                 self.request, inputs=batch, target=None, loss=_nothing, backward=False, scaler=None

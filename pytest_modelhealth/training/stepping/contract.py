@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
+from pytest_modelhealth.progress import task
 from pytest_modelhealth.report import Observation, Stepped
 from pytest_modelhealth.training.stepping.calls import call_step
 from pytest_modelhealth.training.stepping.designs import (
@@ -83,7 +84,7 @@ def run_contract(
     given.require_sound()
     asked.require_sound()
     session = Session(model, given, selection)
-    with session.open():
+    with session.open(), task("calls"):
         untied, copied = untied_weights(model), copies(model)
         lists = Lists(model, given.step)
         made = call_step(session, asked.calls, lists)
