@@ -1,7 +1,7 @@
 """What a page of one failing test takes: seconds to write, bytes, ms until its layers are seen.
 
-``python -m benchmarks.page``; needs playwright and a Chromium of the system. The layers are made up:
-a stack of Transformer blocks with the tensors and histograms that an inspection records.
+``python -m benchmarks.page``; needs playwright and a Chromium of the system. The layers are made
+up: a stack of Transformer blocks with the tensors and histograms that an inspection records.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def main() -> None:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         raise SystemExit("no Chromium on PATH: apt-get install chromium")
-    print(
-        f"{'layers':>7} {'bytes':>11} {'write s':>8} {'open ms':>8} {'search ms':>10} {'sort ms':>8}"
-    )
+    print(" layers       bytes  write s  open ms  search ms  sort ms")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         for size in SIZES:
@@ -55,8 +53,8 @@ def main() -> None:
 
 
 def opened(browser: Any, address: str) -> tuple[float, float, float]:
-    """Seconds until the table of layers and the charts above it are there, of a search, of a sort."""
-    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    """Seconds until the layers and the charts above them are there, of a search, of a sort."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1000}, reduced_motion="reduce")
     start = time.perf_counter()
     page.goto(address)
     page.locator(".layers tbody tr").first.wait_for()
