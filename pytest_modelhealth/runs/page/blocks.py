@@ -24,6 +24,9 @@ DIGITS = 5
 DIGITS_OF_A_COMPARISON = 9
 """Enough to tell any two numbers of float32 apart."""
 
+MOST_MISSES = 20
+"""Results that do not fit, after which no other is tried."""
+
 ON_THE_PAGE_AS_TEXT = frozenset({"text", "headline", "place", "notes", "basis"})
 
 
@@ -33,16 +36,25 @@ def blocks(run: Run, room: int) -> Iterator[str]:
     A result whose numbers do not fit is left out, and so are histograms; later, smaller ones may
     still fit.
     """
+    misses = 0
+    for own, result in _worst_first(run):
+        for block in _of_result(own, result):
+            if len(block) > room:
+                misses += 1
+                break
+            room -= len(block)
+            yield block
+        if misses == MOST_MISSES:
+            return
+
+
+def _worst_first(run: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each result with its id on the page, those of tests that read badly first."""
     for is_first_round in (True, False):
         for index, test in enumerate(run.tests):
-            if is_bad(test) != is_first_round:
-                continue
-            for nth, result in enumerate(test["results"]):
-                for block in _of_result(anchor(index, nth), result):
-                    if len(block) > room:
-                        break
-                    room -= len(block)
-                    yield block
+            if is_bad(test) == is_first_round:
+                for nth, result in enumerate(test["results"]):
+                    yield anchor(index, nth), result
 
 
 def _of_result(own: str, result: Mapping[str, Any]) -> Iterator[str]:

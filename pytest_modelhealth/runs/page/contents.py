@@ -14,6 +14,9 @@ from pytest_modelhealth.runs.run import Run, Test
 MOST_MARGINS = 6
 """Margins of a result that stand on the page as text; a script shows the others."""
 
+FULLY_TOLD = 300
+"""Results whose margins stand on the page as text; of others, the nearest in the list of tests."""
+
 STORIES = 4_000_000
 """Characters of stories on the page; those after it are left to the terminal and the JSON."""
 
@@ -122,6 +125,7 @@ class Contents:
     """What stands on the page as text."""
 
     entries: list[Entry]
+    fully_told: frozenset[str]
     verdicts: list[tuple[str, str]]
     outcomes: str
     created: str
@@ -134,9 +138,11 @@ def contents(run: Run) -> Contents:
     room = [STORIES]
     entries = [_entry(index, test, room) for index, test in enumerate(run.tests)]
     entries.sort(key=attrgetter("rank"))
-    verdicts = Counter(result.verdict for entry in entries for result in entry.results)
+    results = [result for entry in entries for result in entry.results]
+    verdicts = Counter(result.verdict for result in results)
     return Contents(
         entries=entries,
+        fully_told=frozenset(result.anchor for result in results[:FULLY_TOLD]),
         verdicts=_counted(verdicts),
         outcomes=f"{plural(len(entries), 'test')}: "
         + ", ".join(

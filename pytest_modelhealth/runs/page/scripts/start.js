@@ -78,8 +78,7 @@
     const made = kind(view.id, result);
     more.append(...made.parts);
     view.querySelector(".facts").after(sections(view));
-    const margins = allMargins(view, result);
-    if (margins) view.querySelector(".near").append(margins);
+    addMargins(view, result.margins ?? []);
     made.evidence.then((parts) => view.querySelector(".evidence").append(...parts));
     view.addEventListener("show-layer", (event) => goTo(view, made, event.detail.layer));
     return made;
@@ -106,15 +105,16 @@
     if (made.reveal(layer)) history.replaceState(null, "", `#${view.id}/${encodeURIComponent(layer)}`);
   }
 
-  function allMargins(view, result) {
-    const shown = view.querySelectorAll(".margins tbody tr").length;
-    if (!shown || result.margins.length <= shown) return null;
-    return make("details", { toggle: drawOnce }, make("summary", { class: "aside" }, `all ${text.plural(result.margins.length, "check")}`));
-
-    function drawOnce(event) {
-      if (event.target.open && event.target.children.length === 1) {
-        event.target.append(page.drawn(() => charts.margins(result.margins)));
-      }
+  // All margins, where the page has only the nearest as text, or none.
+  function addMargins(view, margins) {
+    const near = view.querySelector(".near");
+    const draw = () => page.drawn(() => charts.margins(margins));
+    if (near === null && margins.length) {
+      view.querySelector(".more").prepend(page.panel("How near the limits", "", true, draw));
+    } else if (margins.length > view.querySelectorAll(".margins tbody tr").length) {
+      const details = make("details", { toggle: () => details.children.length === 1 && details.append(draw()) },
+        make("summary", { class: "aside" }, `all ${text.plural(margins.length, "check")}`));
+      near.append(details);
     }
   }
 
