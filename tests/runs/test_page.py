@@ -306,7 +306,8 @@ def test_without_a_script_verdicts_and_stories_are_read(browser: Browser, addres
     with browser.new_context(java_script_enabled=False) as context:
         page = context.new_page()
         page.goto(address)
-        text = page.inner_text("main")
+        text = page.text_content("main") or ""
+        assert page.locator("pre.story").first.is_visible()
         assert text.count("likely cause: its bias (mean -10) holds them on the flat side") == 1
         assert text.count("0.309 of 0.8") == 2  # in the list of tests, and beside its result
         assert page.locator("a[href='#t0-0']").is_visible()

@@ -226,7 +226,7 @@ def _result(own: str, result: Mapping[str, Any], room: list[int]) -> Result:
         anchor=own,
         kind=printable(result["kind"]),
         verdict=printable(verdict),
-        reason=headline.removeprefix(f"{verdict}: ").removeprefix(f"{verdict} "),
+        reason=headline.removeprefix(f"{verdict}: ").removeprefix("not equivalent: "),
         place=printable(result["place"]),
         facts=_facts(result),
         story="" if left_out else story,
@@ -297,7 +297,7 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
             for item in result.get("waived", ())
         ),
         *(result.get("notes") or ()),
-        *([result["basis"]] if result.get("basis") else ()),
+        *([result["basis"]] if result.get("basis") and not result["text"] else []),
         *(result.get("changes") or ()),
     ]
     return [printable(str(remark)) for remark in found]

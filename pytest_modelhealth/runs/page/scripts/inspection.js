@@ -38,8 +38,7 @@
   async function evidence(anchor, result) {
     const worst = result.violations[0];
     if (!worst) return [];
-    const way = result.flow?.way ?? [];
-    const names = [way[way.indexOf(worst.layer) - 1], worst.layer];
+    const names = [nearestBefore(worst.layer, result), worst.layer];
     const figures = [];
     for (const name of names) {
       const index = result.layers.findIndex((layer) => layer.name === name);
@@ -53,6 +52,19 @@
       if (tensor) figures.push(figure(tensor, layer.label));
     }
     return figures.length ? [make("div", { class: "charts" }, figures)] : [];
+  }
+
+  // The nearest layer that feeds the one of this name, perhaps through operations between them.
+  function nearestBefore(name, { flow, layers }) {
+    const known = new Set(layers.map((layer) => layer.name));
+    const feeds = new Map();
+    for (const [source, target] of flow?.edges ?? []) push(feeds, target, source);
+    const seen = new Set([name]);
+    for (const place of seen) {
+      if (place !== name && known.has(place)) return place;
+      for (const source of feeds.get(place) ?? []) seen.add(source);
+    }
+    return null;
   }
 
   function figure(tensor, of) {
