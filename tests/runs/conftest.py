@@ -22,6 +22,7 @@ def browser() -> Iterator[Browser]:
 
     Where playwright or the browser is missing the tests that need it are skipped, but fail in
     continuous integration (where ``CI`` is set), so that they are never silently left out there.
+    While it is open its event loop counts as running: ``asyncio.run`` fails in the same process.
     """
     try:
         from playwright.sync_api import sync_playwright

@@ -145,7 +145,7 @@
   }
 
   function nameLines({ body, marks }, named, place, right, styles) {
-    const { abbreviate, isNumber, mark, number, write } = charts.drawing;
+    const { abbreviateName, isNumber, mark, number, write } = charts.drawing;
     let last = -Infinity;
     const ends = named.map((line, index) => ({ line, index, end: line.values.findLast(isNumber) }));
     for (const one of ends) one.y = heightOf(one.end, place);
@@ -153,7 +153,7 @@
     for (const { line, index, end, y } of ends) {
       const at = Math.max(y + 3.5, last + 12.5);
       last = at;
-      write(body, right + 5, at, abbreviate(line.label, 14), { fill: styles[index].stroke, "font-size": 10.5 });
+      write(body, right + 5, at, abbreviateName(line.label, 14), { fill: styles[index].stroke, "font-size": 10.5 });
       mark(marks, "rect", { x: right + 2, y: at - 10, width: LABEL - 4, height: 13 }, `${line.label}: ends at ${number(end)}`, { layer: line.name, focusable: true });
     }
   }

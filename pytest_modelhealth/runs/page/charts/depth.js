@@ -56,14 +56,7 @@
   // The layers that hold no other, and those others that have parameters or a finding of their own.
   function measured(layers, violations) {
     const found = new Set(violations.map((violation) => violation.layer));
-    const containers = new Set(layers.length > 1 ? [""] : []);
-    for (const { name } of layers) {
-      for (let dot = name.lastIndexOf("."); dot > 0; dot = name.lastIndexOf(".", dot - 1)) {
-        const outer = name.slice(0, dot);
-        if (containers.has(outer)) break;
-        containers.add(outer);
-      }
-    }
+    const containers = charts.drawing.containersOf(layers);
     return layers.filter((layer) => {
       const roles = new Set((layer.tensors ?? []).map((tensor) => tensor.role));
       const isSeen = roles.has("activations") || roles.has("gradients") || roles.has("parameter_gradients");
@@ -108,8 +101,9 @@
       const [from, to] = [values[first].value, values[last].value];
       if (first === last) parts.push(`${name} ${number(from)} at ${rows[first].label}`);
       else {
-        const verb = to > from ? "rises" : to < from ? "falls" : "stays";
-        parts.push(`${name} ${verb} from ${number(from)} at ${rows[first].label} to ${number(to)} at ${rows[last].label}`);
+        const places = `from ${rows[first].label} to ${rows[last].label}`;
+        if (to === from) parts.push(`${name} is ${number(to)} ${places}`);
+        else parts.push(`${name} ${to > from ? "rises" : "falls"} from ${number(from)} at ${rows[first].label} to ${number(to)} at ${rows[last].label}`);
       }
       const zeros = seen.filter((index) => values[index].value === 0).length;
       if (zeros) parts.push(`${name} is zero in ${plural(zeros, "layer")}`);

@@ -146,10 +146,36 @@
     return `${letters.slice(0, head).join("")}…${letters.slice(letters.length - (width - 1 - head)).join("")}`;
   }
 
+  // Outer modules give way first and numbers never, since these tell the layers of a stack apart;
+  // then the middle does: "e.l.11.attention.query".
+  function abbreviateName(name, width) {
+    const parts = String(name).split(".");
+    let length = String(name).length;
+    for (let i = 0; i < parts.length - 1 && length > width; i += 1) {
+      if (/^\d+$/.test(parts[i])) continue;
+      length -= Math.max(0, parts[i].length - 1);
+      parts[i] = parts[i].slice(0, 1);
+    }
+    return abbreviate(parts.join("."), width);
+  }
+
   // A check, role or statistic as words: "dead_units" is "dead units".
   const words = (name) => String(name ?? "").replaceAll("_", " ");
 
   const labelOf = (item, name = item.name) => String(item.label || name || "model");
+
+  // The names of the layers that hold others.
+  function containersOf(layers) {
+    const containers = new Set(layers.length > 1 ? [""] : []);
+    for (const { name } of layers) {
+      for (let dot = name.lastIndexOf("."); dot > 0; dot = name.lastIndexOf(".", dot - 1)) {
+        const outer = name.slice(0, dot);
+        if (containers.has(outer)) break;
+        containers.add(outer);
+      }
+    }
+    return containers;
+  }
 
   const power = (exponent) =>
     exponent >= -1 && exponent <= 3 ? String(Number(`1e${exponent}`)) : `1e${exponent}`;
@@ -223,7 +249,7 @@
     point(parent, "cross", x, y, 2.8, { stroke: COLOURS.alarm, "stroke-width": 1.8, fill: "none", ...attributes });
 
   charts.drawing = {
-    COLOURS, LETTER, abbreviate, bytes, canvas, count, cross, draw, extent, isNumber, labelOf,
+    COLOURS, LETTER, abbreviate, abbreviateName, bytes, canvas, containersOf, count, cross, draw, extent, isNumber, labelOf,
     linearScale, logScale, mark, nothing, number, percent, plural, point, power, tidy, words, write,
   };
 })();

@@ -32,20 +32,22 @@
     const sides = SIDES.map((side) => indexed(drift[side] ?? []));
     const found = new Map();
     for (const item of drift.drifts ?? []) {
-      const key = JSON.stringify([item.layer, item.role, item.tensor]);
+      const key = JSON.stringify([item.layer, item.role, item.tensor ?? ""]);
       if (!found.has(key)) {
         const title = [item.label || item.layer || "model", words(item.role), item.tensor].filter(Boolean);
         found.set(key, { layer: item.layer, title: title.join(" "), label: title[0], what: title.slice(1).join(" "), moves: [], sides: sides.map((side) => side.get(key)) });
       }
-      found.get(key).moves.push(`${words(item.statistic)} ${item.before} → ${item.now}`);
+      found.get(key).moves.push(`${words(item.statistic)} ${spelt(item.before)} → ${spelt(item.now)}`);
     }
     return [...found.values()];
   }
 
+  const spelt = (value) => (typeof value === "number" ? charts.drawing.number(value) : String(value ?? "–"));
+
   function indexed(layers) {
     const found = new Map();
     for (const { name, tensors } of layers) {
-      for (const tensor of tensors ?? []) found.set(JSON.stringify([name, tensor.role, tensor.name]), tensor);
+      for (const tensor of tensors ?? []) found.set(JSON.stringify([name, tensor.role, tensor.name ?? ""]), tensor);
     }
     return found;
   }
@@ -62,12 +64,12 @@
   }
 
   function drawRow({ body, marks }, tensor, y) {
-    const { COLOURS, abbreviate, draw, mark, write } = charts.drawing;
+    const { COLOURS, abbreviate, abbreviateName, draw, mark, write } = charts.drawing;
     draw(body, "line", { x1: 0, x2: WIDTH, y1: y, y2: y, stroke: COLOURS.faint });
-    write(body, 0, y + 16, abbreviate(tensor.label, 38), { "font-weight": 600 });
-    write(body, 0, y + 31, abbreviate(tensor.what, 40), { fill: COLOURS.muted });
+    write(body, 0, y + 16, abbreviateName(tensor.label, 32), { "font-weight": 600 });
+    write(body, 0, y + 31, abbreviate(tensor.what, 36), { fill: COLOURS.muted });
     const more = tensor.moves.length > 1 ? `  (+${tensor.moves.length - 1})` : "";
-    write(body, 0, y + 46, abbreviate(tensor.moves[0], 38) + more, { fill: COLOURS.alarm });
+    write(body, 0, y + 46, abbreviate(tensor.moves[0], 31) + more, { fill: COLOURS.alarm });
     const scale = axis(tensor.sides.filter(Boolean), NAMES + 8, WIDTH - 14);
     tensor.sides.forEach((side, index) => {
       const at = y + 17 + index * 17;

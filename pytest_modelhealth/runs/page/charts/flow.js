@@ -28,10 +28,11 @@
   // Folds until the picture is narrow enough to be read, or cannot be folded further.
   function readable(names, edges, way, culprit) {
     const focus = names.includes(culprit) ? culprit : way[way.length >> 1] ?? culprit;
+    const places = joinPlaces(edges);
     let drawn;
     for (const most of [Infinity, ...FOLDED_TO]) {
       if (names.length > MOST_BOXES && most === Infinity) continue;
-      const folded = most === Infinity ? unfolded(names) : charts.fold(names, focus, most);
+      const folded = most === Infinity ? unfolded(names) : charts.fold(names, focus, most, places);
       if (drawn && folded.boxes.length >= drawn.boxes.length) continue;
       const arrows = joined(folded, edges, way);
       const widths = folded.boxes.map((box) => boxWidth(box));
@@ -41,9 +42,21 @@
     return drawn;
   }
 
+  // An operation that joins several ways is folded with the first of the layers that feed it.
+  function joinPlaces(edges) {
+    const places = new Map();
+    for (const [source, target] of edges) {
+      if (!isJoin(target) || places.has(target)) continue;
+      const feeding = places.get(source) ?? source;
+      const outer = feeding.slice(0, Math.max(0, feeding.lastIndexOf(".")));
+      places.set(target, (outer && `${outer}.`) + target.replaceAll(".", " "));
+    }
+    return places;
+  }
+
   function unfolded(names) {
     return {
-      boxes: names.map((name) => ({ name, size: 1, first: name, isRange: false })),
+      boxes: names.map((name) => ({ name, size: 1, first: name, isRange: false, leaves: [name] })),
       boxOf: new Map(names.map((name, index) => [name, index])),
     };
   }
@@ -70,16 +83,14 @@
     });
   }
 
-  const boxText = (box) => {
-    const { abbreviate, count } = charts.drawing;
-    if (box.isRange) {
-      const [first, last] = box.name.split(" … ");
-      return `${abbreviate(first, 17)} … ${abbreviate(last, 17)} (${count(box.size)})`;
-    }
-    return abbreviate(box.name || "model", LETTERS) + (box.size > 1 ? ` (${count(box.size)})` : "");
-  };
+  function boxText(box) {
+    const { abbreviateName, count } = charts.drawing;
+    if (box.isRange) return `${box.ends.map((end) => abbreviateName(end, 17)).join(" … ")} (${count(box.size)})`;
+    if (isJoin(box.name)) return abbreviateName(box.name.replace(/ #\d+$/, ""), LETTERS);
+    return abbreviateName(box.name || "model", LETTERS) + (box.size > 1 ? ` (${count(box.size)})` : "");
+  }
 
-  const boxWidth = (box) => Math.max(48, boxText(box).length * charts.drawing.LETTER + 18);
+  const boxWidth = (box) => Math.max(isJoin(box.name) ? 26 : 48, boxText(box).length * charts.drawing.LETTER + 18);
 
   function draw(drawn, { names, way, culprit, violations, exact }) {
     const { COLOURS, canvas, draw: add, write } = charts.drawing;
@@ -176,7 +187,7 @@
       const found = violations.filter(({ layer }) => holds(box, index, layer));
       const isCulprit = culprit !== undefined && holds(box, index, culprit);
       const isWay = lit.has(index);
-      const isEnd = !isLayer(box.name);
+      const isEnd = box.size === 1 && !isLayer(box.name);
       const stroke = found.length ? COLOURS.alarm : isWay ? COLOURS.accent : COLOURS.muted;
       const shape = { x: x - w / 2, y: y - BOX / 2, width: w, height: BOX, rx: isEnd ? BOX / 2 : 4 };
       if (box.size > 1) {
@@ -190,10 +201,10 @@
       if (isCulprit) add(body, "rect", { ...shape, fill: COLOURS.alarm, "fill-opacity": 0.13 });
       write(body, x, y + 3.8, boxText(box), {
         "text-anchor": "middle", fill: found.length ? COLOURS.alarm : COLOURS.ink, "font-weight": isCulprit ? 700 : null,
-        "font-style": isEnd ? "italic" : null,
+        "font-style": isEnd && !isJoin(box.name) ? "italic" : null,
       });
       const title = [box.name || "model"];
-      if (box.size > 1) title.push(`${charts.drawing.plural(box.size, "layer")} folded`);
+      if (box.size > 1) title.push(`${charts.drawing.plural(box.size, "part")} folded`);
       for (const { check, message, layer, label } of found.slice(0, 5)) title.push(`${box.size > 1 ? `${label || layer}: ` : ""}${message || words(check)}`);
       if (isWay && way.length) title.push("on the way from the batch through the culprit to the end");
       const inside = found.map(({ layer }) => layer).find((layer) => layer !== undefined);
@@ -210,7 +221,12 @@
     }
   }
 
-  const isLayer = (name) => name !== "output" && name !== "loss" && !/^(input|target)( |$)/.test(name);
+  // An operation that joins several ways is numbered: "+ #45".
+  const isJoin = (name) => / #\d+$/.test(name);
+
+  const isEndOrSource = (name) => name === "output" || name === "loss" || /^(input|target)( |$)/.test(name);
+
+  const isLayer = (name) => !isEndOrSource(name) && !isJoin(name);
 
   const rank = (arrow) => (arrow.isWay ? 2 : 0) + (arrow.isCut ? 1 : 0);
 
@@ -275,7 +291,7 @@
     if (drawn.routes.some((route) => route.isBack)) notes.push([{ glyph: "back", text: "upward: a layer that is called again" }]);
     const folded = drawn.boxes.filter((box) => box.size > 1);
     if (folded.length) {
-      const inside = folded.reduce((sum, box) => sum + box.size, 0);
+      const inside = folded.reduce((sum, box) => sum + box.leaves.filter(isLayer).length, 0);
       const into = folded.length === 1 ? "1 box" : `${folded.length} boxes`;
       notes.push([{ glyph: "folded", text: `${count(inside)} of ${plural(names.filter(isLayer).length, "layer")} are folded into ${into}` }]);
     }

@@ -7,12 +7,13 @@
   const NEAR = 2; // siblings shown before and after what is looked at
   const RANGES = 6; // of a long stack of which nothing is looked at
 
-  // Returns {boxes, boxOf}: at most about `most` boxes {name, size, first}, in the order of `names`,
-  // and a Map from each name to the index of its box. What `focus` names is opened first, and what
-  // stands near it is shown apart. The time it takes is linear in the length of all names.
-  charts.fold = function (names, focus, most) {
-    const root = tree(names);
-    const path = pathTo(root, focus);
+  // Returns {boxes, boxOf}: at most about `most` boxes {name, size, first, leaves, isRange, ends}, in
+  // the order of `names`, and a Map from each name to the index of its box. What `focus` names is
+  // opened first, and what stands near it is shown apart. `places` is a Map of the names that are
+  // folded as if they were called otherwise. The time is linear in the length of all names.
+  charts.fold = function (names, focus, most, places = new Map()) {
+    const root = tree(names, places);
+    const path = pathTo(root, places.get(focus) ?? focus);
     let groups = opened([root], path);
     for (;;) {
       const at = groups.findIndex((group) => isOpenable(group) && group.some((item) => path.has(item)));
@@ -33,9 +34,10 @@
   };
 
   // Nodes {name, leaf, children}: `leaf` is a name of the model that ends there, or null.
-  function tree(names) {
+  function tree(names, places) {
     const root = { name: "", leaf: null, children: new Map() };
-    for (const name of names) {
+    for (const leaf of names) {
+      const name = places.get(leaf) ?? leaf;
       let node = root;
       let end = -1;
       do {
@@ -47,7 +49,7 @@
         }
         node = node.children.get(part);
       } while (end >= 0);
-      node.leaf = name;
+      node.leaf = leaf;
     }
     return root;
   }
@@ -92,22 +94,21 @@
 
   function boxed(groups) {
     const boxOf = new Map();
+    const spelt = (node) => (node.children.size ? node.name : node.leaf);
     const boxes = groups.map((group, index) => {
       const waiting = [...group].reverse();
-      let size = 0;
-      let first = null;
+      const leaves = [];
       while (waiting.length) {
         const node = waiting.pop();
         if (node.leaf !== null) {
           boxOf.set(node.leaf, index);
-          first ??= node.leaf;
-          size += 1;
+          leaves.push(node.leaf);
         }
         for (const child of [...node.children.values()].reverse()) waiting.push(child);
       }
+      const ends = [spelt(group[0]), spelt(group.at(-1))];
       const isRange = group.length > 1;
-      const name = isRange ? `${group[0].name} … ${group.at(-1).name}` : group[0].name;
-      return { name, size, first, isRange };
+      return { name: isRange ? ends.join(" … ") : ends[0], size: leaves.length, first: leaves[0], leaves, isRange, ends };
     });
     return { boxes, boxOf };
   }

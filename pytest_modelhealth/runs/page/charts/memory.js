@@ -16,7 +16,7 @@
   ];
 
   charts.memory = function (layers) {
-    const { COLOURS, abbreviate, bytes, canvas, draw, mark, nothing, plural, write } = charts.drawing;
+    const { COLOURS, abbreviateName, bytes, canvas, draw, mark, nothing, plural, write } = charts.drawing;
     const rows = sized(layers);
     if (!rows.length) return nothing("memory", "The memory of no layer was measured.");
     const shown = rows.slice(0, MOST_ROWS);
@@ -36,7 +36,7 @@
     });
     shown.forEach((row, number) => {
       const y = HEAD + number * ROW;
-      write(body, NAMES - 10, y + 12.5, abbreviate(row.label, 24), {
+      write(body, NAMES - 10, y + 12.5, row.isFolded ? row.label : abbreviateName(row.label, 24), {
         "text-anchor": "end", fill: row.isFolded ? COLOURS.muted : COLOURS.ink, "font-style": row.isFolded ? "italic" : null,
       });
       row.sizes.forEach((size, index) => {
@@ -77,14 +77,7 @@
   // layer in it, and counts there.
   function sized(layers) {
     const { isNumber, labelOf } = charts.drawing;
-    const containers = new Set(layers.length > 1 ? [""] : []);
-    for (const { name } of layers) {
-      for (let dot = name.lastIndexOf("."); dot > 0; dot = name.lastIndexOf(".", dot - 1)) {
-        const outer = name.slice(0, dot);
-        if (containers.has(outer)) break;
-        containers.add(outer);
-      }
-    }
+    const containers = charts.drawing.containersOf(layers);
     const rows = [];
     for (const layer of layers) {
       const sizes = QUANTITIES.map(({ key, of }) => {

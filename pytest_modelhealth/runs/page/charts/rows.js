@@ -97,12 +97,12 @@
   }
 
   function drawNames(body, layers, named, bands) {
-    const { COLOURS, LETTER, abbreviate, draw, write } = charts.drawing;
+    const { COLOURS, LETTER, abbreviateName, draw, write } = charts.drawing;
     for (const index of named) {
       const layer = layers[index];
       const y = bands.rowAt(index) + 3.8;
       const note = layer.note ? ` ${layer.note}` : "";
-      const text = abbreviate(layer.label, LETTERS - note.length - (layer.isCulprit ? 3 : 0));
+      const text = abbreviateName(layer.label, LETTERS - note.length - (layer.isCulprit ? 3 : 0));
       const isAlarm = layer.isCulprit || layer.isFound;
       write(body, NAMES - 12, y, text + note, {
         class: layer.isCulprit ? "name culprit" : "name",
