@@ -106,7 +106,17 @@ class _Recorder:
 def _recorded(result: Any, path: Path, line: int, config: pytest.Config) -> dict[str, Any]:
     from pytest_modelhealth.runs.recording import record
 
-    return record(result, f"{_shown(path, config)}:{line}")
+    made = record(result, f"{_shown(path, config)}:{line}")
+    if made["kind"] == "inspection":
+        for found in (*made["violations"], *made["warnings"], *made["layers"]):
+            for key in ("defined_at", "called_at"):
+                found[key] = _shown_place(found[key], config)
+    return made
+
+
+def _shown_place(place: str, config: pytest.Config) -> str:
+    path, _, line = place.rpartition(":")
+    return f"{_shown(Path(path), config)}:{line}" if path else ""
 
 
 def _shown(path: Path, config: pytest.Config) -> str:

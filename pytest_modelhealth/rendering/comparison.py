@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.measures import Difference
 from pytest_modelhealth.comparison.results import TensorResult
+from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     abbreviate,
@@ -294,6 +296,11 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
         "layers": [_layer_as_data(layer) for layer in comparison.layers.values()],
         "outputs": [_tensor_as_data(result) for result in comparison.outputs],
     }
+
+
+def to_json(comparison: Comparison) -> str:
+    """Return `to_dict` as strict JSON, ending in a newline: what is not finite is ``null``."""
+    return json.dumps(plain(to_dict(comparison)), indent=1, allow_nan=False) + "\n"
 
 
 def _fields(of: object, *names: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pytest_modelhealth.rendering.notation import (
     shorten,
     table,
 )
+from pytest_modelhealth.rendering.places import defined_at, is_of_a_library
 from pytest_modelhealth.rendering.summary import (
     consequences,
     headline,
@@ -124,9 +125,11 @@ _PLACE = re.compile(r"([^\s`]+\.py):(\d+)")
 
 
 def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
-    """Yield what feeds the worst layer, what it feeds, and the operations between."""
+    """Yield what feeds the worst layer, what it feeds, the operations between, and where it is."""
     flow, layer = report.flow, worst.layer
+    own_class = _own_class(report, layer)
     if flow is None or not layer or layer not in flow:
+        yield from (f"class:        {place}" for place in own_class)
         return
     before = flow.producers(layer, as_it_is=True) or flow.producers(layer)
     after = flow.consumers(layer)
@@ -137,8 +140,15 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
         steps[_FEW:-_FEW] = ["..."]
     shown = " -> ".join(filter(None, (_some(before), layer, *steps, _some(after))))
     line = "" if _PLACE.search(worst.cause) else flow.line(layer)
-    called = f"  (called at {printable(near(line))})" if line else ""
-    yield f"way:          {printable(shown)}{called}"
+    places = [f"called at {printable(near(line))}"] if line else []
+    places += [f"class at {place}" for place in own_class]
+    yield f"way:          {printable(shown)}" + (f"  ({', '.join(places)})" if places else "")
+
+
+def _own_class(report: HealthReport, layer: str) -> list[str]:
+    """Return where the class of a layer is written, unless that is no business of the user's."""
+    place = defined_at(report, layer)
+    return [] if not place or is_of_a_library(place) else [printable(near(place))]
 
 
 def _is_telling(made: Vertex, report: HealthReport, flow: Flow) -> bool:

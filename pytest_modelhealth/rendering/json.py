@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import STATISTICS
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, LossCall
+from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, LossCall, Violation
 from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 FORMAT_VERSION = 1
@@ -54,8 +55,8 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "probes": asdict(seen.probes),
         "course": None if seen.course is None else asdict(seen.course),
         "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
-        "violations": [asdict(violation) for violation in judgement.violations],
-        "warned": [asdict(violation) for violation in judgement.warned],
+        "violations": [_violation(report, violation) for violation in judgement.violations],
+        "warned": [_violation(report, violation) for violation in judgement.warned],
         "broken_checks": [asdict(found) for found in judgement.broken],
         "inconclusive": [asdict(finding) for finding in judgement.inconclusive],
         "waived": [
@@ -66,7 +67,7 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "settings": dict(report.settings),
         "layers": [_layer(record) for record in report],
     }
-    return {key: _plain(value) for key, value in data.items()}
+    return {key: plain(value) for key, value in data.items()}
 
 
 def _layer(record: LayerRecord) -> dict[str, Any]:
@@ -102,6 +103,13 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
     return data
 
 
+def _violation(report: HealthReport, violation: Violation) -> dict[str, Any]:
+    return asdict(violation) | {
+        "defined_at": defined_at(report, violation.layer),
+        "called_at": called_at(report, violation.layer),
+    }
+
+
 def _loss_call(call: LossCall) -> dict[str, Any]:
     plain = replace(call, input=None, target=None)
     return asdict(plain) | {
@@ -131,12 +139,12 @@ def _units(units: UnitStatistics) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return `value` in dictionaries and lists, with ``None`` for floats that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if hasattr(value, "_asdict"):  # a named tuple, as limits are
         value = value._asdict()
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value

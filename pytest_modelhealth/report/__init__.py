@@ -4,6 +4,7 @@ This package imports neither torch nor numpy.
 """
 
 from pytest_modelhealth.report.course import Course, CourseEvent, LossSummary
+from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import (
     Call,
     Cut,
@@ -62,6 +63,7 @@ __all__ = [
     "Course",
     "CourseEvent",
     "Cut",
+    "Definition",
     "Ending",
     "Flow",
     "Gate",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.course import Course
+from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.report.stepping import Stepped
@@ -104,6 +105,8 @@ class LayerRecord:
             and for the model itself.
         zero_slices: of each parameter that has such, and others besides, the rows and columns in
             which weights and gradients are all zero; looked at on the CPU, and not in embeddings.
+        definitions: where the ``class`` statement of its module may stand, the likeliest first;
+            empty where it is functional.
     """
 
     name: str
@@ -134,6 +137,7 @@ class LayerRecord:
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
     zero_slices: Mapping[str, ZeroSlices] = field(default_factory=dict)
+    definitions: tuple[Definition, ...] = ()
 
     @property
     def label(self) -> str:

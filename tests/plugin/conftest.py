@@ -56,6 +56,7 @@ def entry_point(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]))
         patch.delenv("PYTEST_ADDOPTS", raising=False)
         patch.delenv("CI", raising=False)  # the short summary is longer there
+        patch.delenv("GITHUB_ACTIONS", raising=False)  # its summary would tell of our inner runs
         patch.setenv("COLUMNS", "120")
         # else each process of an inner run rewrites the asserts of hypothesis and syrupy anew
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)

@@ -1,14 +1,17 @@
-"""The directory of figures at its edges; what is written stands in test_failing_run."""
+"""The directory of evidence at its edges; the figures stand in test_failing_run."""
 
 from __future__ import annotations
 
 import base64
 import errno
 import html
+import inspect
+import json
 import re
 import string
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +88,30 @@ def test_one_test_is_told_its_own_folder(nets: pytest.Pytester) -> None:
     result = nets.runpytest("--modelhealth-artifacts=out")
     (folder,) = nets.path.joinpath("out").iterdir()
     assert f"modelhealth: figures of 1 test in {folder}" in result.outlines
+
+
+@pytest.mark.parametrize("kind", ["report", "comparison"])
+def test_text_and_numbers_stand_beside_the_figures(nets: pytest.Pytester, kind: str) -> None:
+    """The failure as it was shown, and all numbers as strict JSON, with the culprit's places."""
+    compared = UNHEALTHY.replace("(nets.with_nan()).run_inspection(", ".compare(nets.healthy(), ")
+    compared = compared.replace("healthy(), nets.BATCH", "healthy(), nets.with_nan(), nets.BATCH")
+    nets.makepyfile(UNHEALTHY if kind == "report" else compared)
+    result = nets.runpytest("--modelhealth-artifacts=out")
+    (folder,) = nets.path.joinpath("out").iterdir()
+    text = folder.joinpath("failure.txt").read_text(encoding="utf-8")
+    failure = [line[4:] for line in result.outlines if line.startswith("E   ")]
+    assert failure[:5] == list(filter(None, text.splitlines()))[:5]
+    assert text.endswith("\n")
+    data = json.loads(folder.joinpath("report.json").read_text(), parse_constant=pytest.fail)
+    assert len(data["layers"]) == 4
+    if kind == "report":
+        assert "█" in text
+        (found,) = data["violations"]
+        assert found["defined_at"].partition(":")[0] == inspect.getsourcefile(torch.nn.Linear)
+        assert found["called_at"] == ""  # by the inspection
+    else:
+        assert data["first_divergence"]["layer"] == "2"
+        assert any(one["ratio"] is None for one in data["outputs"])  # infinite
 
 
 SUBTESTS = """

@@ -20,6 +20,7 @@ class Layer:
         type_name: class of its module, or name of its function.
         roles: the roles that are observed.
         module: its module; ``None`` where it is a function, and when the run is over.
+        kind: the class of its module, as the user wrote it; ``None`` where it is a function.
         aliases: further names of the module.
         functional: whether it is a function.
         activation: canonical name of the activation that it is.
@@ -47,6 +48,7 @@ class Layer:
     type_name: str
     roles: frozenset[str]
     module: nn.Module | None = None
+    kind: type | None = None
     aliases: tuple[str, ...] = ()
     functional: bool = False
     activation: str | None = None

@@ -28,6 +28,7 @@ from pytest_modelhealth.layers import (
     UnitDimensions,
     activation_of,
     calls_no_functional_layer,
+    original_class,
     type_name,
 )
 from pytest_modelhealth.report import Option
@@ -93,6 +94,7 @@ class Recorder:
                 type_name=type_name(module),
                 roles=selection.roles(name, module),
                 module=module,
+                kind=original_class(module),
                 aliases=aliases,
                 activation=activation_of(module),
                 is_torchs_own=calls_no_functional_layer(module),
@@ -138,7 +140,7 @@ class Recorder:
     def note_container(self, layer: Layer, kind: type[nn.Module]) -> None:
         """Note that a container that was inlined is seen all the same, and of which class it is."""
         layer.opaque = ""
-        layer.type_name = kind.__name__
+        layer.kind, layer.type_name = kind, kind.__name__
         layer.activation = ACTIVATION_MODULES.get(kind)
 
     def note_opaque(self, layer: Layer, why: str) -> None:

@@ -7,10 +7,11 @@ from functools import partial
 
 from torch import nn
 
+from pytest_modelhealth.capture.observing.definitions import definitions
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import merged_entries
 from pytest_modelhealth.layers import ATTENTION, has_forward
-from pytest_modelhealth.report import LayerRecord, LayerRecords, Option, Status
+from pytest_modelhealth.report import Definition, LayerRecord, LayerRecords, Option, Status
 from pytest_modelhealth.settings.layer_names import ancestors
 
 
@@ -34,13 +35,17 @@ def _records(
     layers: list[Layer], reasons: Mapping[Layer, tuple[Status, str]], backward: bool
 ) -> dict[str, LayerRecord]:
     records = {}
+    kinds = {id(layer.kind): layer.kind for layer in layers}
+    places = {key: () if kind is None else definitions(kind) for key, kind in kinds.items()}
     for layer in layers:
         status, reason = reasons.get(layer) or _status(layer, backward=backward)
-        records[layer.name] = _record(layer, status, reason)
+        records[layer.name] = _record(layer, status, reason, places[id(layer.kind)])
     return records
 
 
-def _record(layer: Layer, status: Status, reason: str) -> LayerRecord:
+def _record(
+    layer: Layer, status: Status, reason: str, places: tuple[Definition, ...]
+) -> LayerRecord:
     seen, own = layer.seen, layer.own
     statistics = {
         role: {name: entry.statistics for name, entry in own.get(role, {}).items()}
@@ -73,6 +78,7 @@ def _record(layer: Layer, status: Status, reason: str) -> LayerRecord:
         equal_samples=layer.equal_samples,
         equal_input_samples=layer.equal_input_samples,
         zero_slices=layer.zero_slices,
+        definitions=places,
     )
 
 

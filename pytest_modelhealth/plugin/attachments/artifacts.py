@@ -1,4 +1,4 @@
-"""The figures as PNG files under ``--modelhealth-artifacts DIR``, a folder a failing test.
+"""Figures, text and data as files under ``--modelhealth-artifacts DIR``, a folder a failing test.
 
 Each failing subtest has its own: the second one's name ends in ``-2``.
 """
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _OPTION,
         metavar="DIR",
         default=None,
-        help="write figures of each unhealthy model's culprit layer to DIR, a folder a test",
+        help="write figures, text and data of each unhealthy model to DIR, a folder a test",
     )
 
 
@@ -108,9 +108,11 @@ def folder_name(nodeid: str) -> str:
 
 
 def _write(folder: Path, evidence: Evidence) -> None:
-    figures = evidence.figures
     folder.mkdir(parents=True, exist_ok=True)
-    for name, png in figures.items():
+    text = f"{evidence.failure_text}\n\n{evidence.text}".rstrip() + "\n"
+    (folder / "failure.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
+    (folder / "report.json").write_text(evidence.json, encoding="ascii")
+    for name, png in evidence.figures.items():
         (folder / f"{name}.png").write_bytes(png)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
 from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Verdict, Violation
 from pytest_modelhealth.runs.recording.course import of_course
@@ -88,9 +89,7 @@ def _finding(report: HealthReport, found: Violation) -> dict[str, Any]:
 
 
 def _places(report: HealthReport, layer: str) -> dict[str, str]:
-    flow = report.flow
-    called_at = flow.line(layer) if flow is not None and layer in flow else ""
-    return {"defined_at": "", "called_at": called_at}
+    return {"defined_at": defined_at(report, layer), "called_at": called_at(report, layer)}
 
 
 def _margins(report: HealthReport) -> list[dict[str, Any]]:

@@ -1,0 +1,194 @@
+"""Annotations and the step's summary under GitHub Actions: a line at the culprit, and a table.
+
+Commands and their escapes are those of
+https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from itertools import islice
+from pathlib import Path
+from string import punctuation
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.plugin.attachments import source_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pytest
+
+    from pytest_modelhealth.runs.faults import Fault
+    from pytest_modelhealth.runs.run import Run, Test
+
+MOST_ANNOTATIONS = 10
+"""GitHub shows no more errors of a step."""
+
+MOST_BYTES = 1024 * 1024
+"""GitHub drops the summary of a step that is longer."""
+
+_LONGEST_TEXT = 20_000
+_MOST_ROWS = 200
+
+
+def pytest_modelhealth_wants_run() -> bool:
+    """Ask for the run where GitHub reads what it says."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def pytest_modelhealth_run_ended(
+    config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
+) -> None:
+    """Annotate the culprits, and append to the summary; a file that cannot be written is named."""
+    if not pytest_modelhealth_wants_run():
+        return
+    workspace = Path(os.environ.get("GITHUB_WORKSPACE") or config.rootpath)
+    for line in commands(run.tests, config.rootpath, workspace):
+        terminalreporter.write_line(line)
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    try:
+        with Path(path).open("ab") as file:
+            file.write(summary(run.tests, MOST_BYTES - file.tell()).encode())
+    except OSError as error:
+        terminalreporter.write_line(
+            f"modelhealth: the summary for GitHub could not be written: {error}"
+        )
+
+
+def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[str]:
+    """Yield a workflow command for the first fault of each failing test.
+
+    Args:
+        tests: those of a run.
+        rootdir: the folder that its places are relative to.
+        workspace: the checkout; files outside of it cannot be annotated.
+    """
+    failing = 0
+    for failing, (test, fault) in enumerate(_failing(tests), 1):
+        if failing <= MOST_ANNOTATIONS:
+            yield _annotation(test, fault, rootdir, workspace)
+    if failing > MOST_ANNOTATIONS:
+        yield f"modelhealth: annotated {MOST_ANNOTATIONS} of {failing} tests: GitHub shows no more"
+
+
+def _annotation(test: Test, fault: Fault, rootdir: Path, workspace: Path) -> str:
+    properties = {"title": f"{test['id']}: {_culprit(fault)}"}
+    place = source_place(fault.places, rootdir, workspace)
+    if place is not None:
+        properties = {"file": place.path, "line": str(place.line)} | properties
+    said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+    message = f"{fault.verdict}: {_culprit(fault)}: {fault.message}"
+    if fault.cause:
+        message += f"\nlikely cause: {fault.cause}"
+    return f"::error {said}::{_data(message)}"
+
+
+def _first(test: Test) -> Fault | None:
+    from pytest_modelhealth.runs.faults import faults
+
+    return next((fault for fault in faults(test) if fault.fails), None)
+
+
+def _culprit(fault: Fault) -> str:
+    return f"{fault.label} ({fault.check})" if fault.label else fault.check
+
+
+def _data(text: str) -> str:
+    """Escape what stands behind the second pair of colons."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """Escape what stands between the commas."""
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+# The summary.
+
+
+def summary(tests: Iterable[Test], most_bytes: int) -> str:
+    """Return Markdown of at most `most_bytes`: a table of the failing tests, then their texts.
+
+    Names are text that anybody may have written: whatever comes from a test stands in code, where
+    Markdown, HTML and mentions mean nothing.
+
+    Args:
+        tests: those of a run; gone through several times.
+        most_bytes: that of the text as UTF-8.
+    """
+    count = sum(1 for _ in tests)
+    failing = sum(1 for _ in _failing(tests))
+    if not count:
+        return ""
+    parts = [_heading(count, failing)]
+    left = most_bytes - _size(parts[0]) - _size(_cut(failing))
+    if left < 0:
+        return ""
+    for block in _blocks(tests, failing):
+        left -= _size(block)
+        if left < 0:
+            shown = max(0, len(parts) - 2)  # behind heading and table
+            return "".join([*parts, _cut(failing - shown)])
+        parts.append(block)
+    return "".join(parts)
+
+
+def _size(text: str) -> int:
+    return len(text.encode())
+
+
+def _failing(tests: Iterable[Test]) -> Iterator[tuple[Test, Fault]]:
+    return ((test, fault) for test in tests if (fault := _first(test)) is not None)
+
+
+def _blocks(tests: Iterable[Test], failing: int) -> Iterator[str]:
+    if failing:
+        rows = [_row(test, fault) for test, fault in islice(_failing(tests), _MOST_ROWS)]
+        yield _TABLE + "".join(rows) + "\n"
+    for test, fault in _failing(tests):
+        yield _details(test, fault)
+
+
+def _heading(tests: int, failing: int) -> str:
+    from pytest_modelhealth.rendering.notation import plural
+
+    of = plural(tests, "test")
+    if not failing:
+        return f"\n### Model health: no objection\n\n{of} inspected a model.\n\n"
+    return f"\n### Model health: {failing:,} of {of} with a model failed\n\n"
+
+
+def _cut(count: int) -> str:
+    return f"\n*The texts of {count:,} failing tests are left out: a summary holds no more.*\n\n"
+
+
+_TABLE = "| test | verdict | culprit | check | what |\n| --- | --- | --- | --- | --- |\n"
+
+
+def _row(test: Test, fault: Fault) -> str:
+    said = (test["id"], fault.verdict, fault.label, fault.check, fault.message)
+    return f"| {' | '.join(_code(text) for text in said)} |\n"
+
+
+def _details(test: Test, fault: Fault) -> str:
+    from pytest_modelhealth.rendering.notation import printable, shorten
+
+    lines = (printable(line) for line in (fault.text or fault.message).splitlines())
+    text = shorten("\n".join(lines), _LONGEST_TEXT)
+    title = f"<details><summary>{_code(test['id'])}</summary>"
+    return f"{title}\n\n<pre>{html.escape(text)}</pre>\n\n</details>\n\n"
+
+
+def _code(text: str) -> str:
+    """Return `text` as inline code in which each sign that could be markup is an entity."""
+    from pytest_modelhealth.rendering.notation import printable, shorten
+
+    shown = shorten(printable(text), 500)
+    if not shown:
+        return ""
+    signs = (f"&#{ord(sign)};" if sign in punctuation else sign for sign in shown)
+    return f"<code>{''.join(signs)}</code>"
