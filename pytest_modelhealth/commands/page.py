@@ -7,6 +7,7 @@ The page is the one that pytest writes under --modelhealth-html, made of what it
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 
 from pytest_modelhealth.errors import InspectionError
@@ -28,10 +29,16 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InspectionError: the run cannot be read, or the page cannot be written.
     """
-    given = read(arguments.source)
+    made = io.StringIO()
     try:
-        with arguments.target.open("w", encoding="ascii") as file:
-            page.write(given, file)
+        page.write(read(arguments.source), made)
+    except (KeyError, TypeError) as error:
+        raise InspectionError(
+            f"{arguments.source}: a page needs more than this file holds ({error!r}); write it "
+            "anew: pytest --modelhealth-json=PATH"
+        ) from None
+    try:
+        arguments.target.write_text(made.getvalue(), encoding="ascii")
     except OSError as error:
         raise InspectionError(
             f"cannot write to {str(arguments.target)!r}: {error.strerror}; name a file in a folder "

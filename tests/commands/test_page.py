@@ -39,5 +39,11 @@ def test_what_cannot_be_read_or_written_is_one_sentence(
     assert main(["page", str(run.with_name("other.json")), str(target)]) == WRONG_USE
     assert "other.json: not the file of a run" in capsys.readouterr().err
     assert not target.exists()
+    data = json.loads(run.read_text())
+    del data["tests"][0]["results"][0]["place"]
+    run.with_name("other.json").write_text(json.dumps(data))
+    assert main(["page", str(run.with_name("other.json")), str(target)]) == WRONG_USE
+    assert "a page needs more than this file holds (KeyError('place'))" in capsys.readouterr().err
+    assert not target.exists()
     assert main(["page", str(run), str(tmp_path)]) == WRONG_USE
     assert "Is a directory" in capsys.readouterr().err
