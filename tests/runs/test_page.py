@@ -123,7 +123,8 @@ def test_failures_come_first_and_the_first_is_shown(page: Page, address: str) ->
 def test_margins_are_told_in_words(page: Page, address: str) -> None:
     """A passing test says how near it came, and all checks are drawn when asked for."""
     open_at(page, f"{address}#t0-0")
-    assert re.search(r"dead units\s+head\s+0\.309 of 0\.8\s+39%", page.inner_text("#t0-0 .near"))
+    told = page.inner_text("#t0-0 .near")
+    assert re.search(r"dead units max_dead_units\s+head\s+0\.309 of 0\.8\s+39%", told)
     page.get_by_text("all 9 checks").click()
     assert page.locator("#t0-0 .near .chart").count() == 1
 

@@ -46,6 +46,7 @@ class Margin:
     """How near a check came to its limit."""
 
     check: str
+    setting: str
     label: str
     value: str
     limit: str
@@ -310,6 +311,7 @@ def _sentence(what: str, item: Mapping[str, Any], text: str) -> str:
 def _margin(margin: Mapping[str, Any]) -> Margin:
     return Margin(
         check=printable(margin["check"]).replace("_", " "),
+        setting=printable(margin["setting"]),
         label=printable(margin["label"]),
         value=_number(margin["value"]),
         limit=_number(margin["limit"]),

@@ -15,6 +15,7 @@
   addThemes();
   listTests();
   addEventListener("hashchange", () => show(true));
+  addEventListener("load", () => location.hash.includes("/") || scrollTo({ top: 0, behavior: "instant" })); // the browser has gone to the section
   addEventListener("beforeprint", openStories);
   show(false);
 
@@ -34,7 +35,7 @@
     }
     const box = document.querySelector("#tests .box");
     if (isFocused && matchMedia("(max-width: 900px)").matches) box.open = false;
-    if (cut < 0) scrollTo(0, 0);
+    if (cut < 0) scrollTo({ top: 0, behavior: "instant" });
     if (isFocused) {
       chosen.setAttribute("tabindex", "-1");
       chosen.focus({ preventScroll: true });
@@ -193,11 +194,13 @@
 
   function entry(row) {
     const nth = row.querySelector("th .aside")?.textContent;
-    const { tone } = row.dataset;
+    const { tone, failed } = row.dataset;
+    const isOwnFailure = failed !== undefined && tone !== "bad" && !nth; // of an assert of its own
     return make("li", {}, make(
       "a", { href: `#${row.dataset.result}`, title: row.querySelector(".found").textContent },
       make("span", { class: `dot ${tone}`, "aria-hidden": "true" }, MARKS[tone]),
       make("span", { class: "name" }, page.breakable(row.dataset.name), nth ? make("span", { class: "aside" }, ` ${nth}`) : "",
+        isOwnFailure ? make("span", { class: "bad" }, " failed") : "",
         make("span", { class: "aloud" }, `, ${verdictOf(row)}`)),
     ));
   }
