@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from pytest_modelhealth.capture import Request, find_engine, hinted
+from pytest_modelhealth.capture import Engine, Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch.amp import GradScaler
 
+    from pytest_modelhealth.capture.costing.further import FurtherRun
+    from pytest_modelhealth.report import ModelSummary
     from pytest_modelhealth.statistics import TensorStatistics
 
 
@@ -165,6 +167,7 @@ class Inspector:
         batch_dim: int | None = None,
         causal: bool | None = None,
         padding: Tensor | None = None,
+        costs: bool = False,
     ) -> HealthReport:
         """Run one batch forward and backward and report on every layer.
 
@@ -191,14 +194,18 @@ class Inspector:
                 off the target.
             padding: for probes, a boolean tensor of shape (samples, length), true where there is
                 padding; ``None`` reads it off masks and lengths in the batch.
+            costs: whether to run the same step once more and measure multiply-adds, what autograd
+                saves for the backward pass and the peak of memory, for ``report.summary()``.
 
         Raises:
             InspectionError: the loss is no scalar or has no graph, the request fits no layer, or
-                `batch_dim`, `causal` or `padding` is of a wrong type, or no probe is asked for that
-                reads them.
+                `batch_dim`, `causal`, `padding` or `costs` is of a wrong type, or no probe is asked
+                for that reads them.
             SettingsError: there is no such probe.
             Exception: whatever the model or the loss raises, untouched.
         """
+        if not isinstance(costs, bool):
+            raise InspectionError(f"costs must be True or False, not {costs!r}")
         self._begin()
         settings = self._settings
         if probes is not None:
@@ -207,8 +214,38 @@ class Inspector:
         conventions.require_probe(settings)
         request = self._request(inputs, target, loss, backward, scaler)
         probing = Probing(self._engine, request, settings, conventions)
+        further = _further_run(self._engine, request) if costs else None
         with task("inspecting"):
-            return self._reported(probing.after(self._observe(request)), settings)
+            observation = probing.after(self._observe(request))
+            if further is not None:
+                observation = further.after(observation)
+            return self._reported(observation, settings)
+
+    def summary(
+        self, inputs: Any, *, depth: int | None = None, max_rows: int | None = 200
+    ) -> ModelSummary:
+        """Run one forward and return what the model consists of and what it costs.
+
+        Shapes, parameters, multiply-adds, what autograd would save for a backward pass, and the
+        peak of memory. No value is read and no verdict made, so a model on the ``meta`` device,
+        without any memory, has all of it too. `watch` does not limit it.
+
+        Args:
+            inputs: as in `run_inspection`.
+            depth: show layers in at most so many others; 0 is the model alone, ``None`` all.
+            max_rows: show at most so many lines, ``None`` for all.
+
+        Raises:
+            InspectionError: `depth` or `max_rows` is no such number.
+            Exception: whatever the model raises, untouched.
+        """
+        from pytest_modelhealth.capture.costing.further import measured_forward
+
+        self._begin()
+        request = Request(self._model, inputs)
+        with hinted(request):
+            observation = measured_forward(self._engine, request)
+        return self._report_of(observation).summary(depth, max_rows)
 
     def run_batches(
         self,
@@ -474,6 +511,12 @@ class Inspector:
         report = HealthReport(observation, settings, judge, noise, renderer=renderer)
         self._note_report(report)
         return report
+
+
+def _further_run(engine: Engine, request: Request) -> FurtherRun:
+    from pytest_modelhealth.capture.costing.further import FurtherRun
+
+    return FurtherRun(engine, request)
 
 
 def _require_switches(on_report: object, calibrate: object) -> None:

@@ -37,6 +37,10 @@ class CompiledEngine(Engine):
     """
 
     compiled: ClassVar[bool] = True
+    why_not_measured: ClassVar[str] = (
+        "the costs of compiled code are not measured, as it fuses layers; leave out "
+        'compiled="observe" for those of the model as it runs uncompiled'
+    )
 
     def supports(self, model: object) -> bool:
         """Whether anything in `model` is compiled."""

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
 
 from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.step.run import run_step
+from pytest_modelhealth.capture.step.forward import observed_eagerly
+from pytest_modelhealth.capture.step.run import Watch, run_step
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.report import Observation
 
@@ -22,6 +23,15 @@ class EagerEngine(Engine):
 
     def run(self, request: Request) -> Observation:
         """Run the batch with hooks on every module that can have them."""
+        return self._run(request, observed_eagerly)
+
+    def measure(self, request: Request) -> Observation:
+        """Run the batch with hooks that tell which layer runs, and measure what that costs."""
+        from pytest_modelhealth.capture.costing.measure import measured
+
+        return measured(request, self._run)
+
+    def _run(self, request: Request, watch: Watch) -> Observation:
         notes = []
         model = request.model
         state = State(model)
@@ -34,7 +44,7 @@ class EagerEngine(Engine):
             notes.append("the model is lazy: a copy was inspected, the model is not initialised")
             model = _copy_of_lazy(model, state.lazy)
             state = State(model)
-        return run_step(request, model, notes, state=state)
+        return run_step(request, model, notes, watch, state)
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -85,6 +85,18 @@ class Engine(ABC):
             Exception: whatever the user's model or loss raises, untouched.
         """
 
+    def measure(self, request: Request) -> Observation:
+        """Run the batch as `run` does, and measure what that costs, in place of statistics.
+
+        Raises:
+            InspectionError: that is not possible for this kind of model, with the reason.
+            Exception: whatever the user's model or loss raises, untouched.
+        """
+        raise InspectionError(self.why_not_measured)
+
+    why_not_measured: ClassVar[str] = ""
+    """Why `measure` cannot run models of this kind, and what can; ``""`` where it does."""
+
 
 @cache
 def _engines() -> tuple[Engine, ...]:

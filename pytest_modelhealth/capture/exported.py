@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.step.run import run_step
+from pytest_modelhealth.capture.step.forward import observed_eagerly
+from pytest_modelhealth.capture.step.run import Watch, run_step
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Observation
 
@@ -52,7 +53,16 @@ class ExportedEngine(Engine):
 
     def run(self, request: Request) -> Observation:
         """Run the batch through the unflattened program."""
-        return run_step(request, self.module(request.model), [])
+        return self._run(request, observed_eagerly)
+
+    def measure(self, request: Request) -> Observation:
+        """Run the batch through the unflattened program, and measure what that costs."""
+        from pytest_modelhealth.capture.costing.measure import measured
+
+        return measured(request, self._run)
+
+    def _run(self, request: Request, watch: Watch) -> Observation:
+        return run_step(request, self.module(request.model), [], watch)
 
 
 def _is_program(model: object) -> bool:

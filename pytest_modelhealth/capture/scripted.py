@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -33,6 +33,10 @@ class ScriptEngine(Engine):
     """
 
     precedence = 1
+    why_not_measured: ClassVar[str] = (
+        "the costs of a script are not measured, as it calls no hooks that would tell its layers "
+        "apart; the module that it was made of has them"
+    )
 
     def supports(self, model: object) -> bool:
         """Whether `model` as a whole is TorchScript."""

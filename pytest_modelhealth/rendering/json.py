@@ -53,6 +53,7 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
             for leaf in seen.unregistered
         ],
         "probes": asdict(seen.probes),
+        "costs": None if seen.costs is None else asdict(seen.costs),
         "course": None if seen.course is None else asdict(seen.course),
         "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
         "violations": [_violation(report, violation) for violation in judgement.violations],

@@ -3,6 +3,7 @@
 This package imports neither torch nor numpy.
 """
 
+from pytest_modelhealth.report.costs import Costs, LayerCosts, Shape, Size
 from pytest_modelhealth.report.course import Course, CourseEvent, LossSummary
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import (
@@ -27,6 +28,7 @@ from pytest_modelhealth.report.judgement import (
     Verdict,
     Violation,
 )
+from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import (
     ROLES,
     ClassTargets,
@@ -60,6 +62,7 @@ __all__ = [
     "BrokenCheck",
     "Call",
     "ClassTargets",
+    "Costs",
     "Course",
     "CourseEvent",
     "Cut",
@@ -75,6 +78,7 @@ __all__ = [
     "Judge",
     "Judgement",
     "Kind",
+    "LayerCosts",
     "LayerMode",
     "LayerRecord",
     "LayerRecords",
@@ -83,6 +87,7 @@ __all__ = [
     "LossPath",
     "LossSlope",
     "LossSummary",
+    "ModelSummary",
     "Noises",
     "Observation",
     "Option",
@@ -92,6 +97,8 @@ __all__ = [
     "Probed",
     "Recurrence",
     "Reference",
+    "Shape",
+    "Size",
     "Status",
     "Step",
     "Stepped",

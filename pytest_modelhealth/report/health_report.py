@@ -25,6 +25,7 @@ from pytest_modelhealth.report.judgement import (
     Verdict,
     Violation,
 )
+from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
 from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.settings import Settings
@@ -336,6 +337,27 @@ class HealthReport(HasVerdict):
             OSError: the file cannot be written.
         """
         _path(path, "to_csv").write_text(self.render("csv"), encoding="utf-8", newline="")
+
+    def summary(self, depth: int | None = None, max_rows: int | None = 200) -> ModelSummary:
+        """Return the layers as a tree with shapes, parameters and bytes of activations.
+
+        Multiply-adds, what autograd saves and the peak of memory are in it where the inspection was
+        asked for them: ``run_inspection(..., costs=True)``.
+
+        Args:
+            depth: show layers in at most so many others; 0 is the model alone, ``None`` all.
+            max_rows: show at most so many lines, ``None`` for all.
+
+        Raises:
+            InspectionError: one of them is no such number.
+        """
+        for name, most in (("depth", depth), ("max_rows", max_rows)):
+            if most is not None and (type(most) is not int or most < 0):
+                raise InspectionError(
+                    f"{name} must be a whole number from 0 on, or None for no limit, not {most!r}"
+                )
+        summary: ModelSummary = self._shown("model_summary", "summarised", depth, max_rows)
+        return summary
 
     def plot_histogram(self, layer: str, what: str = "activations") -> Figure:
         """Return a figure of one layer's histogram."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
+from pytest_modelhealth.report.costs import Costs
 from pytest_modelhealth.report.course import Course
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import Flow
@@ -456,6 +457,8 @@ class Observation:
             all numbers of an output: the root of the mean variance along dimension 0 over that of
             the whole, 0 to 1. Of several outputs and batches the largest; ``None`` where no
             floating output has two values a sample or more.
+        costs: what a run takes in arithmetic and memory, of the first batch; ``None`` where that
+            was not asked for.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -478,6 +481,7 @@ class Observation:
     given: tuple[GivenTensor, ...] = ()
     own_functions: bool = False
     sample_deviation: float | None = None
+    costs: Costs | None = None
 
     @property
     def is_of_own_step(self) -> bool:
@@ -518,6 +522,7 @@ class Observation:
                 (d for d in (self.sample_deviation, other.sample_deviation) if d is not None),
                 default=None,
             ),
+            costs=self.costs,
         )
 
 

@@ -37,9 +37,9 @@ _Ts = TypeVarTuple("_Ts")
 
 
 @contextmanager
-def observed(recorder: Recorder) -> Iterator[Hooks]:
-    """Let `recorder` see every layer of its modules that runs inside."""
-    hooks = Hooks(recorder)
+def observed(recorder: Recorder, hooks: Hooks | None = None) -> Iterator[Hooks]:
+    """Let `recorder` see every layer of its modules that runs inside, by `hooks` of its own."""
+    hooks = hooks or Hooks(recorder)
     with ExitStack() as stack:
         stack.callback(hooks.remove)
         hooks.register()
@@ -73,7 +73,7 @@ class Frame:
     resume: Callable[[], None] | None = None
 
 
-def _guarded(
+def guarded(
     method: Callable[[Hooks, Layer, *_Ts], None],
 ) -> Callable[[Hooks, Layer, *_Ts], None]:
     """Put an error of ours on the record: it must never reach the user's forward or backward."""
@@ -172,7 +172,7 @@ class Hooks:
         finally:
             self._differentiating = False
 
-    @_guarded
+    @guarded
     def enter(self, layer: Layer, arguments: Any) -> None:
         """Begin a call of a layer."""
         frame = Frame(layer, self._is_recomputation(), sys.exception())
@@ -201,9 +201,9 @@ class Hooks:
             frame.inputs = self.recorder.add_inputs(layer, tensors)
             frame.call = self.flow.enter(layer, tensors)
 
-    _enter_function = _guarded(_see_inputs)
+    _enter_function = guarded(_see_inputs)
 
-    @_guarded
+    @guarded
     def complete(self, layer: Layer, output: Any) -> None:
         """End the latest call of a layer, which returned `output` or raised."""
         frame = self._end(layer)
@@ -286,7 +286,7 @@ class Hooks:
         if is_new:
             recorder.compare_samples(layer, frame.inputs, returned, entries)
 
-    _complete_function = _guarded(_see_output)
+    _complete_function = guarded(_see_output)
 
     def _hook_gradient(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> None:
         """Hook a tensor's gradient, and its base's where the tensor is a view.
@@ -349,7 +349,7 @@ class Hooks:
         try:
             with torch._C.DisableTorchFunction():
                 self.recorder.add_gradient(layers, gradient, unit_dimension)
-        except Exception as error:  # noqa: BLE001 - as in _guarded
+        except Exception as error:  # noqa: BLE001 - as in guarded
             for layer in layers:
                 self.recorder.fail(layer, error)
         return True

@@ -41,17 +41,20 @@ class Beside:
         return bool(self._state.lazy)
 
     @contextmanager
-    def put_back(self, batch: Any, *, evaluation: bool, watched: bool = False) -> Iterator[None]:
+    def put_back(
+        self, batch: Any, *, evaluation: bool, watched: bool = False, fused: bool = False
+    ) -> Iterator[None]:
         """Put everything back that happens to the model inside, however it ends.
 
         Args:
             batch: what it is run on.
             evaluation: whether it is in evaluation mode inside.
             watched: whether an engine runs it inside, which keeps runs apart by itself.
+            fused: whether torch's attention may take its fused path.
         """
         inspection = Inspection(self._state, self.model)
         apart = [] if watched else [inspection.apart(), eagerly()]
-        switched = [_unfused(), _silenced()]
+        switched = [_silenced()] if fused else [_unfused(), _silenced()]
         with exited_whole(self._written_back(), untouched(inspection, batch), *apart, *switched):
             if evaluation:
                 self.model.eval()

@@ -60,7 +60,7 @@ class Memory:
                 self._add(getattr(wrapper, name))
             return
         alias = tensor.detach()
-        parts = _parts(alias)
+        parts = stored_parts(alias)
         if parts is None:
             self._others.append((tensor, alias.clone()))
             return
@@ -169,7 +169,7 @@ def _joined(runs: list[range]) -> list[range]:
     return joined
 
 
-def _parts(tensor: Tensor) -> list[Tensor] | None:
+def stored_parts(tensor: Tensor) -> list[Tensor] | None:
     """Return the tensors with a storage that `tensor` consists of; ``None`` where none are open."""
     layout = tensor.layout
     if layout is torch.strided:

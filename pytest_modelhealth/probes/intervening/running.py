@@ -17,7 +17,7 @@ from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
-from pytest_modelhealth.capture.step.loss_value import compute_loss
+from pytest_modelhealth.capture.step.loss_value import compute_loss, no_loss
 from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
@@ -279,7 +279,7 @@ class Runs:
         self.count(1)
         with self.beside.put_back((batch.args, batch.kwargs), evaluation=True, watched=True):
             yield replace(
-                self.request, inputs=batch, target=None, loss=_nothing, backward=False, scaler=None
+                self.request, inputs=batch, target=None, loss=no_loss, backward=False, scaler=None
             )
 
 
@@ -300,8 +300,3 @@ def changeable(batch: Inputs) -> list[Tensor]:
 def said(error: Exception) -> str:
     """Return an exception as one line."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _nothing(output: Any) -> Tensor:
-    """A loss that asks nothing of the output."""
-    return torch.zeros((), requires_grad=torch.is_grad_enabled())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
+from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
 from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Verdict, Violation
@@ -12,6 +13,9 @@ from pytest_modelhealth.runs.recording.course import of_course
 from pytest_modelhealth.runs.recording.flow import of_flow
 from pytest_modelhealth.runs.recording.margins import margins
 from pytest_modelhealth.statistics import TensorStatistics
+
+SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
+"""What a layer costs, by its name in `ModelSummary`."""
 
 
 def of_inspection(report: HealthReport) -> dict[str, Any]:
@@ -23,7 +27,9 @@ def of_inspection(report: HealthReport) -> dict[str, Any]:
 def _of(report: HealthReport) -> dict[str, Any]:
     seen, judgement = report.observation, report.judgement
     verdict = judgement.verdict
-    layers = [_layer(report, record) for record in report]
+    summary = summarised(report)
+    costs = {row["name"]: row for row in summary.rows}
+    layers = [_layer(report, record, costs[record.name]) for record in report]
     return {
         "kind": "inspection",
         "of": _of_what(report),
@@ -51,7 +57,7 @@ def _of(report: HealthReport) -> dict[str, Any]:
             for found, waiver in judgement.waived
         ],
         "margins": _margins(report),
-        "totals": _totals(layers),
+        "totals": {key: summary.totals[key] for key in TOTALS},
         "layers": layers,
         "flow": of_flow(report),
         "course": of_course(report),
@@ -106,9 +112,12 @@ def _margins(report: HealthReport) -> list[dict[str, Any]]:
     ]
 
 
-def _layer(report: HealthReport, record: LayerRecord) -> dict[str, Any]:
+TOTALS = ("layers", "parameters", "trainable", *SIZES, "peak_bytes")
+"""What is said of the model as a whole, by its name in `ModelSummary`."""
+
+
+def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) -> dict[str, Any]:
     given, made = record.inputs, record.activations
-    counts = {name: seen.count for name, seen in record.parameters.items()}
     return {
         "name": record.name,
         "label": label(report, record.name),
@@ -121,13 +130,10 @@ def _layer(report: HealthReport, record: LayerRecord) -> dict[str, Any]:
         "shape": None if made is None else made.shape,
         "dtype": "" if made is None else made.dtype,
         "device": "" if made is None else made.device,
-        "parameters": sum(counts.values()),
-        "trainable": sum(n for name, n in counts.items() if name not in record.frozen),
+        "parameters": costs["parameters"] or 0,
+        "trainable": costs["trainable"] or 0,
         "tied": record.tied,
-        "parameter_bytes": None,
-        "activation_bytes": None,
-        "multiply_adds": None,
-        "saved_bytes": None,
+        **{size: costs[size] for size in SIZES},
         **_places(report, record.name),
         "tensors": [
             _tensor(role, name, seen)
@@ -160,18 +166,4 @@ def _tensor(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
             "positive": counts[:, 1].tolist(),
             "sampled": seen.histogram_sampled,
         },
-    }
-
-
-def _totals(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    layers = list(layers)
-    return {
-        "layers": len(layers),
-        "parameters": sum(layer["parameters"] for layer in layers),
-        "trainable": sum(layer["trainable"] for layer in layers),
-        "parameter_bytes": None,
-        "activation_bytes": None,
-        "multiply_adds": None,
-        "saved_bytes": None,
-        "peak_bytes": None,
     }

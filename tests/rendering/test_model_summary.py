@@ -1,0 +1,286 @@
+"""The summary of a model: its numbers beside torchinfo's and torch's, and what is shown of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+import torchinfo
+from torch import Tensor, nn
+
+from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth.rendering.model_summary import itemsize, rows, totals
+from tests.capture.test_costs import Net, bert, gpt, net
+from tests.rendering import reports
+from tests.rendering.test_html import Page
+
+
+def by_name(summary) -> dict[str, dict]:
+    """The rows by the name of their layer."""
+    return {row["name"]: row for row in summary.rows}
+
+
+@pytest.mark.parametrize("made", [net, bert, gpt])
+@pytest.mark.parametrize("costs", [False, True])
+def test_parameters_are_those_of_the_model(made, costs) -> None:
+    """Of the whole, and of each module with those inside: shared ones once, frozen ones apart."""
+    model, batch = made()
+    report = Inspector(model).run_inspection(batch, costs=costs)
+    found, summary = report.summary().totals, report.summary()
+    parameters = list(model.parameters())
+    assert found["parameters"] == sum(p.numel() for p in parameters)
+    assert found["parameter_bytes"] == sum(p.nbytes for p in parameters)
+    assert found["trainable"] == sum(p.numel() for p in parameters if p.requires_grad)
+    assert found["frozen"] == sum(p.numel() for p in parameters if not p.requires_grad)
+    for name, module in model.named_modules():
+        row = by_name(summary)[name]
+        if not any(by_name(summary)[n]["shared"] for n, _ in named_inside(model, name)):
+            assert row["all_parameters"] == sum(p.numel() for p in module.parameters()), name
+
+
+def named_inside(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+    """The modules that lie in another one, and itself."""
+    around = f"{name}." if name else ""
+    named = model.named_modules()
+    return [(n, m) for n, m in named if n == name or n.startswith(around)]
+
+
+def test_totals_are_those_of_torchinfo() -> None:
+    """Parameters are the same; torchinfo's multiply-adds are a little more, since it counts biases
+    and the weights of a normalisation like those of a product.
+    """
+    model, batch = net()
+    theirs = torchinfo.summary(model, input_data=batch, verbose=0)
+    ours = Inspector(model).summary(batch).totals
+    assert ours["parameters"] == theirs.total_params
+    assert ours["trainable"] == theirs.trainable_params
+    biases, norm, own_product = 4 * (16 * 16 * (8 + 8) + 4), 4 * (8 + 8), 4 * 4 * 2
+    assert theirs.total_mult_adds == ours["multiply_adds"] + biases + norm - own_product
+
+
+def test_linear_layers_of_sequences_count_each_step() -> None:
+    """Torchinfo counts the weights once a sample, whatever the length of its sequence."""
+    model, batch = bert()
+    theirs = torchinfo.summary(model, input_data=batch, verbose=0)
+    found = by_name(Inspector(model).summary(batch))
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    for name, module in linear.items():
+        steps = 2 if name.startswith("pooler") else 2 * 9
+        assert found[name]["multiply_adds"] == steps * module.weight.numel()
+    assert theirs.total_params == found[""]["all_parameters"]
+    assert theirs.total_mult_adds < found[""]["all_multiply_adds"] / 5
+
+
+def test_multiply_adds_are_those_of_torchinfo_without_biases() -> None:
+    """Of layers that are nothing but matrix products both count the same."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5, bias=False)
+    )
+    batch = torch.randn(4, 3, 8, 8)
+    theirs = torchinfo.summary(model, input_data=batch, verbose=0)
+    assert Inspector(model).summary(batch).totals["multiply_adds"] == theirs.total_mult_adds
+
+
+def test_a_report_without_costs_has_all_that_is_free() -> None:
+    """Shapes, dtypes, parameters and activations are those of a summary; no costs are made up."""
+    model, batch = net()
+    plain = Inspector(model).run_inspection(batch).summary()
+    measured = Inspector(model).run_inspection(batch, costs=True).summary()
+    free = [
+        key for key in plain.rows[0]
+        if not key.endswith(("multiply_adds", "saved_bytes"))
+    ]  # fmt: skip
+    assert len(free) > 15
+    for ours, theirs in zip(plain.rows, measured.rows, strict=True):
+        assert {key: ours[key] for key in free} == {key: theirs[key] for key in free}
+    assert {row["multiply_adds"] for row in plain.rows} == {None}
+    assert plain.totals["saved_bytes"] is plain.totals["peak_bytes"] is None
+    assert "costs=True), measures it" in str(plain)
+    assert "measures it" not in str(measured)
+    assert rows(Inspector(model).run_inspection(batch)) == list(plain.rows)
+
+
+def test_activations_are_what_was_returned() -> None:
+    """Bytes over all calls, of the innermost layers where a layer holds others."""
+    model, batch = net()
+    made = []
+    for module in (model.stem, model.norm, model.conv, model.head):
+        module.register_forward_hook(lambda _, __, output: made.append(output.nbytes))
+    found = Inspector(model).summary(batch)
+    relu = by_name(found)["relu"]["activation_bytes"]
+    assert relu == 4 * 8 * 16 * 16 * 4
+    assert found.totals["activation_bytes"] == sum(made) + relu
+    shared = nn.Linear(4, 4)
+    found = Inspector(nn.Sequential(shared, shared)).summary(torch.randn(8, 4))
+    assert by_name(found)["0"]["activation_bytes"] == 2 * 8 * 4 * 4
+    assert by_name(found)["0"]["calls"] == 2
+    batches = Inspector(shared).run_batches([torch.randn(8, 4)] * 3).summary()
+    assert batches.totals["activation_bytes"] == 8 * 4 * 4
+
+
+DTYPES = [
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8,
+    torch.complex64, torch.complex128, torch.bool, torch.int64, torch.uint8,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_size_of_an_element_is_torchs(dtype) -> None:
+    """For each dtype, by its name."""
+    assert itemsize(str(dtype).removeprefix("torch.")) == dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float64])
+def test_bytes_follow_the_dtype(dtype) -> None:
+    """A complex number counts once, although its statistics are of two."""
+    model, batch = nn.Linear(4, 3, dtype=dtype), torch.randn(8, 4, dtype=dtype)
+    for found in (
+        Inspector(model).run_inspection(batch).summary(),
+        Inspector(model).summary(batch),
+    ):
+        assert found.totals["parameters"] == 15
+        assert found.totals["parameter_bytes"] == 15 * dtype.itemsize
+        assert found.totals["activation_bytes"] == 8 * 3 * dtype.itemsize
+        assert found.rows[0]["dtype"] == str(dtype).removeprefix("torch.")
+
+
+def test_the_tree_is_in_execution_order() -> None:
+    """A layer comes before those in it, a container where the first of them is called."""
+
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())]
+            )
+            self.first = nn.Linear(4, 4)
+            self.never = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.first(x))
+            for block in reversed(self.blocks):
+                x = block(x)
+            return x
+
+    found = Inspector(Backwards()).summary(torch.randn(2, 4))
+    names = ["", "first", "tanh", "blocks", "blocks.1", "blocks.1.0", "blocks.1.1", "blocks.0"]
+    assert [row["name"] for row in found.rows] == [*names, "never"]
+    assert [row["depth"] for row in found.rows] == [0, 1, 1, 1, 2, 3, 3, 2, 1]
+    assert by_name(found)["blocks"]["all_parameters"] == 40
+    shown = str(found).splitlines()
+    assert next(line for line in shown if "never" in line).endswith("uncalled")
+    assert "uncalled" not in next(line for line in shown if "blocks" in line)
+
+
+def test_a_row_of_equal_blocks_stands_once() -> None:
+    """Of 1,000 layers in turns a page remains, and nothing is lost: each has its row as data."""
+    blocks = [m for _ in range(500) for m in (nn.Linear(8, 8), nn.ReLU())]
+    model = nn.Sequential(nn.Linear(4, 8), *blocks, nn.Linear(8, 8), nn.Linear(8, 2))
+    found = Inspector(model).summary(torch.randn(2, 4))
+    assert len(found.rows) == 1004
+    text = str(found)
+    assert "499 times the same (998 layers)" in text
+    assert len(text.splitlines()) < 20
+    pairs = Inspector(nn.Sequential(*blocks[:4])).summary(torch.randn(2, 8))
+    assert "the same" not in str(pairs)
+
+
+def test_depth_and_rows_are_limits() -> None:
+    """What is cut off is said, and the row of a container has the sum of what it holds."""
+    model, batch = bert()
+    inspector = Inspector(model)
+    full, shallow = inspector.summary(batch), inspector.summary(batch, depth=1)
+    shown = str(shallow).splitlines()
+    assert len(shown) < len(str(full).splitlines()) / 2
+    assert any(line.startswith("  encoder") for line in shown)
+    assert not any(line.startswith("    ") for line in shown)
+    assert shallow.rows == full.rows
+    short = str(inspector.summary(batch, max_rows=3))
+    assert "more lines: summary(max_rows=None) shows all" in short
+    assert "embeddings" in short
+    assert "pooler" not in short
+    for wrong in (-1, 1.5, "2", True):
+        with pytest.raises(InspectionError, match="depth must be a whole number"):
+            inspector.summary(batch, depth=wrong)
+        with pytest.raises(InspectionError, match="max_rows must be"):
+            inspector.summary(batch, max_rows=wrong)
+
+
+@pytest.mark.parametrize("made", [net, bert, gpt])
+def test_lines_fit(made) -> None:
+    """In 100 characters, and with the shapes of inputs where there is room."""
+    model, batch = made()
+    found = Inspector(model).summary(batch)
+    assert max(map(len, str(found).splitlines())) <= 100
+    assert "input" not in str(found).splitlines()[2]
+    wide = found.render(width=140)
+    assert "input" in wide.splitlines()[2]
+    assert max(map(len, wide.splitlines())) <= 140
+
+
+def test_ties_and_frozen_layers_are_told() -> None:
+    """The remark is in the row, the name of the other below."""
+    model, batch = gpt()
+    model.transformer.h[1].requires_grad_(False)
+    text = str(Inspector(model).summary(batch))
+    assert "lm_head.weight is transformer.wte.weight" in text
+    lines = text.splitlines()
+    assert next(line for line in lines if line.startswith("  lm_head")).endswith("tied")
+    assert next(line for line in lines if line.startswith("      1 ")).endswith("frozen")
+
+
+def test_no_name_is_obeyed() -> None:
+    """Markup and commands for terminals in names are shown, in text and in HTML."""
+    report = reports.hostile()
+    text = str(report.summary())
+    assert [letter for letter in text if not letter.isprintable() and letter != "\n"] == []
+    page = Page(report.summary()._repr_html_())
+    assert page.open == []
+    assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
+    assert ("id", "x") not in page.attributes
+    assert '<b id="x">&amp;{{ 7*7 }}' in "".join(page.texts)
+
+
+@pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
+def test_every_report_has_a_summary(case) -> None:
+    """As text, HTML and JSON, and none of them asks for a verdict."""
+    report = case()
+    found = report.summary()
+    assert str(found) == report.render("model_summary")
+    assert Page(found._repr_html_()).open == []
+    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+    assert repr(found).startswith(report.observation.model_type[:3])
+    assert str(pickle.loads(pickle.dumps(found))) == str(found)
+    assert totals(report) == found.totals
+    assert not report.verdict_asked
+
+
+def test_rows_make_a_table() -> None:
+    """Every row has the same keys, so that a data frame has no holes."""
+    found = Inspector(Net()).summary(torch.randn(2, 3, 8, 8))
+    assert len({tuple(row) for row in found.rows}) == 1
+    assert {"name", "type", "input_shape", "multiply_adds", "saved_bytes"} <= set(found.rows[0])
+
+
+def test_what_was_left_out_by_watch_is_unknown() -> None:
+    """Parameters that were not looked at are no zero; measured costs have them all the same."""
+    model, batch = net()
+    inspector = Inspector(model).watch("stem")
+    assert inspector.run_inspection(batch).summary().totals["parameters"] is None
+    assert inspector.summary(batch).totals["parameters"] == sum(
+        p.numel() for p in model.parameters()
+    )
+
+
+def test_a_summary_is_no_report() -> None:
+    """It is not handed on to be judged."""
+    made = []
+    inspector = Inspector(nn.Linear(2, 2), on_report=made.append)
+    inspector.summary(torch.full((4, 2), float("nan")))
+    assert made == []
+    with pytest.raises(InspectionError, match="nothing was inspected yet"):
+        _ = inspector.report
+    with pytest.raises(InspectionError, match="costs must be True or False"):
+        inspector.run_inspection(torch.randn(4, 2), costs="yes")
