@@ -176,6 +176,18 @@ def test_a_mark_of_a_chart_leads_to_its_layer(page: Page, address: str) -> None:
     assert page.url.endswith(f"#t1-0/{DEAD}")
 
 
+def test_the_style_of_the_page_leaves_charts_alone(page: Page, address: str) -> None:
+    """No rule meant for the page gives a shape of a chart another size than the chart gave it."""
+    open_at(page, f"{address}#t0-0")
+    page.locator("#t0-0 summary", has_text="Memory").click()
+    page.get_by_text("all 9 checks").click()
+    sizes = page.locator("#t0-0 svg rect[width]").evaluate_all(
+        "(all) => all.map((each) => [each.getAttribute('width'), getComputedStyle(each).width])"
+    )
+    assert len(sizes) > 50
+    assert all(float(own) == pytest.approx(float(seen[:-2]), abs=0.01) for own, seen in sizes)
+
+
 def test_the_tree_folds(page: Page, address: str) -> None:
     """A folded module hides what is in it, and says that something was found there."""
     open_at(page, address)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from pytest_modelhealth.rendering.model_summary_text import in_bytes
 from pytest_modelhealth.rendering.notation import number, plural, printable
 from pytest_modelhealth.runs.run import Run, Test
 
@@ -273,16 +274,6 @@ def _facts(result: Mapping[str, Any]) -> list[str]:
         f"peak {in_bytes(totals['peak_bytes'])}" if totals["peak_bytes"] else "",
     ]
     return [fact for fact in facts if fact]
-
-
-def in_bytes(count: int) -> str:
-    """Return ``"3.2 MB"``: three digits, in powers of 1,000."""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}"
 
 
 def _remarks(result: Mapping[str, Any]) -> list[str]:

@@ -39,11 +39,11 @@
     return `${Math.round(100 * fraction)}%`;
   }
 
-  function scaled(value, units) {
+  function scaled(value, base, units) {
     if (value === null || value === undefined) return NONE;
     let index = 0;
     while (value >= 999.5 && index < units.length - 1) {
-      value /= 1000;
+      value /= base;
       index += 1;
     }
     return `${Number(value.toPrecision(3))}${units[index]}`;
@@ -53,8 +53,8 @@
     NONE,
     number,
     percent,
-    bytes: (value) => scaled(value, [" B", " kB", " MB", " GB", " TB"]),
-    large: (value) => scaled(value, ["", " k", " M", " G", " T", " P"]),
+    bytes: (value) => scaled(value, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]),
+    large: (value) => scaled(value, 1000, ["", " k", " M", " G", " T", " P"]),
     shape: (sizes) => (sizes === null || sizes === undefined ? NONE : sizes.join("x") || "scalar"),
     words: (name) => String(name ?? "").replaceAll("_", " "),
     plural: (count, noun) => `${whole.format(count)} ${noun}${count === 1 ? "" : "s"}`,
