@@ -1,0 +1,85 @@
+"""A run as a page: one HTML file that needs no network, and no mouse.
+
+What the tests found stands in it as plain HTML, which is read without a script, aloud and on paper.
+The numbers of the layers are packed, a block a result, and unpacked by ``scripts/`` where someone
+opens it; ``charts/`` draws them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import TextIO
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from pytest_modelhealth.runs.page.blocks import blocks
+from pytest_modelhealth.runs.page.contents import Contents, contents
+from pytest_modelhealth.runs.run import Run
+
+LIMIT = 10_000_000
+"""Bytes of a page; where the layers of all tests need more, those of passing tests are left out."""
+
+SCRIPTS = ("dom", "packed", "table", "inspection", "comparison", "drift", "start")
+"""In the order in which they are joined, after the charts."""
+
+_FOLDER = Path(__file__).parent
+
+
+def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
+    """Write the page, in ASCII; one test at a time is in memory with its layers.
+
+    Args:
+        run: read several times.
+        file: text, opened for writing.
+        limit: bytes of the page. What tests found is written in any case, numbers of layers where
+            there is room: those of failing tests first.
+    """
+    shown, script = contents(run), _script()
+    before = _html("before.html", shown, style=_style(), policy=_policy(script))
+    after = _html("after.html", shown, script=script)
+    file.write(before)
+    file.writelines(blocks(run, limit - len(before) - len(after)))
+    file.write(after)
+
+
+def _html(template: str, shown: Contents, **ours: str) -> str:
+    """Return HTML in ASCII, with everything in `shown` escaped and nothing of `ours`."""
+    parts = {name: Markup(text) for name, text in ours.items()}
+    html: str = _environment().get_template(template).render(shown=shown, **parts)
+    return html.encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(_FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _style() -> str:
+    return (_FOLDER / "page.css").read_text(encoding="ascii")
+
+
+def _script() -> str:
+    charts = sorted((_FOLDER / "charts").glob("*.js"))
+    own = [_FOLDER / "scripts" / f"{name}.js" for name in SCRIPTS]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in [*charts, *own])
+    return text.encode("ascii", "backslashreplace").decode("ascii")  # of letters in strings
+
+
+def _policy(script: str) -> str:
+    """Return what the browser may do: run this one script, and reach nothing."""
+    digest = base64.b64encode(hashlib.sha256(script.encode("ascii")).digest()).decode("ascii")
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,101 @@
+"""The numbers of the layers as blocks of the page: JSON, compressed, in letters that no markup has.
+
+A block is a ``<script>`` of a type that no browser runs. A result has one, without its histograms,
+and one for the histograms of each `LAYERS_A_BLOCK` layers; ``scripts/packed.js`` unpacks them where
+someone looks.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pytest_modelhealth.rendering.notation import printable
+from pytest_modelhealth.runs.page.contents import anchor, is_bad
+from pytest_modelhealth.runs.run import Run
+
+LAYERS_A_BLOCK = 500
+DIGITS = 5
+"""Significant digits of a number on the page; the JSON has them all."""
+
+DIGITS_OF_A_COMPARISON = 9
+"""Enough to tell any two numbers of float32 apart."""
+
+MOST_MISSES = 20
+"""Results that do not fit, after which no other is tried."""
+
+ON_THE_PAGE_AS_TEXT = frozenset({"text", "headline", "place", "notes", "basis"})
+
+
+def blocks(run: Run, room: int) -> Iterator[str]:
+    """Yield the blocks that fit into `room` bytes, those of failing tests first.
+
+    A result whose numbers do not fit is left out, and so are histograms; later, smaller ones may
+    still fit.
+    """
+    misses = 0
+    for own, result in _worst_first(run):
+        for block in _of_result(own, result):
+            if len(block) > room:
+                misses += 1
+                break
+            room -= len(block)
+            yield block
+        if misses == MOST_MISSES:
+            return
+
+
+def _worst_first(run: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each result with its id on the page, those of tests that read badly first."""
+    for is_first_round in (True, False):
+        for index, test in enumerate(run.tests):
+            if is_bad(test) == is_first_round:
+                for nth, result in enumerate(test["results"]):
+                    yield anchor(index, nth), result
+
+
+def _of_result(own: str, result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the block of a result, and then those of its histograms."""
+    kept = {key: value for key, value in result.items() if key not in ON_THE_PAGE_AS_TEXT}
+    layers = result.get("layers", ())
+    histograms = [[tensor.get("bins") for tensor in layer["tensors"]] for layer in layers]
+    if layers:
+        kept["layers"] = [_without_histograms(layer) for layer in layers]
+    digits = DIGITS_OF_A_COMPARISON if result["kind"] == "comparison" else DIGITS
+    yield _block(f"data-{own}", _shown(kept, digits))
+    if not any(any(bins) for bins in histograms):
+        return
+    for start in range(0, len(histograms), LAYERS_A_BLOCK):
+        yield _block(
+            f"bins-{own}-{start // LAYERS_A_BLOCK}", histograms[start : start + LAYERS_A_BLOCK]
+        )
+
+
+def _without_histograms(layer: Mapping[str, Any]) -> dict[str, Any]:
+    tensors = [
+        {key: value for key, value in tensor.items() if key != "bins"}
+        for tensor in layer["tensors"]
+    ]
+    return {**layer, "tensors": tensors}
+
+
+def _block(own: str, value: object) -> str:
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    packed = base64.b64encode(gzip.compress(text.encode("ascii"), 6, mtime=0)).decode("ascii")
+    return f'<script type="application/octet-stream" id="{own}">{packed}</script>\n'
+
+
+def _shown(value: object, digits: int) -> object:
+    """Return `value` as the page shows it: short numbers, and no letter that hides another."""
+    if isinstance(value, str):
+        return value if value.isprintable() else printable(value)
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, Mapping):
+        return {_shown(key, digits): _shown(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(item, digits) for item in value]
+    return value

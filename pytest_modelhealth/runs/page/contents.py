@@ -1,0 +1,319 @@
+"""What stands on the page as text: the verdict of the run, its tests, and each result's story."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from pytest_modelhealth.rendering.model_summary_text import in_bytes
+from pytest_modelhealth.rendering.notation import number, plural, printable
+from pytest_modelhealth.runs.run import Run, Test
+
+MOST_MARGINS = 6
+"""Margins of a result that stand on the page as text; a script shows the others."""
+
+FULLY_TOLD = 300
+"""Results whose margins stand on the page as text; of others, the nearest in the list of tests."""
+
+STORIES = 4_000_000
+"""Characters of stories on the page; those after it are left to the terminal and the JSON."""
+
+FAILED = frozenset({"failed", "error"})
+
+TONES = {
+    "unhealthy": "bad",
+    "different": "bad",
+    "drifted": "bad",
+    "missing": "bad",
+    "inconclusive": "unsure",
+    "recorded": "unsure",
+    "healthy": "good",
+    "equivalent": "good",
+    "unchanged": "good",
+}
+"""How each verdict reads, the gravest first."""
+
+LEAST = ("min_", "vanishing_")
+"""How the names of settings begin below which a value may not fall."""
+
+OF = {"batch": "one inspection", "step": "a training step", "training": "a training"}
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How near a check came to its limit."""
+
+    check: str
+    setting: str
+    label: str
+    value: str
+    limit: str
+    is_least: bool
+    used: float | None
+
+    @property
+    def width(self) -> float:
+        """How much of a bar to fill, in percent."""
+        return round(100 * min(max(self.used or 0.0, 0.0), 1.0), 1)
+
+    @property
+    def tone(self) -> str:
+        """``"bad"`` at the limit, ``"unsure"`` near it."""
+        used = self.used or 0.0
+        return "bad" if used >= 1 else "unsure" if used >= 0.8 else "good"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What stands on the page of one result."""
+
+    anchor: str
+    kind: str
+    verdict: str
+    reason: str
+    place: str
+    facts: list[str]
+    story: str
+    story_left_out: bool
+    margins: list[Margin]
+    more_margins: int
+    remarks: list[str]
+
+    @property
+    def tone(self) -> str:
+        """How its verdict reads."""
+        return TONES.get(self.verdict, "unsure")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands on the page of one test."""
+
+    index: int
+    id: str
+    file: str
+    outcome: str
+    seconds: str
+    message: str
+    results: list[Result]
+
+    @property
+    def name(self) -> str:
+        """The node id without its file."""
+        return self.id.removeprefix(f"{self.file}::")
+
+    @property
+    def failed(self) -> bool:
+        """Whether pytest counts it as a failure."""
+        return self.outcome in FAILED
+
+    @property
+    def rank(self) -> int:
+        """Where it stands in the list: failures first, then what reads badly."""
+        return rank(self.outcome, (result.verdict for result in self.results))
+
+    @property
+    def nearest(self) -> Margin | None:
+        """The margin of all its results that is used up most."""
+        found = [margin for result in self.results for margin in result.margins[:1]]
+        return max(found, key=lambda margin: margin.used or 0.0, default=None)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What stands on the page as text."""
+
+    entries: list[Entry]
+    fully_told: frozenset[str]
+    verdicts: list[tuple[str, str]]
+    outcomes: str
+    created: str
+    about: list[str]
+    notes: list[str]
+
+
+def contents(run: Run) -> Contents:
+    """Return what of `run` stands on its page as text, the tests that failed first."""
+    room = [STORIES]
+    entries = [_entry(index, test, room) for index, test in enumerate(run.tests)]
+    entries.sort(key=attrgetter("rank"))
+    results = [result for entry in entries for result in entry.results]
+    verdicts = Counter(result.verdict for result in results)
+    return Contents(
+        entries=entries,
+        fully_told=frozenset(result.anchor for result in results[:FULLY_TOLD]),
+        verdicts=_counted(verdicts),
+        outcomes=f"{plural(len(entries), 'test')}: "
+        + ", ".join(
+            f"{count:,} {what}" for what, count in Counter(e.outcome for e in entries).items()
+        ),
+        created=printable(str(run.head.get("created", "")))
+        .replace("T", " ")
+        .replace("+00:00", " UTC"),
+        about=_about(run.head),
+        notes=[printable(note) for note in run.head.get("notes", ())],
+    )
+
+
+def is_bad(test: Test) -> bool:
+    """Return whether a test failed or has a verdict that reads badly."""
+    return rank(test["outcome"], (result["verdict"] for result in test["results"])) < 2
+
+
+def rank(outcome: str, verdicts: Iterable[str]) -> int:
+    """Return 0 for a test that failed, else 1 to 3 by its gravest verdict."""
+    if outcome in FAILED:
+        return 0
+    order = {"bad": 1, "unsure": 2, "good": 3}
+    return min((order[TONES.get(verdict, "unsure")] for verdict in verdicts), default=3)
+
+
+def anchor(index: int, nth: int) -> str:
+    """Return the id of a result on the page: the `nth` of the test that ended as `index`-th."""
+    return f"t{index}-{nth}"
+
+
+def _counted(verdicts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return how often there is each verdict, and how it reads, the gravest first."""
+    known = [verdict for verdict in TONES if verdicts[verdict]]
+    others = [verdict for verdict in verdicts if verdict not in TONES]
+    return [
+        (f"{verdicts[verdict]:,} {printable(verdict)}", TONES.get(verdict, "unsure"))
+        for verdict in known + others
+    ]
+
+
+def _about(head: Mapping[str, Any]) -> list[str]:
+    environment = head.get("environment", {})
+    versions = [
+        f"{name} {environment[key]}"
+        for key, name in (
+            ("pytest_modelhealth", "pytest-modelhealth"),
+            ("torch", "torch"),
+            ("python", "Python"),
+        )
+        if environment.get(key)
+    ]
+    return [printable(part) for part in (*versions, environment.get("platform", "")) if part]
+
+
+def _entry(index: int, test: Test, room: list[int]) -> Entry:
+    results = [
+        _result(anchor(index, nth), result, room) for nth, result in enumerate(test["results"])
+    ]
+    message = test["message"]
+    said = any(message in text for r in test["results"] for text in (r["text"], r["headline"]))
+    return Entry(
+        index=index,
+        id=printable(test["id"]),
+        file=printable(test["file"]),
+        outcome=printable(test["outcome"]),
+        seconds=f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
+        message="" if said else printable(message),
+        results=results,
+    )
+
+
+def _result(own: str, result: Mapping[str, Any], room: list[int]) -> Result:
+    verdict = str(result["verdict"])
+    story = _lines(result["text"])
+    left_out = len(story) > room[0]
+    room[0] -= 0 if left_out else len(story)
+    margins = result.get("margins") or []
+    headline = printable(result["headline"])
+    return Result(
+        anchor=own,
+        kind=printable(result["kind"]),
+        verdict=printable(verdict),
+        reason=headline.removeprefix(f"{verdict}: ").removeprefix("not equivalent: "),
+        place=printable(result["place"]),
+        facts=_facts(result),
+        story="" if left_out else story,
+        story_left_out=left_out,
+        margins=[_margin(margin) for margin in margins[:MOST_MARGINS]],
+        more_margins=max(len(margins) - MOST_MARGINS, 0),
+        remarks=_remarks(result),
+    )
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _facts(result: Mapping[str, Any]) -> list[str]:
+    """Return what was run, a phrase each."""
+    model = printable(result["model"])
+    if result["kind"] == "comparison":
+        return [
+            f"{model} compared with {printable(result['candidate'])}",
+            plural(len(result["layers"]), "layer"),
+        ]
+    if result["kind"] == "drift":
+        return [
+            model,
+            f"{plural(result['tensors'], 'tensor')} against {printable(result['snapshot'])}",
+        ]
+    if result["kind"] != "inspection":
+        return [model]
+    totals = result["totals"]
+    loss, samples = result["loss"], result["samples"]
+    facts = [
+        model,
+        "" if result["of"] == "batch" else OF.get(result["of"], ""),
+        plural(len(result["layers"]), "layer"),
+        plural(totals["parameters"], "parameter") if totals["parameters"] is not None else "",
+        plural(samples, "sample") if samples else "",
+        plural(result["batches"], "batch").replace("batchs", "batches")
+        if result["batches"] != 1
+        else "",
+        f"loss {number(loss)}" if isinstance(loss, int | float) else "",
+        "" if result["backward"] else "no backward pass",
+        f"peak {in_bytes(totals['peak_bytes'])}" if totals["peak_bytes"] else "",
+    ]
+    return [fact for fact in facts if fact]
+
+
+def _remarks(result: Mapping[str, Any]) -> list[str]:
+    """Return warnings, what was accepted and what could not be judged, a sentence each."""
+    found = [
+        *(_sentence("warning", item, item["message"]) for item in result.get("warnings", ())),
+        *(
+            _sentence("inconclusive", item, item["reason"])
+            for item in result.get("inconclusive", ())
+        ),
+        *(
+            _sentence("accepted", item, f"{item['message']} (because: {item['reason']})")
+            for item in result.get("waived", ())
+        ),
+        *(result.get("notes") or ()),
+        *([result["basis"]] if result.get("basis") and not result["text"] else []),
+        *(result.get("changes") or ()),
+    ]
+    return [printable(str(remark)) for remark in found]
+
+
+def _sentence(what: str, item: Mapping[str, Any], text: str) -> str:
+    return f"{what}: {item['label']} ({item['check']}): {text}"
+
+
+def _margin(margin: Mapping[str, Any]) -> Margin:
+    return Margin(
+        check=printable(margin["check"]).replace("_", " "),
+        setting=printable(margin["setting"]),
+        label=printable(margin["label"]),
+        value=_number(margin["value"]),
+        limit=_number(margin["limit"]),
+        is_least=str(margin["setting"]).startswith(LEAST),
+        used=margin["used"],
+    )
+
+
+def _number(value: float | None) -> str:
+    """Return ``"0.8"`` and ``"1e-5"``, without the noughts that align a column."""
+    if value is None:
+        return "NaN"
+    digits, letter, exponent = number(value).partition("e")
+    return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + letter + exponent

@@ -1,0 +1,342 @@
+"""Runs by the keys of docs/reference/run-format.md, of any size, without a model."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
+
+BLOCK = ("norm1", "attention", "attention.query", "attention.key", "attention.value",
+         "attention.out", "norm2", "mlp", "mlp.fc1", "mlp.gelu", "mlp.fc2")  # fmt: skip
+TYPES = {"norm": "LayerNorm", "atte": "Attention", "mlp": "Mlp", "gelu": "GELU"}
+
+
+def run_of(*tests: dict[str, Any]) -> Run:
+    """A run of these tests."""
+    head = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "created": "2026-11-22T20:15:00+00:00",
+        "environment": {
+            "pytest_modelhealth": "0.1.0",
+            "torch": "2.13.0",
+            "python": "3.11.2",
+            "platform": "Linux-6.1-x86_64",
+        },
+        "exit_status": 1,
+        "notes": [],
+    }
+    return Run(head, list(tests))
+
+
+def made_test(name: str, *results: dict[str, Any], outcome: str = "passed") -> dict[str, Any]:
+    """A test of these results."""
+    return {
+        "id": f"tests/test_models.py::{name}",
+        "file": "tests/test_models.py",
+        "line": 12,
+        "outcome": outcome,
+        "seconds": 0.318,
+        "message": results[0]["headline"] if outcome == "failed" else "",
+        "results": list(results),
+    }
+
+
+def names_of(layers: int) -> list[str]:
+    """Names of about so many layers: a stack of blocks, in execution order."""
+    names = ["embed"]
+    for block in range(max(1, (layers - 4) // (len(BLOCK) + 1))):
+        names += [f"blocks.{block}", *(f"blocks.{block}.{own}" for own in BLOCK)]
+    return ["", *names[: layers - 3], "norm", "head"]
+
+
+def inspection(
+    names: list[str], culprit: str | None = None, *, seed: int = 0, **others: Any
+) -> dict[str, Any]:
+    """An inspection of layers of these names; the culprit's units are dead."""
+    chance = random.Random(seed)
+    layers = [_layer(name, chance, is_dead=name == culprit) for name in names]
+    leaves = [n for n in names if n and not any(o.startswith(f"{n}.") for o in names)]
+    violations = [_finding(culprit)] if culprit is not None else []
+    message = violations[0]["message"] if violations else ""
+    verdict = "unhealthy" if violations else "healthy"
+    story = (
+        f"unhealthy: {culprit} (dead_units): {message}\n\n"
+        "  layer  check       tensor       value  limit  set by\n"
+        f"  {culprit}   dead_units  activations      1    0.8  default\n\n"
+        "likely cause: its bias (mean -10) holds them on the flat side\n"
+    )
+    way = ["input 0", *leaves, "loss"]
+    return {
+        "kind": "inspection",
+        "of": "batch",
+        "verdict": verdict,
+        "headline": f"unhealthy: {culprit} (dead_units): {message}"
+        if violations
+        else "healthy: no check objects to Encoder",
+        "text": story if violations else "",
+        "place": "tests/test_models.py:15",
+        "model": "Encoder",
+        "loss": 1.386,
+        "samples": 32,
+        "batches": 1,
+        "backward": True,
+        "notes": [],
+        "violations": violations,
+        "warnings": [],
+        "inconclusive": [],
+        "waived": [],
+        "margins": _margins(names, chance, is_dead=bool(violations)),
+        "totals": {
+            "layers": len(names),
+            "parameters": sum(layer["parameters"] for layer in layers),
+            "trainable": sum(layer["trainable"] for layer in layers),
+            "parameter_bytes": 4 * sum(layer["parameters"] for layer in layers),
+            "activation_bytes": sum(layer["activation_bytes"] for layer in layers),
+            "multiply_adds": sum(layer["multiply_adds"] for layer in layers),
+            "saved_bytes": sum(layer["saved_bytes"] for layer in layers),
+            "peak_bytes": 91_000_000,
+        },
+        "layers": layers,
+        "flow": {
+            "edges": [[a, b, True, []] for a, b in pairwise(way)],
+            "way": way[max(0, way.index(culprit) - 3) : way.index(culprit) + 3]
+            if culprit in way
+            else [],
+            "exact": True,
+        },
+        "course": None,
+        **others,
+    }
+
+
+def _margins(names: list[str], chance: random.Random, *, is_dead: bool) -> list[dict[str, Any]]:
+    checks = ("dead_units", "vanishing_gradients", "exploding_gradients", "saturation", "collapse",
+              "activation_scale", "input_scale", "grad_norm", "headroom")  # fmt: skip
+    used = sorted((round(chance.random() * 0.7, 3) for _ in checks), reverse=True)
+    used[0] = 1.25 if is_dead else 0.386
+    return [
+        {
+            "check": check,
+            "layer": names[-1],
+            "label": names[-1],
+            "role": "activations",
+            "value": 0.8 * part,
+            "limit": 0.8,
+            "setting": f"max_{check}",
+            "used": part,
+        }
+        for check, part in zip(checks, used, strict=True)
+    ]
+
+
+def _finding(layer: str) -> dict[str, Any]:
+    return {
+        "check": "dead_units",
+        "layer": layer,
+        "label": layer,
+        "role": "activations",
+        "tensor": "",
+        "value": 1.0,
+        "limit": 0.8,
+        "origin": "default",
+        "message": "64 of 64 units are dead: inactive for all 32 samples",
+        "cause": "its bias (mean -10) holds them on the flat side",
+        "details": [],
+        "affected": [],
+        "consequences": [],
+        "defined_at": "model.py:8",
+        "called_at": "model.py:21",
+    }
+
+
+def _type(name: str) -> str:
+    own = name.rpartition(".")[2]
+    if not own or own.isdigit():
+        return "Block" if own else "Encoder"
+    return next((kind for start, kind in TYPES.items() if own.startswith(start)), "Linear")
+
+
+def _layer(name: str, chance: random.Random, *, is_dead: bool) -> dict[str, Any]:
+    tensors = [_tensor("inputs", chance), _tensor("activations", chance, is_dead=is_dead)]
+    tensors.append(_tensor("gradients", chance, scale=1e-3))
+    owns = _type(name) in ("Linear", "LayerNorm")
+    for own in ("weight", "bias") if owns else ():
+        tensors.append(_tensor("parameters", chance, own))
+        tensors.append(_tensor("parameter_gradients", chance, own, scale=1e-3))
+    return {
+        "name": name,
+        "label": name or "Encoder",
+        "type": _type(name),
+        "status": "observed",
+        "reason": "",
+        "functional": False,
+        "calls": 1,
+        "input_shape": [32, 16, 64],
+        "shape": [32, 16, 64],
+        "dtype": "float32",
+        "device": "cpu",
+        "parameters": 4160 if owns else 0,
+        "trainable": 4160 if owns else 0,
+        "tied": {},
+        "parameter_bytes": 16640 if owns else 0,
+        "activation_bytes": 131072,
+        "multiply_adds": 2_097_152 if owns else 0,
+        "saved_bytes": 131072,
+        "defined_at": "model.py:8",
+        "called_at": "model.py:21",
+        "tensors": tensors,
+    }
+
+
+def _tensor(
+    role: str, chance: random.Random, name: str = "", *, scale: float = 1.0, is_dead: bool = False
+) -> dict[str, Any]:
+    count = 32768
+    std = 0.0 if is_dead else scale * chance.lognormvariate(0, 0.3)
+    mean = 0.0 if is_dead else scale * chance.gauss(0, 0.1)
+    bins = [int(count / 2 ** (abs(i - 17) + 2) * chance.uniform(0.6, 1)) for i in range(20)]
+    return {
+        "role": role,
+        "name": name,
+        "shape": [32, 16, 64],
+        "dtype": "float32",
+        "count": count,
+        "nan": 0,
+        "inf": 0,
+        "zeros": count if is_dead else chance.randrange(4),
+        "dead": (1.0 if is_dead else 0.0) if role == "activations" else None,
+        "mean": mean,
+        "std": std,
+        "min": mean - 4 * std,
+        "max": mean + 4 * std * chance.uniform(0.8, 1.2),
+        "norm": std * count**0.5,
+        "bins": {
+            "lowest": -17,
+            "negative": [] if is_dead else bins,
+            "positive": [] if is_dead else [*bins[1:], 3],
+            "sampled": True,
+        },
+    }
+
+
+def comparison(names: list[str], culprit: str, seed: int = 0) -> dict[str, Any]:
+    """A comparison in which one layer computes something else, and what follows shows it."""
+    chance = random.Random(seed)
+    after = False
+    layers = []
+    for name in names:
+        after = after or name == culprit
+        error = (3e-4 if after else 2e-7) * chance.lognormvariate(0, 0.2)
+        tensor = {
+            "role": "activations",
+            "name": "",
+            "error": error,
+            "max_abs": error * 3,
+            "max_ulp": int(error / 6e-8) + 1,
+            "cosine": 1.0,
+            "noise": 2.2e-7,
+            "ratio": error / 2.2e-7,
+            "limit": 16.0,
+            "source": "measured",
+            "diverged": after,
+            "problem": "",
+            "reference": 0.83111,
+            "found": 0.83111 + error,
+            "at": [0, 3, 17],
+        }
+        layers.append(
+            {
+                "reference": name,
+                "candidate": name,
+                "label": name or "Encoder",
+                "type": _type(name),
+                "change": "matched",
+                "diverged": after,
+                "changed_parameters": [],
+                "tensors": [tensor],
+            }
+        )
+    story = f"not equivalent: {culprit} is the first layer whose outputs differ\n\n  error 3e-4\n"
+    return {
+        "kind": "comparison",
+        "verdict": "different",
+        "headline": f"different: {culprit} is the first layer whose outputs differ",
+        "text": story,
+        "place": "tests/test_models.py:31",
+        "model": "Encoder",
+        "candidate": "FastEncoder",
+        "divergence": {
+            "layer": culprit,
+            "candidate": culprit,
+            "label": culprit,
+            "kind": "computation",
+            "story": f"{culprit} computes something else from the same inputs",
+            "cause": "",
+            "affected": [],
+        },
+        "losses": [1.386, 1.3862],
+        "basis": "16 times the noise of rounding",
+        "notes": [],
+        "layers": layers,
+    }
+
+
+def drift(names: list[str], culprit: str) -> dict[str, Any]:
+    """A snapshot check in which one layer's output moved."""
+
+    def side(mean: float) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "type": _type(name),
+                "status": "observed",
+                "calls": 1,
+                "tensors": [
+                    {
+                        "role": "activations",
+                        "name": "",
+                        "shape": [32, 16, 64],
+                        "dtype": "float32",
+                        "mean": mean if name == culprit else 0.1,
+                        "std": 1.0,
+                        "min": -4.0,
+                        "max": 4.1,
+                        "zeros": 0.0,
+                        "dead": None,
+                        "nan": 0,
+                        "inf": 0,
+                    }
+                ],
+            }
+            for name in names
+        ]
+
+    moved = {
+        "layer": culprit,
+        "label": culprit,
+        "role": "activations",
+        "statistic": "mean",
+        "before": "0.1",
+        "now": "0.25",
+        "distance": 125000.0,
+        "allowed": 32.0,
+        "moved": "0.15 of its scale",
+    }
+    return {
+        "kind": "drift",
+        "verdict": "drifted",
+        "headline": f"drifted: 1 of {len(names)} tensors: {culprit} computes something else",
+        "text": f"drifted: {culprit}\n\n  mean  0.1 -> 0.25\n",
+        "place": "tests/test_models.py:44",
+        "model": "Encoder",
+        "snapshot": "tests/__snapshots__/test_models/test_no_drift.health",
+        "tensors": len(names),
+        "story": f"{culprit} computes something else",
+        "drifts": [moved],
+        "changes": [],
+        "before": side(0.1),
+        "now": side(0.25),
+    }

@@ -1,0 +1,450 @@
+"""The page of a run, as a browser shows it and as it stands in the file."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import html
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_modelhealth.runs.page import LIMIT, write
+from pytest_modelhealth.runs.run import Run
+from tests.runs.made_runs import comparison, drift, inspection, made_test, names_of, run_of
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+DEAD = "blocks.2.mlp.gelu"
+NAMES = names_of(100)
+UNHEALTHY = inspection(NAMES, DEAD)
+SMALL = names_of(30)
+RUN = run_of(
+    made_test("test_passes", inspection(SMALL, seed=1)),
+    made_test("test_dead", UNHEALTHY, outcome="failed"),
+    made_test("test_refactor", comparison(SMALL, "blocks.0.mlp.gelu"), outcome="failed"),
+    made_test("test_no_drift", drift(SMALL, "blocks.0.mlp.fc1"), outcome="failed"),
+)
+
+
+def html_of(run: Run, **options: int) -> str:
+    """The page as text."""
+    file = io.StringIO()
+    write(run, file, **options)
+    return file.getvalue()
+
+
+def saved(run: Run, folder: Path) -> str:
+    """The address of the page, written to a file."""
+    path = folder / "page.html"
+    path.write_text(html_of(run), encoding="ascii")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of `RUN`."""
+    return saved(RUN, tmp_path_factory.mktemp("page"))
+
+
+class Watched:
+    """What a page asked for and complained about."""
+
+    def __init__(self, page: Page) -> None:
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """An empty page of a size that shows the list of tests beside the result."""
+    with browser.new_context(viewport={"width": 1400, "height": 1000}) as context:
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        yield page
+
+
+def column(page: Page, title: str) -> list[str]:
+    """The cells below a heading of the table of layers that is seen; whole names of layers."""
+    table = page.locator(".view:not([hidden]) table.layers")
+    titles = [text.strip(" \u25b4\u25be") for text in table.locator("thead th").all_inner_texts()]
+    cells = table.locator("tbody > tr:not(.details)").evaluate_all(
+        """(rows, at) => rows.map(({ children }) =>
+            children[at].querySelector(".layer")?.title ?? children[at].innerText)""",
+        titles.index(title),
+    )
+    return list(map(str.strip, cells))
+
+
+def open_at(page: Page, address: str) -> None:
+    """Open the page and wait for its layers."""
+    page.goto(address)
+    page.locator(".view:not([hidden]) table.layers tbody tr").first.wait_for()
+
+
+def test_the_page_needs_nothing_but_itself(page: Page, address: str) -> None:
+    """Every result is shown without another request, a word on the console or a failed chart."""
+    watched = Watched(page)
+    for anchor in ("t0-0", "t1-0", "t2-0", "t3-0"):
+        open_at(page, f"{address}#{anchor}")
+        page.locator(f"#{anchor} summary", has_text="Memory").or_(
+            page.locator(f"#{anchor} summary").last
+        ).first.click()
+        assert page.locator(f"#{anchor} .more .chart").count() >= 1
+        assert "could not be drawn" not in page.inner_text("main")
+    assert watched.complaints == []
+    assert set(watched.requests) == {address}
+
+
+def test_failures_come_first_and_the_first_is_shown(page: Page, address: str) -> None:
+    """The list begins with failing tests, and the header counts the verdicts."""
+    open_at(page, address)
+    names = page.locator("#tests li a .name").all_text_contents()
+    assert [name.partition(",")[0] for name in names[1:]] == [
+        "test_dead", "test_refactor", "test_no_drift", "test_passes",
+    ]  # fmt: skip
+    assert page.inner_text(".run").startswith("1 unhealthy, 1 different, 1 drifted, 1 healthy")
+    assert DEAD in page.inner_text(".view:not([hidden]) h2")
+    page.get_by_role("searchbox", name="Filter tests").fill("passes")
+    page.get_by_role("link", name="test_passes").click()
+    assert "no check objects" in page.inner_text(".view:not([hidden]) h2")
+
+
+def test_margins_are_told_in_words(page: Page, address: str) -> None:
+    """A passing test says how near it came, and all checks are drawn when asked for."""
+    open_at(page, f"{address}#t0-0")
+    told = page.inner_text("#t0-0 .near")
+    assert re.search(r"dead units max_dead_units\s+head\s+0\.309 of 0\.8\s+39%", told)
+    page.get_by_text("all 9 checks").click()
+    assert page.locator("#t0-0 .near .chart").count() == 1
+
+
+def test_layers_are_sorted_and_searched(page: Page, address: str) -> None:
+    """By a number the largest comes first, then the least; a search keeps the rows it matches."""
+    open_at(page, address)
+    stds = {
+        layer["label"]: tensor["std"]
+        for layer in UNHEALTHY["layers"]
+        for tensor in layer["tensors"]
+        if tensor["role"] == "activations"
+    }
+    descending = sorted(stds, key=stds.__getitem__, reverse=True)
+    heading = page.get_by_role("columnheader", name="std")
+    for order, direction in ((descending, "descending"), (descending[::-1], "ascending")):
+        page.get_by_role("button", name="std").click()
+        assert heading.get_attribute("aria-sort") == direction
+        assert column(page, "layer") == order
+    page.get_by_role("searchbox", name="Search layers").fill("LINEAR fc1")
+    found = column(page, "layer")
+    assert sorted(found) == sorted(name for name in NAMES if name.endswith("fc1"))
+    page.get_by_role("button", name="Back to execution order").click()
+    assert column(page, "layer") == [name for name in NAMES if name.endswith("fc1")]
+    page.get_by_role("searchbox", name="Search layers").fill("dead_units")
+    assert len(column(page, "layer")) == 1
+
+
+def test_a_layer_shows_its_tensors_and_histograms(page: Page, address: str) -> None:
+    """A link leads to a layer, whose histograms of any role are drawn when asked for."""
+    open_at(page, f"{address}#t1-0/{DEAD.replace('gelu', 'fc1')}")
+    details = page.locator("tr.details")
+    details.locator(".chart-histogram").first.wait_for()
+    before = details.locator(".chart-histogram").count()
+    button = details.get_by_role("button", name="histogram of parameters weight")
+    button.click()
+    assert details.locator(".chart-histogram").count() == before + 1
+    assert button.get_attribute("aria-expanded") == "true"
+    button.click()
+    assert details.locator(".chart-histogram").count() == before
+
+
+def test_a_mark_of_a_chart_leads_to_its_layer(page: Page, address: str) -> None:
+    """What was clicked in a chart is opened in the table below, also where it was folded."""
+    open_at(page, address)
+    page.get_by_role("button", name="layers in blocks.2", exact=True).click()
+    page.locator(f'#t1-0 .chart-depth .mark[data-layer="{DEAD}"]').first.click()
+    assert page.locator(f'tr[data-layer="{DEAD}"] + tr.details').count() == 1
+    assert page.url.endswith(f"#t1-0/{DEAD}")
+
+
+def test_the_style_of_the_page_leaves_charts_alone(page: Page, address: str) -> None:
+    """No rule meant for the page gives a shape of a chart another size than the chart gave it."""
+    open_at(page, f"{address}#t0-0")
+    page.locator("#t0-0 summary", has_text="Memory").click()
+    page.get_by_text("all 9 checks").click()
+    sizes = page.locator("#t0-0 svg rect[width]").evaluate_all(
+        "(all) => all.map((each) => [each.getAttribute('width'), getComputedStyle(each).width])"
+    )
+    assert len(sizes) > 50
+    assert all(float(own) == pytest.approx(float(seen[:-2]), abs=0.01) for own, seen in sizes)
+
+
+def test_the_tree_folds(page: Page, address: str) -> None:
+    """A folded module hides what is in it, and says that something was found there."""
+    open_at(page, address)
+    every = len(column(page, "layer"))
+    page.get_by_role("button", name="layers in blocks.2", exact=True).click()
+    inside = [name for name in NAMES if name.startswith("blocks.2.")]
+    assert len(column(page, "layer")) == every - len(inside)
+    assert "1 inside" in page.inner_text('tr[data-layer="blocks.2"]')
+
+
+def test_the_keyboard_is_enough(page: Page, address: str) -> None:
+    """From the skip link to a test, its table, a sorted column and an opened row."""
+    open_at(page, address)
+    focused = (
+        "(document.activeElement.querySelector('.name') ?? document.activeElement).textContent"
+    )
+
+    def press_until(key: str, text: str, most: int = 200) -> None:
+        for _ in range(most):
+            page.keyboard.press(key)
+            if page.evaluate(focused).partition(",")[0].strip() == text:
+                return
+        raise AssertionError(f"{text!r} is not reached by {key}")
+
+    page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "Skip to the result"
+    press_until("Tab", "test_dead")
+    press_until("ArrowDown", "test_passes")
+    page.keyboard.press("Enter")
+    page.locator("#t0-0 table.layers tbody tr").first.wait_for()
+    assert page.evaluate("document.activeElement.id") == "t0-0"
+    press_until("Tab", "std")
+    page.keyboard.press("Enter")
+    assert page.get_by_role("columnheader", name="std").get_attribute("aria-sort") == "descending"
+    assert page.evaluate(focused).startswith("std")  # the focus stays
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.className") == "layer":
+            break
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert page.locator("#t0-0 tr.details").count() == 1
+    assert page.evaluate("document.activeElement.ariaExpanded") == "true"
+
+
+def test_a_screen_reader_finds_names_and_roles(page: Page, address: str) -> None:
+    """Landmarks, headings, the table with its headers and the charts have roles and names."""
+    open_at(page, address)
+    told = page.locator("body").aria_snapshot()
+    for part in (
+        'navigation "Tests"',
+        "main",
+        f'heading "unhealthy {DEAD} (dead_units)',
+        'heading "How near the limits" [level=3]',
+        'table "Layers"',
+        'columnheader "std"',
+        f'rowheader "{DEAD.rpartition(".")[2]} dead units"',
+        "img ",
+        'searchbox "Search layers"',
+    ):
+        assert part in told, part
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll("button, a, input, summary")]
+        .filter((each) => each.checkVisibility())
+        .filter((each) => !(each.ariaLabel || each.textContent).trim()).length"""
+    )
+    assert unnamed == 0
+
+
+PAIRS = [
+    (ink, ground)
+    for ground in ("--surface", "--panel", "--chosen")
+    for ink in ("--ink", "--muted")
+] + [
+    ("--accent", "--surface"), ("--alarm", "--surface"), ("--warn", "--surface"),
+    ("--good", "--surface"), ("--alarm", "--alarm-soft"), ("--warn", "--warn-soft"),
+    ("--good", "--good-soft"), ("--accent2", "--surface"), ("--alarm", "--panel"),
+]  # fmt: skip
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of ``#rrggbb``, as WCAG 2.2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def colour(page: Page, name: str) -> str:
+    """The value of a colour on the page."""
+    found: str = page.evaluate(
+        "(name) => getComputedStyle(document.documentElement).getPropertyValue(name)", name
+    )
+    return found.strip()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_are_told_apart(page: Page, address: str, scheme: Any) -> None:
+    """Text has a contrast of 4.5 in both themes, and the button changes one for the other."""
+    page.emulate_media(color_scheme=scheme)
+    open_at(page, address)
+    for ink, ground in PAIRS:
+        light, dark = sorted((luminance(colour(page, ink)), luminance(colour(page, ground))))[::-1]
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, ground)
+    before = colour(page, "--surface")
+    page.get_by_role("button", name="theme").click()
+    assert (luminance(colour(page, "--surface")) > 0.5) == (luminance(before) < 0.5)
+
+
+def test_paper_has_every_story_and_no_controls(page: Page, address: str) -> None:
+    """Printed, the results that are not on the screen are there too."""
+    open_at(page, address)
+    page.emulate_media(media="print")
+    assert page.locator("pre.story:visible").count() == 3
+    assert page.locator("#tests:visible, .tools:visible, button.theme:visible").count() == 0
+
+
+def test_a_narrow_screen_scrolls_down_only(page: Page, address: str) -> None:
+    """On a phone only tables and charts, in frames of their own, are wider than the screen."""
+    page.set_viewport_size({"width": 360, "height": 780})
+    for anchor in ("overview", "t0-0", "t1-0", "t2-0", "t3-0"):
+        page.goto(f"{address}#{anchor}")
+        page.locator("#" + anchor).wait_for()
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, anchor
+
+
+def test_without_a_script_verdicts_and_stories_are_read(browser: Browser, address: str) -> None:
+    """What was found is plain HTML."""
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(address)
+        text = page.text_content("main") or ""
+        assert page.locator("pre.story").first.is_visible()
+        assert text.count("likely cause: its bias (mean -10) holds them on the flat side") == 1
+        assert text.count("0.309 of 0.8") == 2  # in the list of tests, and beside its result
+        assert page.locator("a[href='#t0-0']").is_visible()
+
+
+HOSTILE = (
+    "<script>window.harm=1</script>",
+    "</script><script>window.harm=1</script>",
+    "\"><img src=x onerror='window.harm=1'>",
+    "<!--<script>",
+    "]]>${window.harm=1}{{ 7*7 }}",
+    "javascript:window.harm=1",
+    "\u202eright\u2066to\u2028left\x00\x1b[31m",
+    "\ud800",
+)
+
+
+def poisoned(value: Any, names: Iterator[str], fixed: frozenset[str]) -> Any:
+    """`value` with a hostile string behind each string in it, but under keys that choose a view."""
+    if isinstance(value, str):
+        return f"{value}{next(names)}"
+    if isinstance(value, list):
+        return [poisoned(item, names, fixed) for item in value]
+    if isinstance(value, dict):
+        return {
+            key: item if key in fixed else poisoned(item, names, fixed)
+            for key, item in value.items()
+        }
+    return value
+
+
+def test_nothing_becomes_markup(page: Page, tmp_path: Path) -> None:
+    """Names, messages and types full of markup run nothing, ask for nothing and are shown."""
+
+    def endless() -> Iterator[str]:
+        while True:
+            yield from HOSTILE
+
+    fixed = frozenset({"kind", "role", "layers"})
+    tests = [poisoned(copy.deepcopy(test), endless(), fixed) for test in RUN.tests]
+    for test in tests:
+        test["outcome"] = "failed"
+        for result in test["results"]:
+            for layer in [*result.get("layers", ()), *result.get("violations", ())]:
+                keys = {"name", "label", "type", "status", "reference", "candidate"} & layer.keys()
+                keys |= {"message", "cause", "layer"} & layer.keys()
+                layer.update({key: f"{layer[key]}{HOSTILE[len(key) % 3]}" for key in keys})
+    address = saved(Run(poisoned(dict(RUN.head), endless(), frozenset()), tests), tmp_path)
+    watched = Watched(page)
+    for anchor in ("t0-0", "t1-0", "t2-0", "t3-0", "overview"):
+        page.goto(f"{address}#{anchor}")
+        page.wait_for_timeout(300)
+        for button in page.locator(".view:not([hidden]) button.layer").all()[:3]:
+            button.click()
+        for summary in page.locator(
+            ".view:not([hidden]) .more > .panel > details:not([open]) summary"
+        ).all():
+            summary.click()
+    assert page.evaluate("window.harm") is None
+    assert page.locator("img, iframe, object, a[href^=javascript]").count() == 0
+    assert page.locator("script:not([type])").count() == 1
+    assert set(watched.requests) == {address}
+    assert watched.complaints == []
+    page.goto(f"{address}#t1-0")
+    page.wait_for_timeout(300)
+    shown = page.inner_text("main")
+    assert "<script>window.harm=1</script>" in shown
+    assert "\"><img src=x onerror='window.harm=1'>" in shown
+    assert "\u202e" not in page.content()
+    assert r"\u202eright\u2066to\u2028left\x00\x1b[31m" in page.inner_text("body") + shown
+
+
+def test_the_browser_may_run_this_script_and_reach_nothing() -> None:
+    """The policy names the script by its digest and allows no address at all."""
+    text = html_of(RUN)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    rules = dict(rule.strip().split(" ", 1) for rule in html.unescape(policy).split(";"))
+    assert rules["default-src"] == "'none'"
+    (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert not {"img-src", "connect-src", "font-src", "frame-src"} & rules.keys()
+    markup = re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.DOTALL)
+    assert all(target.startswith("#") for target in re.findall(r'(?:src|href)="([^"]*)"', markup))
+    assert text.isascii()
+
+
+def test_ten_thousand_layers_are_used(page: Page, tmp_path: Path) -> None:
+    """The page stays below its limit, draws few rows at once and finds every layer."""
+    names = names_of(10_000)
+    run = run_of(made_test("test_dead", inspection(names, "blocks.700.mlp.gelu"), outcome="failed"))
+    address = saved(run, tmp_path)
+    assert (tmp_path / "page.html").stat().st_size < LIMIT
+    open_at(page, address)
+    assert page.locator("table.layers tbody tr").count() < 1_000
+    assert page.locator('tr[data-layer="blocks.700.mlp.gelu"]').is_visible()
+    page.get_by_role("searchbox", name="Search layers").fill("blocks.7")
+    expected = [name for name in names if "blocks.7" in name]
+    assert f"{len(expected):,} of 10,000 layers found" in page.inner_text(".status")
+    shown = column(page, "layer")
+    assert shown == expected[: len(shown)]
+    page.get_by_role("button", name="Show 300 more").click()
+    assert len(column(page, "layer")) == min(len(shown) + 300, len(expected))
+
+
+def test_failing_tests_get_the_room() -> None:
+    """Where not all layers fit, those of failing tests are there, and the page says what is not."""
+    passing = [made_test(f"test_{i}", inspection(names_of(60), seed=i)) for i in range(8)]
+    failing = made_test(
+        "test_dead", inspection(names_of(60), "blocks.0.mlp.gelu"), outcome="failed"
+    )
+    whole = len(html_of(run_of(*passing, failing)))
+    limit = whole - 60_000
+    text = html_of(run_of(*passing, failing), limit=limit)
+    assert len(text) <= limit
+    kept = re.findall(r'id="data-(t\d+)-0"', text)
+    assert kept[0] == "t8"
+    assert 1 < len(kept) < 9
+    assert all(f'id="t{i}-0"' in text for i in range(9))
+
+
+def test_numbers_left_out_are_told(page: Page, tmp_path: Path) -> None:
+    """A result without its numbers says so in a sentence, with what to do."""
+    (tmp_path / "page.html").write_text(html_of(RUN, limit=0), encoding="ascii")
+    page.goto((tmp_path / "page.html").as_uri())
+    page.get_by_text("The layers of this result are not on the page").first.wait_for()
+    assert page.locator("pre.story:visible").count() == 1
