@@ -11,8 +11,6 @@ import io
 from pathlib import Path
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.runs import page
-from pytest_modelhealth.runs.reading import read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InspectionError: the run cannot be read, or the page cannot be written.
     """
+    from pytest_modelhealth.runs import page  # brings torch
+    from pytest_modelhealth.runs.reading import read
+
     made = io.StringIO()
     try:
         page.write(read(arguments.source), made)

@@ -136,7 +136,7 @@ def test_a_finding_keeps_its_fingerprint_where_lines_move(nets: pytest.Pytester)
         prints.append({issue["fingerprint"]: shown(issue)[3] for issue in issues(path)})
     assert prints[0].keys() == prints[1].keys()
     assert prints[0] != prints[1]
-    nets.runpytest(*options, "--collect-only")
+    nets.runpytest(*options[:1], "-k", "inspects_nothing")
     assert issues(path) == []
 
 

@@ -125,7 +125,7 @@ def way_through(edges: Sequence[Edge], culprit: str, end: str = "loss") -> list[
 
 def flow_of(edges: Sequence[Edge], way: Sequence[str] = ()) -> dict[str, Any]:
     """The flow of an inspection."""
-    return {"edges": [list(edge) for edge in edges], "way": list(way), "exact": True}
+    return {"edges": [list(edge) for edge in edges], "joins": [], "way": list(way), "exact": True}
 
 
 def stack(count: int) -> list[Edge]:
@@ -232,6 +232,7 @@ def hostile() -> dict[str, list[Any]]:
             "limit": 2,
             "setting": name,
             "used": 0.5,
+            "least": False,
         }
         for name in HOSTILE
     ]

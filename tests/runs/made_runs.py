@@ -102,6 +102,7 @@ def inspection(
         "layers": layers,
         "flow": {
             "edges": [[a, b, True, []] for a, b in pairwise(way)],
+            "joins": [],
             "way": way[max(0, way.index(culprit) - 3) : way.index(culprit) + 3]
             if culprit in way
             else [],
@@ -127,6 +128,7 @@ def _margins(names: list[str], chance: random.Random, *, is_dead: bool) -> list[
             "limit": 0.8,
             "setting": f"max_{check}",
             "used": part,
+            "least": False,
         }
         for check, part in zip(checks, used, strict=True)
     ]

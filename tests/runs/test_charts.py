@@ -468,7 +468,7 @@ def test_margins(draw: Draw) -> None:
     given += [(3e-5, 1e-6, 0.033), (0.0, None, None)]
     margins = [
         {"check": "dead_units", "layer": f"l{i}", "label": f"l{i}"}
-        | {"value": value, "limit": limit, "used": used}
+        | {"value": value, "limit": limit, "used": used, "least": limit in (1.1e-8, 1e-6)}
         for i, (value, limit, used) in enumerate(given)
     ]
     svg = draw("margins", margins)

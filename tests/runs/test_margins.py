@@ -117,3 +117,26 @@ def test_a_check_that_fails_under_tight_limits_has_no_margin():
     report = _report(_net(dead=16), own_checks=[_Picky])
     assert "max_pickiness" not in _by_setting(report)
     assert report.healthy
+
+
+def test_what_the_judge_explains_is_no_margin():
+    """A value beyond its limit is there only where something was found at its layer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with torch.no_grad():
+        net[0].weight.mul_(100)  # far too large to begin with, which a training outgrows
+    monitor = Inspector(net).monitor()
+    with monitor:
+        for step in range(30):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(BATCH), LABELS)
+            loss.backward()
+            optimizer.step()
+            monitor.step_end(step, loss=loss)
+    training = monitor.report_of_training()
+    assert {margin.violation.check for margin in margins(training)} <= {
+        check.name for check in training.settings.checks if check.judges_steps
+    }
+    found = {violation.layer for violation in (*training.violations, *training.warnings)}
+    assert {m.violation.layer for m in margins(training) if m.used > 1} <= found

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from functools import cache
 from pathlib import Path
 from typing import TextIO
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from pytest_modelhealth.rendering.template import environment
 from pytest_modelhealth.runs.page.blocks import blocks
 from pytest_modelhealth.runs.page.contents import Contents, contents
 from pytest_modelhealth.runs.run import Run
@@ -49,20 +48,10 @@ def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
 def _html(template: str, shown: Contents, **ours: str) -> str:
     """Return HTML in ASCII, with everything in `shown` escaped and nothing of `ours`."""
     parts = {name: Markup(text) for name, text in ours.items()}
-    html: str = _environment().get_template(template).render(shown=shown, **parts)
-    return html.encode("ascii", "xmlcharrefreplace").decode("ascii")
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(_FOLDER / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+    html: str = (
+        environment(_FOLDER / "templates").get_template(template).render(shown=shown, **parts)
     )
+    return html.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def _style() -> str:

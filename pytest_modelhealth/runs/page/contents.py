@@ -36,9 +36,6 @@ TONES = {
 }
 """How each verdict reads, the gravest first."""
 
-LEAST = ("min_", "vanishing_")
-"""How the names of settings begin below which a value may not fall."""
-
 OF = {"batch": "one inspection", "step": "a training step", "training": "a training"}
 
 
@@ -306,7 +303,7 @@ def _margin(margin: Mapping[str, Any]) -> Margin:
         label=printable(margin["label"]),
         value=_number(margin["value"]),
         limit=_number(margin["limit"]),
-        is_least=str(margin["setting"]).startswith(LEAST),
+        is_least=margin["least"],
         used=margin["used"],
     )
 

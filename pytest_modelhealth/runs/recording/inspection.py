@@ -107,6 +107,7 @@ def _margins(report: HealthReport) -> list[dict[str, Any]]:
             "limit": margin.limit,
             "setting": margin.setting,
             "used": margin.used,
+            "least": margin.is_least,
         }
         for margin in margins(report)
     ]

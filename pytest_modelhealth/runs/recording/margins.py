@@ -27,12 +27,14 @@ class Margin(NamedTuple):
         violation: what a check says of it under a tighter limit.
         limit: the limit in force for the layer.
         used: the part of the limit that is used up, 1 at the limit.
+        is_least: whether the value may not fall below the limit, rather than rise above it.
     """
 
     setting: str
     violation: Violation
     limit: float
     used: float
+    is_least: bool
 
 
 def margins(report: HealthReport) -> list[Margin]:
@@ -42,9 +44,23 @@ def margins(report: HealthReport) -> list[Margin]:
         observation = with_flow(observation)
     found = []
     for check in cast("tuple[Check, ...]", settings.checks):
-        if settings.chooses(check.name):
+        judges = check.judges_steps or not observation.is_of_own_step
+        if judges and settings.chooses(check.name):
             found += [m for s in check.settings for m in _nearest(check, s, settings, observation)]
-    return sorted(found, key=lambda margin: -margin.used)
+    objected = _objected(report)
+    kept = (m for m in found if m.used <= 1 or (m.violation.check, m.violation.layer) in objected)
+    return sorted(kept, key=lambda margin: -margin.used)
+
+
+def _objected(report: HealthReport) -> set[tuple[str, str]]:
+    """Return the checks and layers of all that was found, whatever became of it.
+
+    A value beyond its limit that is not among it is one that the judge explains otherwise.
+    """
+    judgement = report.judgement
+    accepted = [violation for violation, _ in judgement.waived]
+    found = [*judgement.violations, *judgement.warned, *accepted]
+    return {(one.check, one.layer) for each in found for one in (each, *each.folded)}
 
 
 def _nearest(
@@ -58,7 +74,7 @@ def _nearest(
         everywhere = {"thresholds": {"*": tight}} if setting.per_layer else {}
         tightened = settings.override({**tight, **everywhere}, _ORIGIN)
         met = [
-            Margin(setting.name, violation, limit, _used(violation.value, limit, extreme))
+            _margin(setting, violation, limit, is_least=violation.value < extreme)
             for violation in _violations(check, observation, tightened, extreme)
             if (limit := settings.limit(setting.name, violation.layer).value) is not None
             and any(fnmatchcase(violation.layer, p) for p in settings[LAYERS.name].value)
@@ -89,9 +105,7 @@ def _violations(
     ]
 
 
-def _used(value: float, limit: float, extreme: float) -> float:
-    """Return the part of a limit that a value uses up."""
-    above, below = (value, limit) if value > extreme else (limit, value)
-    if below:
-        return above / below
-    return math.inf if above else 1.0
+def _margin(setting: Setting, violation: Violation, limit: float, *, is_least: bool) -> Margin:
+    above, below = (limit, violation.value) if is_least else (violation.value, limit)
+    used = above / below if below else math.inf if above else 1.0
+    return Margin(setting.name, violation, limit, used, is_least)

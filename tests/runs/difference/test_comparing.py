@@ -85,7 +85,8 @@ def test_margins_are_told_that_came_near() -> None:
 
     def margin(used: float) -> dict[str, Any]:
         found = {"check": "dead_units", "layer": "fc1", "label": "fc1", "role": "activations"}
-        return {**found, "value": used, "limit": 1.0, "setting": "max_dead_fraction", "used": used}
+        limit = {"limit": 1.0, "setting": "max_dead_fraction", "least": False}
+        return {**found, **limit, "value": used, "used": used}
 
     for before, now, is_told in ((0.4, 0.9, True), (0.6, 0.9, False), (0.4, 0.7, False)):
         sides = inspection(margins=[margin(before)]), inspection(margins=[margin(now)])

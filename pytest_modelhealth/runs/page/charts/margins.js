@@ -41,7 +41,7 @@
         });
         if (margin.used > FULL) draw(body, "path", { d: `M${NAMES + BAR} ${y + 4}l9 ${ROW / 2 - 4}l-9 ${ROW / 2 - 4}z`, fill: COLOURS.alarm });
       }
-      write(body, NAMES + BAR + 16, y + 13.5, besideLimit(margin) + (isOver ? (isLeast(margin) ? ", below" : ", over") : ""), {
+      write(body, NAMES + BAR + 16, y + 13.5, besideLimit(margin) + (isOver ? (margin.least ? ", below" : ", over") : ""), {
         fill: isOver ? COLOURS.alarm : COLOURS.ink, "font-weight": isOver ? 600 : null,
       });
       const used = isNumber(margin.used) ? `${number(margin.used * 100)}% of the limit` : "";
@@ -58,13 +58,9 @@
     }
   };
 
-  // "0.31 of 0.8"; of a value that may not fall below its limit "3e-5 of at least 1e-6", as is told
-  // by which side of the limit is used up.
+  // "0.31 of 0.8"; of a value that may not fall below its limit "3e-5 of at least 1e-6".
   function besideLimit(margin) {
     const { number } = charts.drawing;
-    return `${number(margin.value)} of ${isLeast(margin) ? "at least " : ""}${number(margin.limit)}`;
+    return `${number(margin.value)} of ${margin.least ? "at least " : ""}${number(margin.limit)}`;
   }
-
-  const isLeast = ({ value, limit, used }) =>
-    [value, limit, used].every(charts.drawing.isNumber) && value !== limit && used >= 1 !== value > limit;
 })();
