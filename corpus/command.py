@@ -12,7 +12,6 @@ import torch
 
 from corpus import GROUPS, KINDS, ROLES, Case, Tool, cases
 from corpus.scoring import COLUMNS, Judged, Score, score
-from pytest_modelhealth.progress import task
 
 TOOLS = {"modelhealth": "benchmarks.tools:modelhealth", "probed": "benchmarks.tools:probed"}
 """Tools by a short name."""
@@ -81,8 +80,7 @@ def print_score(options: argparse.Namespace) -> None:
     for case in chosen(options):
         groups.setdefault((case.kind, case.group), []).append(case)
     start = time.perf_counter()
-    with task("scoring", sum(map(len, groups.values()))):
-        scores = {name: score(tool, group, options.seeds) for name, group in groups.items()}
+    scores = {name: score(tool, group, options.seeds) for name, group in groups.items()}
     table({**scores, **totals(scores)}, ["kind", "cases"], time.perf_counter() - start)
     for (kind, group), made in scores.items():
         if (options.list or options.wrong) and (group != "held out" or options.group == group):

@@ -20,7 +20,6 @@ import torch
 
 from corpus.cards import Case
 from corpus.words import MODEL
-from pytest_modelhealth.progress import advance
 
 
 @dataclass(frozen=True)
@@ -220,5 +219,4 @@ def score(tool: Tool, cases: Iterable[Case], seeds: int = 1) -> Score:
     for case in cases:
         tries = 1 if case.is_sick else seeds
         made.judged += [one for seed in range(tries) if (one := judge(tool, case, seed))]
-        advance()
     return made

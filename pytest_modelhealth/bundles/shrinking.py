@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture import Inputs
+from pytest_modelhealth.progress import advance, task
 
 MOST_RUNS = 200
 """How many inspections a search may take."""
@@ -52,21 +53,23 @@ def fewest(
             if len(tried) >= most:
                 raise _AtTheLimitError
             tried[part] = fails(part)
+            advance()
         return tried[part]
 
     found, parts = tuple(samples), 2
     try:
-        while len(found) > 1:
-            smaller = _smaller(found, min(parts, len(found)), does_fail)
-            if smaller is not None:
-                # of a part, halves again; of the rest without one, parts of the same size
-                is_part = len(smaller) <= -(-len(found) // parts)
-                parts = 2 if is_part else max(parts - 1, 2)
-                found = smaller
-            elif parts >= len(found):
-                break
-            else:
-                parts = min(2 * parts, len(found))
+        with task("looking for the fewest samples"):
+            while len(found) > 1:
+                smaller = _smaller(found, min(parts, len(found)), does_fail)
+                if smaller is not None:
+                    # of a part, halves again; of the rest without one, parts of the same size
+                    is_part = len(smaller) <= -(-len(found) // parts)
+                    parts = 2 if is_part else max(parts - 1, 2)
+                    found = smaller
+                elif parts >= len(found):
+                    break
+                else:
+                    parts = min(2 * parts, len(found))
     except _AtTheLimitError:
         return Fewest(found, len(tried), smallest=False)
     return Fewest(found, len(tried), smallest=True)
