@@ -95,8 +95,7 @@ def issues(tests: Iterable[Test], rootdir: Path, root: Path) -> Iterator[dict[st
 def _description(test: Test, fault: Fault) -> str:
     from pytest_modelhealth.rendering.notation import printable
 
-    culprit = f"{fault.label} ({fault.check})" if fault.label else fault.check
-    return printable(f"{culprit}: {fault.message} [{test['id']}]")
+    return printable(f"{fault.culprit}: {fault.message} [{test['id']}]")
 
 
 def _fingerprint(*what: str) -> str:
