@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from pytest_modelhealth.bundles.content import Data, KeptWaiver, SettingLimit, WatchRule
-from pytest_modelhealth.bundles.nest import Reader, Writer
+from pytest_modelhealth.bundles.nest import Reader, Writer, qualified_name
 from pytest_modelhealth.errors import InspectionError, SettingsError
 from pytest_modelhealth.layers import Rule, Selection, original_class
 from pytest_modelhealth.settings import LayerLimit, Limit, Settings, SeverityRule
@@ -93,15 +93,11 @@ def kept_rules(selection: Selection) -> tuple[WatchRule, ...]:
 
 
 def _kept_rule(rule: Rule) -> WatchRule:
-    types = None if rule.types is None else tuple(map(_class_name, rule.types))
+    types = None if rule.types is None else tuple(map(qualified_name, rule.types))
     roles = tuple(sorted(rule.roles))
     if isinstance(rule.pattern, re.Pattern):
         return WatchRule(rule.pattern.pattern, rule.pattern.flags, roles, types)
     return WatchRule(rule.pattern, None, roles, types)
-
-
-def _class_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def selection_of(rules: tuple[WatchRule, ...], model: nn.Module) -> Selection:
@@ -110,7 +106,7 @@ def selection_of(rules: tuple[WatchRule, ...], model: nn.Module) -> Selection:
     Raises:
         InspectionError: a class is none of them, or a pattern is none.
     """
-    known = {_class_name(kind): kind for kind in _classes(model)}
+    known = {qualified_name(kind): kind for kind in _classes(model)}
     return Selection(tuple(_rule(rule, known) for rule in rules))
 
 

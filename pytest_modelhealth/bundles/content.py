@@ -232,6 +232,11 @@ class Content:
     surroundings: Surroundings
     missing: tuple[Missing, ...] = ()
 
+    @property
+    def missing_values(self) -> list[Missing]:
+        """What is not there and no test or argument gives again, as it does loss and backward."""
+        return [m for m in self.missing if not m.path.startswith(("loss", "backward"))]
+
     def lacks(self, part: str) -> Missing | None:
         """Return the first thing under this path that is not there, if one is."""
         return next((m for m in self.missing if m.path.startswith(part)), None)

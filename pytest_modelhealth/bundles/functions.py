@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_modelhealth.bundles.content import Data, Function
-from pytest_modelhealth.bundles.nest import NOTHING, Reader, Writer
+from pytest_modelhealth.bundles.nest import NOTHING, Reader, Writer, qualified_name
 from pytest_modelhealth.errors import InspectionError
 
 _DEPRECATED = ("size_average", "reduce")
@@ -27,7 +27,7 @@ def described(function: Any) -> Function:
     named = function if hasattr(function, "__qualname__") else type(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
-    return Function(f"{named.__module__}.{named.__qualname__}", place)
+    return Function(qualified_name(named), place)
 
 
 def write(loss: Any, writer: Writer, path: str = "loss") -> Data:

@@ -64,8 +64,7 @@ class Writer:
 
     def lack(self, value: Any, path: str, reason: str) -> Data:
         """Take down that a value is not kept, and return what stands for it."""
-        kind = type(value)
-        self.missing.append(Missing(path, f"{kind.__module__}.{kind.__qualname__}", reason))
+        self.missing.append(Missing(path, qualified_name(type(value)), reason))
         return {_IS: "missing"}
 
     def add(self, tensor: Tensor, path: str) -> str:
@@ -95,12 +94,17 @@ def _tensor(writer: Writer, tensor: Tensor, path: str) -> dict[str, Any]:
     dense = tensor.is_contiguous() or not _is_dense(tuple(tensor.shape), tensor.stride())
     return {
         "name": writer.add(tensor, path),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "dtype": dtype_name(tensor.dtype),
         "shape": list(tensor.shape),
         "stride": None if dense else list(tensor.stride()),
         "requires_grad": tensor.requires_grad,
         "device": str(tensor.device),
     }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype as `dtype_of` reads it: ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def why_not_kept(tensor: Tensor) -> str:
@@ -147,7 +151,11 @@ def _items(writer: Writer, values: Any, path: str) -> dict[str, Any]:
 def _tuple(writer: Writer, values: Any, path: str) -> dict[str, Any]:
     fields = getattr(type(values), "_fields", None)
     data = _items(writer, tuple.__iter__(values), path)
-    return data if fields is None else data | {"fields": list(fields), "of": _name(values)}
+    return (
+        data
+        if fields is None
+        else data | {"fields": list(fields), "of": qualified_name(type(values))}
+    )
 
 
 def _mapping(writer: Writer, values: Any, path: str) -> dict[str, Any]:
@@ -155,11 +163,12 @@ def _mapping(writer: Writer, values: Any, path: str) -> dict[str, Any]:
         [writer.write(key, f"{path} key"), writer.write(value, f"{path}[{key!r}]")]
         for key, value in values.items()
     ]
-    return {"items": items, "of": _name(values)}
+    return {"items": items, "of": qualified_name(type(values))}
 
 
-def _name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def qualified_name(named: Any) -> str:
+    """Return a class or function as ``"package.module.Name"``."""
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _inputs(writer: Writer, values: Inputs, path: str) -> dict[str, Any]:
@@ -185,7 +194,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Writer, Any, str], dict[str, Any]]]] = {
     tuple: ("tuple", _tuple),
     list: ("list", _items),
     Mapping: ("mapping", _mapping),
-    torch.dtype: ("dtype", lambda _, v, __: {"value": str(v).removeprefix("torch.")}),
+    torch.dtype: ("dtype", lambda _, v, __: {"value": dtype_name(v)}),
     torch.device: ("device", _text),
     complex: ("complex", lambda _, v, __: {"value": [repr(v.real), repr(v.imag)]}),
     bytes: ("bytes", lambda _, v, __: {"value": v.hex()}),
@@ -272,7 +281,7 @@ class Reader:
 
     def _tensor(self, data: dict[str, Any], path: str) -> Tensor:
         stored, shape = self._stored(data["name"], path), tuple(data["shape"])
-        dtype = _dtype(data["dtype"])
+        dtype = dtype_of(data["dtype"])
         if stored.dtype != dtype:
             stored = stored.clone().view(dtype)
         if stored.numel() != math.prod(shape):
@@ -318,7 +327,12 @@ class Reader:
             yield self.read(item, f"{path}[{index}]")
 
 
-def _dtype(spelled: str) -> torch.dtype:
+def dtype_of(spelled: str) -> torch.dtype:
+    """Return the dtype of torch that goes by this name, without ``torch.``.
+
+    Raises:
+        ValueError: there is none.
+    """
     dtype = getattr(torch, spelled, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"no dtype of torch: {spelled!r:.60}")
@@ -371,7 +385,7 @@ _READERS: dict[str, Callable[[Reader, dict[str, Any], str], Any]] = {
     "tuple": _read_tuple,
     "list": lambda r, d, p: list(r.items(d, p)),
     "mapping": _read_mapping,
-    "dtype": lambda _, d, __: _dtype(d["value"]),
+    "dtype": lambda _, d, __: dtype_of(d["value"]),
     "device": lambda _, d, __: torch.device(d["value"]),
     "complex": lambda _, d, __: complex(float(d["value"][0]), float(d["value"][1])),
     "bytes": lambda _, d, __: bytes.fromhex(d["value"]),

@@ -18,7 +18,7 @@ from torch import nn
 from pytest_modelhealth.bundles import functions
 from pytest_modelhealth.bundles.conditions import selection_of, settings_of
 from pytest_modelhealth.bundles.content import CONTENT, Batch, Content, Function
-from pytest_modelhealth.bundles.nest import NOTHING, Reader
+from pytest_modelhealth.bundles.nest import NOTHING, Reader, qualified_name
 from pytest_modelhealth.bundles.reading import Bundle, read
 from pytest_modelhealth.bundles.sameness import differences
 from pytest_modelhealth.bundles.shrinking import Fewest, Part, fewest
@@ -134,7 +134,7 @@ class Again:
         self._loss = self._loss_of(loss)
         self._backward = _backward(content, backward)
         self._scaler = self._scaler_of(content)
-        checks = {f"{type(c).__module__}.{type(c).__qualname__}" for c in base.checks}
+        checks = {qualified_name(type(check)) for check in base.checks}
         self._own_lacking = [name for name in content.own_checks if name not in checks]
 
     def _batch(self, batch: Batch, inputs: Any, target: Any) -> tuple[Any, Any]:
@@ -323,8 +323,7 @@ class Again:
             )
         if self._own_lacking:
             yield f"not judged by the project's own checks: {', '.join(self._own_lacking)}"
-        content = self._bundle.content
-        missing = [m for m in content.missing if not m.path.startswith(("loss", "backward"))]
+        missing = self._bundle.content.missing_values
         for lacking in missing[:_SHOWN]:
             yield f"not in the bundle: {printable(str(lacking))}"
         if len(missing) > _SHOWN:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.bundles.content import Data, HeldTensor, Model
-from pytest_modelhealth.bundles.nest import NOTHING, Reader, Writer
+from pytest_modelhealth.bundles.nest import NOTHING, Reader, Writer, dtype_name, qualified_name
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.state import is_generator
 from pytest_modelhealth.errors import InspectionError, suggest
@@ -48,9 +48,8 @@ def take(model: nn.Module, writer: Writer, weights: str) -> Model:
     known = {id(tensor) for tensor in held_tensors(model)}
     for named in modules:
         _take_down_others(named, known, writer)
-    kind = original_class(model)
     return Model(
-        kind=f"{kind.__module__}.{kind.__qualname__}",
+        kind=qualified_name(original_class(model)),
         parameters=kept["_parameters"],
         buffers=kept["_buffers"],
         attributes=kept[""],
@@ -102,7 +101,7 @@ _UNINITIALISED = "uninitialised"
 def _dtype(tensor: Tensor) -> str:
     if is_lazy(tensor):
         return _UNINITIALISED
-    return str(tensor.dtype).removeprefix("torch.")
+    return dtype_name(tensor.dtype)
 
 
 def _full(layer: str, name: str) -> str:
@@ -278,11 +277,10 @@ def _require_same(model: nn.Module, kept: Model) -> None:
         wrong = [f"it has no layer {name!r}" for name in kept.training if name not in layers]
     if wrong:
         more = f"; and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
-        kind = original_class(model)
         raise InspectionError(
-            f"the bundle is of another model: {kept.kind} then, {kind.__module__}."
-            f"{kind.__qualname__} now; {'; '.join(wrong[:_SHOWN])}{more}. Give the model that the "
-            "test made, with the same arguments"
+            f"the bundle is of another model: {kept.kind} then, "
+            f"{qualified_name(original_class(model))} now; {'; '.join(wrong[:_SHOWN])}{more}. Give "
+            "the model that the test made, with the same arguments"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from pytest_modelhealth import __version__
 from pytest_modelhealth.bundles.content import Autocast, Surroundings
+from pytest_modelhealth.bundles.nest import dtype_name, dtype_of
 from pytest_modelhealth.errors import InspectionError
 
 _DEVICES = ("cpu", "cuda")
@@ -48,7 +49,7 @@ def _processor() -> str:
 def surroundings() -> Surroundings:
     """Return how torch's switches stand."""
     return Surroundings(
-        default_dtype=_name(torch.get_default_dtype()),
+        default_dtype=dtype_name(torch.get_default_dtype()),
         threads=torch.get_num_threads(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -57,14 +58,10 @@ def surroundings() -> Surroundings:
         cudnn_deterministic=bool(torch.backends.cudnn.deterministic),
         grad_enabled=torch.is_grad_enabled(),
         autocast=tuple(
-            Autocast(d, torch.is_autocast_enabled(d), _name(torch.get_autocast_dtype(d)))
+            Autocast(d, torch.is_autocast_enabled(d), dtype_name(torch.get_autocast_dtype(d)))
             for d in _DEVICES
         ),
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager
@@ -82,7 +79,7 @@ def under(kept: Surroundings) -> Iterator[None]:
             stack.enter_context(torch.set_grad_enabled(kept.grad_enabled))
             for cast in kept.autocast:
                 if cast.enabled and _is_here(cast.device):
-                    stack.enter_context(torch.autocast(cast.device, _dtype(cast.dtype)))
+                    stack.enter_context(torch.autocast(cast.device, dtype_of(cast.dtype)))
         except (RuntimeError, TypeError, ValueError) as error:
             raise InspectionError(f"the bundle is damaged: its surroundings: {error}") from None
         yield
@@ -103,7 +100,7 @@ _MOST_THREADS = 1024
 
 
 def _switches(kept: Surroundings) -> Iterator[tuple[Callable[[Any], Any], Any]]:
-    yield torch.set_default_dtype, _dtype(kept.default_dtype)
+    yield torch.set_default_dtype, dtype_of(kept.default_dtype)
     if kept.matmul_precision not in ("highest", "high", "medium"):
         raise ValueError(f"no precision of matrix products: {kept.matmul_precision!r:.60}")
     yield torch.set_float32_matmul_precision, kept.matmul_precision
@@ -115,10 +112,3 @@ def _switches(kept: Surroundings) -> Iterator[tuple[Callable[[Any], Any], Any]]:
 
 def _set_deterministic(modes: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(modes[0], warn_only=modes[1])
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"no dtype of torch: {name!r:.60}")
-    return dtype

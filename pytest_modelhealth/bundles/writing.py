@@ -23,7 +23,7 @@ from pytest_modelhealth.bundles.content import (
     Content,
     Test,
 )
-from pytest_modelhealth.bundles.nest import Writer, packed
+from pytest_modelhealth.bundles.nest import Writer, packed, qualified_name
 from pytest_modelhealth.bundles.recording import Ran, size
 from pytest_modelhealth.bundles.state import held_tensors, take
 from pytest_modelhealth.bundles.surroundings import versions
@@ -140,7 +140,7 @@ def _content(
         settings=kept_limits(report.settings, writer),
         waivers=kept_waivers(report.settings),
         own_checks=tuple(
-            f"{type(check).__module__}.{type(check).__qualname__}"
+            qualified_name(type(check))
             for check in report.settings.checks
             if type(check) not in known
         ),

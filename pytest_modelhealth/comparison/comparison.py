@@ -141,7 +141,7 @@ class Comparison(HasVerdict):
         With `strict_names`, every layer has to have kept its name, type and place too.
         """
         self.verdict_asked = True
-        return self.divergence is None and not (self.strict_names and self.changed_names)
+        return not differs(self)
 
     @cached_property
     def changed_names(self) -> tuple[Pair, ...]:
@@ -208,3 +208,9 @@ class Comparison(HasVerdict):
         """Return a figure of the error beside its noise through the depth of the model."""
         figure: Figure = self._shown("error_depth", "plot_errors")
         return figure
+
+
+def differs(comparison: Comparison) -> bool:
+    """Whether a comparison fails where it is asserted; it asks for no verdict."""
+    named = comparison.strict_names and bool(comparison.changed_names)
+    return comparison.divergence is not None or named

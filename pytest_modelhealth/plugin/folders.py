@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -47,6 +48,12 @@ def folder_name(nodeid: str) -> str:
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid).strip("-.")[-_LONGEST_NAME:]
     digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{readable}-{digest}"
+
+
+def rank_suffix() -> str:
+    """Return ``"-rank1"`` under torchrun, for names of its own; ``""`` in the first process."""
+    rank = os.environ.get("RANK", "0")
+    return f"-rank{int(rank)}" if rank.isdecimal() and int(rank) else ""
 
 
 def warn_once(item: pytest.Item, warned: pytest.StashKey[bool], text: str) -> None:

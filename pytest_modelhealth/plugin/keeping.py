@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_modelhealth.errors import ModelHealthError
-from pytest_modelhealth.plugin.folders import folder_name, warn_once
+from pytest_modelhealth.plugin.folders import folder_name, rank_suffix, warn_once
 from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
 
 if TYPE_CHECKING:
@@ -201,9 +201,7 @@ class Keeper:
         from pytest_modelhealth.bundles.content import CONTENT, FILES
 
         self._placed += 1
-        rank = os.environ.get("RANK", "0")
-        name = folder_name(self._item.nodeid)
-        name += f"-rank{rank}" if rank.isdigit() and rank != "0" else ""
+        name = folder_name(self._item.nodeid) + rank_suffix()
         place = self._directory / (name + (f"-{self._placed}" if self._placed > 1 else ""))
         place.mkdir(exist_ok=True)
         (place / CONTENT).unlink(missing_ok=True)

@@ -1,7 +1,4 @@
-"""Files that options name: looked at when pytest starts, and replaced as a whole when it ends.
-
-`path_of` and `write` are for the destinations that write one file of the whole run.
-"""
+"""Files that options name: looked at when pytest starts, and replaced as a whole when it ends."""
 
 from __future__ import annotations
 
@@ -11,75 +8,99 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import pytest
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.runs.run import Run
+from pytest_modelhealth.plugin.folders import rank_suffix
 
 
-def path_of(config: pytest.Config, option: str) -> Path | None:
-    """Return the file that `option` names; ``None`` where no file is to be written.
+class OutputFile:
+    """The file that an option names, for a destination that writes one of the whole run.
 
-    So it is where the option was not given, where tests are only collected, and in xdist's workers.
-
-    Its folder is made, so that a long run does not end without it. Under torchrun each process but
-    the first has a file of its own: ``run-rank1.json``.
-
-    Raises:
-        pytest.UsageError: it is a directory, or cannot be written.
+    Args:
+        option: ``"--modelhealth-json"``.
+        what: name of the content: ``"run data"``.
+        help: what is written, for ``pytest --help``.
     """
-    given = config.getoption(option)
-    if given is None or config.option.collectonly or hasattr(config, "workerinput"):
-        return None
-    path: Path = config.invocation_params.dir / given
-    try:
-        if _is_special(path):
-            return path
-        path = _of_this_rank(path.resolve())
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _try_to_replace(path)
-    except OSError as error:
-        raise pytest.UsageError(
-            f"{option}: cannot write to {str(given)!r}: {error.strerror}; name a file in a "
-            "directory that can be made and written to"
-        ) from None
+
+    def __init__(self, option: str, what: str, help: str) -> None:  # noqa: A002 - as `argparse`
+        self._option, self._what, self._help = option, what, help
+        self._path = pytest.StashKey[Path]()
+
+    def add_option(self, parser: pytest.Parser) -> None:
+        """Declare the option."""
+        group = parser.getgroup("modelhealth")
+        group.addoption(self._option, metavar="PATH", default=None, help=self._help)
+
+    def prepare(self, config: pytest.Config) -> None:
+        """Look at the path now, so that a long run does not end without its file.
+
+        No file is written where tests are only collected, and in xdist's workers.
+
+        Raises:
+            pytest.UsageError: it is a directory, or cannot be written.
+        """
+        given = config.getoption(self._option)
+        if given is None or config.option.collectonly or hasattr(config, "workerinput"):
+            return
+        try:
+            config.stash[self._path] = _prepared(config.invocation_params.dir / given)
+        except OSError as error:
+            raise pytest.UsageError(
+                f"{self._option}: cannot write to {str(given)!r}: {error.strerror}; name a file in "
+                "a directory that can be made and written to"
+            ) from None
+
+    def is_wanted(self, config: pytest.Config) -> bool:
+        """Return whether the option was given, where a file is written."""
+        return self._path in config.stash
+
+    def write(
+        self,
+        config: pytest.Config,
+        writer: Callable[[TextIO], None],
+        terminalreporter: pytest.TerminalReporter,
+    ) -> None:
+        """Write the file, and say in the summary where it is, or why it is not there.
+
+        Args:
+            config: that of the run.
+            writer: gets the file, opened for ASCII text.
+            terminalreporter: pytest's, for the line.
+        """
+        from pytest_modelhealth.rendering.notation import printable
+
+        path = config.stash[self._path]
+        try:
+            with _replacing(path) as file:
+                writer(file)
+        except OSError as error:  # a full disk costs the file, not the result of the run
+            line = f"{self._what} could not be written to {path}: {error.strerror or error}"
+        else:
+            line = f"{self._what} in {path}"
+        terminalreporter.write_line(f"modelhealth: {printable(line)}")
+
+
+def _prepared(path: Path) -> Path:
+    """Return the file to write, whose folder is made, once it is known that it can be.
+
+    Under torchrun each process but the first has a file of its own: ``run-rank1.json``.
+    """
+    if _is_special(path):
+        return path
+    path = path.resolve()
+    if rank_suffix():
+        path = path.with_name(f"{path.stem}{rank_suffix()}{path.suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    _try_to_replace(path)
     return path
 
 
-def write(
-    path: Path,
-    what: str,
-    run: Run,
-    writer: Callable[[Run, TextIO], None],
-    terminalreporter: pytest.TerminalReporter,
-) -> None:
-    """Have `writer` write the run, and say in the summary where it is, or why it is not there.
-
-    Args:
-        path: what `path_of` returned.
-        what: name of the content: ``"run data"``.
-        run: handed to `writer`.
-        writer: gets the run and the file, opened for ASCII text.
-        terminalreporter: pytest's, for the line.
-    """
-    from pytest_modelhealth.rendering.notation import printable
-
-    try:
-        with replacing(path) as file:
-            writer(run, file)
-    except OSError as error:  # a full disk costs the file, not the result of the run
-        line = f"{what} could not be written to {path}: {error.strerror or error}"
-    else:
-        line = f"{what} in {path}"
-    terminalreporter.write_line(f"modelhealth: {printable(line)}")
-
-
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
+def _replacing(path: Path) -> Iterator[TextIO]:
     """Open a file that takes the place of `path` once all of it is written, and never in part.
 
     Devices and pipes are written to as they are.
@@ -111,10 +132,3 @@ def _beside(path: Path) -> Path:
 def _is_special(path: Path) -> bool:
     """Whether it is a device or a pipe: to replace ``/dev/null`` would harm everybody."""
     return path.exists() and not (path.is_file() or path.is_dir())
-
-
-def _of_this_rank(path: Path) -> Path:
-    rank = os.environ.get("RANK", "0")
-    if not rank.isdecimal() or int(rank) == 0:
-        return path
-    return path.with_name(f"{path.stem}-rank{int(rank)}{path.suffix}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -147,6 +148,8 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if hasattr(value, "_asdict"):  # a named tuple, as limits are
         value = value._asdict()
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.layer_tree import Branch, Row, grown
 from pytest_modelhealth.rendering.model_summary_text import text
 from pytest_modelhealth.rendering.notation import plural
@@ -226,13 +226,14 @@ def render(
 
 def to_dict(summary: ModelSummary) -> dict[str, Any]:
     """Return a summary as dictionaries, lists, numbers, strings and ``None``."""
-    data = {
-        "model_type": summary.model_type,
-        "run": summary.run,
-        "backward": summary.backward,
-        "totals": summary.totals,
-        "notes": summary.notes,
-        "rows": summary.rows,
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(data))
-    return plain
+    data: dict[str, Any] = plain(
+        {
+            "model_type": summary.model_type,
+            "run": summary.run,
+            "backward": summary.backward,
+            "totals": summary.totals,
+            "notes": summary.notes,
+            "rows": summary.rows,
+        }
+    )
+    return data

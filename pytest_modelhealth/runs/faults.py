@@ -6,10 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_modelhealth.runs.run import Test
-
-FAILED = ("failed", "error")
-"""The outcomes of a test that is to be repaired."""
+from pytest_modelhealth.runs.run import FAILED, Test
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,11 @@ class Fault:
     text: str
     fails: bool
     places: tuple[str, ...]
+
+    @property
+    def culprit(self) -> str:
+        """Who and by which check: ``"encoder.1 (dead_units)"``."""
+        return f"{self.label} ({self.check})" if self.label else self.check
 
 
 def faults(test: Test) -> Iterator[Fault]:

@@ -10,6 +10,9 @@ FORMAT = "pytest-modelhealth run"
 FORMAT_VERSION = 1
 """Raised when a key changes its name or meaning."""
 
+FAILED = ("failed", "error")
+"""The outcomes of a test that is to be repaired."""
+
 Test = Mapping[str, Any]
 """A test and its results, by the keys of the file of a run."""
 

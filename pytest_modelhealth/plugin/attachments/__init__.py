@@ -121,8 +121,9 @@ class ComparisonEvidence(Evidence):
     @cached_property
     def verdict(self) -> str:
         """``"different"`` or ``"equivalent"``."""
-        named = self.report.strict_names and self.report.changed_names
-        return "different" if self.report.divergence is not None or named else "equivalent"
+        from pytest_modelhealth.comparison.comparison import differs
+
+        return "different" if differs(self.report) else "equivalent"
 
     @cached_property
     def culprit(self) -> str:

@@ -76,12 +76,12 @@ def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[
 
 
 def _annotation(test: Test, fault: Fault, rootdir: Path, workspace: Path) -> str:
-    properties = {"title": f"{test['id']}: {_culprit(fault)}"}
+    properties = {"title": f"{test['id']}: {fault.culprit}"}
     place = source_place(fault.places, rootdir, workspace)
     if place is not None:
         properties = {"file": place.path, "line": str(place.line)} | properties
     said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
-    message = f"{fault.verdict}: {_culprit(fault)}: {fault.message}"
+    message = f"{fault.verdict}: {fault.culprit}: {fault.message}"
     if fault.cause:
         message += f"\nlikely cause: {fault.cause}"
     return f"::error {said}::{_data(message)}"
@@ -91,10 +91,6 @@ def _first(test: Test) -> Fault | None:
     from pytest_modelhealth.runs.faults import faults
 
     return next((fault for fault in faults(test) if fault.fails), None)
-
-
-def _culprit(fault: Fault) -> str:
-    return f"{fault.label} ({fault.check})" if fault.label else fault.check
 
 
 def _data(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import pytest
 
 from pytest_modelhealth.plugin.attachments import source_place
-from pytest_modelhealth.plugin.output_files import path_of, write
+from pytest_modelhealth.plugin.output_files import OutputFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,48 +23,45 @@ if TYPE_CHECKING:
     from pytest_modelhealth.runs.faults import Fault
     from pytest_modelhealth.runs.run import Run, Test
 
-_OPTION = "--modelhealth-codequality"
-_PATH = pytest.StashKey[Path]()
+_FILE = OutputFile(
+    "--modelhealth-codequality",
+    "code quality",
+    "write what is wrong with the models to PATH, as GitLab reads it (code quality)",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the option."""
-    parser.getgroup("modelhealth").addoption(
-        _OPTION,
-        metavar="PATH",
-        default=None,
-        help="write what is wrong with the models to PATH, as GitLab reads it (code quality)",
-    )
+    _FILE.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look at the file now, so that a long run does not end without it.
+    """Look at the path.
 
     Raises:
         pytest.UsageError: it cannot be written.
     """
-    path = path_of(config, _OPTION)
-    if path is not None:
-        config.stash[_PATH] = path
+    _FILE.prepare(config)
 
 
 def pytest_modelhealth_wants_run(config: pytest.Config) -> bool:
-    """Ask for the run where the file is wanted."""
-    return _PATH in config.stash
+    """Return whether the option was given."""
+    return _FILE.is_wanted(config)
 
 
 def pytest_modelhealth_run_ended(
     config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
 ) -> None:
     """Write the file, without findings too: GitLab then tells which were settled."""
-    if _PATH in config.stash:
-        root = Path(os.environ.get("CI_PROJECT_DIR") or config.rootpath)
+    if not _FILE.is_wanted(config):
+        return
+    root = Path(os.environ.get("CI_PROJECT_DIR") or config.rootpath)
 
-        def written(run: Run, file: TextIO) -> None:
-            json.dump(list(issues(run.tests, config.rootpath, root)), file, indent=1)
-            file.write("\n")
+    def write(file: TextIO) -> None:
+        json.dump(list(issues(run.tests, config.rootpath, root)), file, indent=1)
+        file.write("\n")
 
-        write(config.stash[_PATH], "code quality", run, written, terminalreporter)
+    _FILE.write(config, write, terminalreporter)
 
 
 def issues(tests: Iterable[Test], rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
@@ -98,8 +95,7 @@ def issues(tests: Iterable[Test], rootdir: Path, root: Path) -> Iterator[dict[st
 def _description(test: Test, fault: Fault) -> str:
     from pytest_modelhealth.rendering.notation import printable
 
-    culprit = f"{fault.label} ({fault.check})" if fault.label else fault.check
-    return printable(f"{culprit}: {fault.message} [{test['id']}]")
+    return printable(f"{fault.culprit}: {fault.message} [{test['id']}]")
 
 
 def _fingerprint(*what: str) -> str:

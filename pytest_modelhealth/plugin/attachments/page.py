@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_modelhealth.plugin import output_files
+from pytest_modelhealth.plugin.output_files import OutputFile
 
 if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run
 
-_OPTION = "--modelhealth-html"
-_PATH = pytest.StashKey[Path]()
+_FILE = OutputFile(
+    "--modelhealth-html",
+    "page",
+    "write what every test inspected to PATH, as one HTML file that opens without a network",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the option."""
-    parser.getgroup("modelhealth").addoption(
-        _OPTION,
-        metavar="PATH",
-        default=None,
-        help="write what every test inspected to PATH, as one HTML file that opens without a "
-        "network",
-    )
+    _FILE.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look at the path now, so that a long run does not end without its page.
+    """Look at the path.
 
     Raises:
         pytest.UsageError: it cannot be written.
     """
-    path = output_files.path_of(config, _OPTION)
-    if path is not None:
-        config.stash[_PATH] = path
+    _FILE.prepare(config)
 
 
 def pytest_modelhealth_wants_run(config: pytest.Config) -> bool:
     """Return whether the option was given."""
-    return _PATH in config.stash
+    return _FILE.is_wanted(config)
 
 
 def pytest_modelhealth_run_ended(
     config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
 ) -> None:
     """Write the file."""
-    path = config.stash.get(_PATH, None)
-    if path is None:
+    if not _FILE.is_wanted(config):
         return
     from pytest_modelhealth.runs import page
 
-    output_files.write(path, "page", run, page.write, terminalreporter)
+    _FILE.write(config, lambda file: page.write(run, file), terminalreporter)

@@ -163,9 +163,8 @@ def _told(bundle: Kept, here: Path) -> list[str]:
     left_out = tuple(bundle.saved.left_out.values())
     missing = [
         f"  not in it: {shorten(printable(str(missing)), 110)}"
-        for missing in bundle.saved.content.missing
-        # the test gives its functions again
-        if missing.reason not in left_out and not missing.path.startswith(("loss", "backward"))
+        for missing in bundle.saved.content.missing_values
+        if missing.reason not in left_out
     ]
     if len(missing) > _SHOWN:
         missing[_SHOWN:] = [f"  not in it: {len(missing) - _SHOWN:,} more"]

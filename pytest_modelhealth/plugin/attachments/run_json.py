@@ -6,54 +6,48 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
-from pytest_modelhealth.plugin import output_files
+from pytest_modelhealth.plugin.output_files import OutputFile
 
 if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run
 
-_OPTION = "--modelhealth-json"
-_PATH = pytest.StashKey[Path]()
+_FILE = OutputFile(
+    "--modelhealth-json",
+    "run data",
+    "write what every test inspected to PATH, as JSON; python -m pytest_modelhealth diff compares "
+    "two such files",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the option."""
-    parser.getgroup("modelhealth").addoption(
-        _OPTION,
-        metavar="PATH",
-        default=None,
-        help="write what every test inspected to PATH, as JSON; python -m pytest_modelhealth diff "
-        "compares two such files",
-    )
+    _FILE.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look at the path now, so that a long run does not end without its data.
+    """Look at the path.
 
     Raises:
         pytest.UsageError: it cannot be written.
     """
-    path = output_files.path_of(config, _OPTION)
-    if path is not None:
-        config.stash[_PATH] = path
+    _FILE.prepare(config)
 
 
 def pytest_modelhealth_wants_run(config: pytest.Config) -> bool:
     """Return whether the option was given."""
-    return _PATH in config.stash
+    return _FILE.is_wanted(config)
 
 
 def pytest_modelhealth_run_ended(
     config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
 ) -> None:
     """Write the file."""
-    path = config.stash.get(_PATH, None)
-    if path is not None:
-        output_files.write(path, "run data", run, write_json, terminalreporter)
+    if _FILE.is_wanted(config):
+        _FILE.write(config, lambda file: write_json(run, file), terminalreporter)
 
 
 def write_json(run: Run, file: TextIO) -> None:

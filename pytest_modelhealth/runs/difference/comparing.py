@@ -18,11 +18,10 @@ from pytest_modelhealth.runs.difference.result import (
     ResultDifference,
     TestDifference,
 )
-from pytest_modelhealth.runs.run import Run
+from pytest_modelhealth.runs.run import FAILED, Run
 
 Data = Mapping[str, Any]
 
-_FAILED = ("failed", "error")
 _ORDER = [Grade.WORSE, Grade.CHANGED, Grade.BETTER, Grade.SAME]
 _INTERRUPTED = (2, 3)
 """Exit statuses with which pytest ends before its last test."""
@@ -119,7 +118,7 @@ def _outcome_change(
     """Yield that the outcome is another, where no result says why."""
     if before["outcome"] == now["outcome"]:
         return
-    failed = [test["outcome"] in _FAILED for test in (before, now)]
+    failed = [test["outcome"] in FAILED for test in (before, now)]
     grade = Grade.CHANGED
     if failed[0] != failed[1]:
         grade = Grade.WORSE if failed[1] else Grade.BETTER
@@ -176,7 +175,7 @@ def _gone_result(result: Data) -> ResultDifference:
 
 
 def _added(test: Data) -> TestDifference:
-    grade = Grade.WORSE if test["outcome"] in _FAILED else Grade.CHANGED
+    grade = Grade.WORSE if test["outcome"] in FAILED else Grade.CHANGED
     place = Place("", "", test["outcome"], test["message"])
     return TestDifference(test["id"], changes=(Change("test", "new test", (place,), grade),))
 

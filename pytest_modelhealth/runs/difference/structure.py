@@ -118,7 +118,7 @@ class Structure:
 
     def _counts(self, key: str, what: str) -> Iterator[Change]:
         before, now = self._before["totals"].get(key), self._now["totals"].get(key)
-        inner = list(self._differing(key, 1.0))
+        inner = list(self._differing(key))
         if before is None or now is None or (before == now and not inner):
             return
         total = Place(self._pair.new.model, _count(before), _count(now), _by(before, now))
@@ -134,18 +134,17 @@ class Structure:
             return
         if ratio != 1:
             what = f"{what} a sample"
-            old, new = self._before["samples"], self._now["samples"]
-            before, now = before / old, now / new
+            before, now = before / self._before["samples"], now / self._now["samples"]
         total = Place(self._pair.new.model, _count(before), _count(now), _by(before, now))
-        inner = () if ratio != 1 else self._differing(key, 1.0)
+        inner = () if ratio != 1 else self._differing(key)
         yield Change("cost", what, (total, *sorted(inner, key=_step, reverse=True)))
 
-    def _differing(self, key: str, ratio: float) -> Iterator[Place]:
+    def _differing(self, key: str) -> Iterator[Place]:
         """Yield the layers of which a number differs, those that hold none."""
         for pair in self._pairs:
             old, new = self._of(pair)
             before, now = (0 if one is None else one.get(key) or 0 for one in (old, new))
-            if before * ratio != now and (pair.candidate or pair.reference):
+            if before != now and (pair.candidate or pair.reference):
                 label = (new or old or {})["label"]
                 yield Place(label, _count(before), _count(now), _by(before, now))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_modelhealth.rendering.model_summary_text import in_bytes
 from pytest_modelhealth.rendering.notation import number, plural, printable
-from pytest_modelhealth.runs.run import Run, Test
+from pytest_modelhealth.runs.run import FAILED, Run, Test
 
 MOST_MARGINS = 6
 """Margins of a result that stand on the page as text; a script shows the others."""
@@ -20,8 +20,6 @@ FULLY_TOLD = 300
 
 STORIES = 4_000_000
 """Characters of stories on the page; those after it are left to the terminal and the JSON."""
-
-FAILED = frozenset({"failed", "error"})
 
 TONES = {
     "unhealthy": "bad",
@@ -36,7 +34,8 @@ TONES = {
 }
 """How each verdict reads, the gravest first."""
 
-OF = {"batch": "one inspection", "step": "a training step", "training": "a training"}
+OF = {"step": "a training step", "training": "a training"}
+"""What was run, where that is not an inspection."""
 
 
 @dataclass(frozen=True)
@@ -259,13 +258,11 @@ def _facts(result: Mapping[str, Any]) -> list[str]:
     loss, samples = result["loss"], result["samples"]
     facts = [
         model,
-        "" if result["of"] == "batch" else OF.get(result["of"], ""),
+        OF.get(result["of"], ""),
         plural(len(result["layers"]), "layer"),
         plural(totals["parameters"], "parameter") if totals["parameters"] is not None else "",
         plural(samples, "sample") if samples else "",
-        plural(result["batches"], "batch").replace("batchs", "batches")
-        if result["batches"] != 1
-        else "",
+        f"{result['batches']:,} batches" if result["batches"] != 1 else "",
         f"loss {number(loss)}" if isinstance(loss, int | float) else "",
         "" if result["backward"] else "no backward pass",
         f"peak {in_bytes(totals['peak_bytes'])}" if totals["peak_bytes"] else "",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_modelhealth.comparison.comparison import Comparison
+from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.runs.recording.comparison import of_comparison
 from pytest_modelhealth.runs.recording.drift import of_drift
 from pytest_modelhealth.runs.recording.inspection import of_inspection
-from pytest_modelhealth.runs.recording.plain import plain
 from pytest_modelhealth.snapshot.checked import SnapshotCheck
 
 Result = HealthReport | Comparison | SnapshotCheck

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, differs
 from pytest_modelhealth.comparison.results import TensorResult
 
 
 def of_comparison(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison by the keys of the file of a run; it asks for no verdict."""
     found = comparison.first_divergence
-    differs = found is not None or (comparison.strict_names and bool(comparison.changed_names))
+    is_different = differs(comparison)
     show = comparison.renderer
     return {
         "kind": "comparison",
-        "verdict": "different" if differs else "equivalent",
+        "verdict": "different" if is_different else "equivalent",
         "headline": show("comparison", "line")(comparison),
-        "text": show("comparison", "failure")(comparison) if differs else "",
+        "text": show("comparison", "failure")(comparison) if is_different else "",
         "model": comparison.reference,
         "candidate": comparison.candidate,
         "divergence": None

@@ -82,7 +82,7 @@
     named.forEach((line, index) => drawLine(group, line, place, { "stroke-width": 1.5, ...styles[index] }));
     if (isMany) nameLines({ body, marks }, named, place, right, styles);
     const bad = firstBad(lines, steps);
-    if (bad) drawBad(body, bad, across.at(bad.step), top, lines);
+    if (bad) drawBad(body, bad, across.at(bad.step), top);
     charts.drawing.mark(marks, "rect", { x: left, y: top, width: right - left, height }, summary(title, lines, steps, bad));
   }
 
@@ -158,7 +158,7 @@
     }
   }
 
-  // The first step with a number that is none, in a line that has numbers before it or none at all.
+  // The first step whose loss is no number; of other statistics, that is no news.
   function firstBad(lines, steps) {
     for (let index = 0; index < steps.length; index += 1) {
       for (const line of lines) {

@@ -19,9 +19,10 @@
   const MOST_NAMED = 20; // of the layers with findings, before others are named
   const GUTTER = 16; // beside an axis, for zeros and for what is not finite
 
-  // `layers`: [{name, label, isCulprit, isFound, note}]. `panels`: [{title, unit, series, ranges, title}].
+  // `layers`: [{name, label, isCulprit, isFound, note}]. `panels`: [{title, series, ranges, empty}]; `empty` is
+  // said where there are no values.
   //
-  // A series: {name, colour, shape, dash, values, whiskers}; a value is undefined, or {value, bad}:
+  // A series: {key, name, colour, shape, dash, values, whiskers}; `key` is a class of CSS; a value is undefined, or {value, bad}:
   // of a value of zero a hollow point stands at the left edge, of a bad one a cross at the right.
   // `whiskers`: {name, values}: numbers that lines lead to. `ranges`: {name, values}: bars up to there.
   // `titleOf(index)`: the lines that are shown of a layer.

@@ -32,13 +32,6 @@
     return value.toExponential(2).replace("e+", "e");
   }
 
-  function percent(fraction) {
-    if (fraction === null || fraction === undefined) return NONE;
-    if (fraction > 0 && fraction < 0.01) return "<1%";
-    if (fraction > 0.99 && fraction < 1) return ">99%";
-    return `${Math.round(100 * fraction)}%`;
-  }
-
   function scaled(value, base, units) {
     if (value === null || value === undefined) return NONE;
     let index = 0;
@@ -52,12 +45,12 @@
   page.text = {
     NONE,
     number,
-    percent,
+    percent: (fraction) => (fraction === null || fraction === undefined ? NONE : charts.drawing.percent(fraction)),
     bytes: (value) => scaled(value, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]),
     large: (value) => scaled(value, 1000, ["", " k", " M", " G", " T", " P"]),
     shape: (sizes) => (sizes === null || sizes === undefined ? NONE : sizes.join("x") || "scalar"),
-    words: (name) => String(name ?? "").replaceAll("_", " "),
-    plural: (count, noun) => `${whole.format(count)} ${noun}${count === 1 ? "" : "s"}`,
+    words: charts.drawing.words,
+    plural: charts.drawing.plural,
     // A statistic of a tensor; where it is no number, why.
     statistic(tensor, name) {
       if (!tensor) return NONE;

@@ -16,7 +16,7 @@
   listTests();
   addEventListener("hashchange", () => show(true));
   addEventListener("load", () => location.hash.includes("/") || scrollTo({ top: 0, behavior: "instant" })); // the browser has gone to the section
-  addEventListener("beforeprint", openStories);
+  addEventListener("beforeprint", openTests);
   show(false);
 
   // Shows the result that the address names: "#t3-0", or "#t3-0/encoder.0" for a layer of it.
@@ -119,7 +119,7 @@
     }
   }
 
-  function openStories() {
+  function openTests() {
     for (const details of document.querySelectorAll("#tests .box")) details.open = true;
   }
 
