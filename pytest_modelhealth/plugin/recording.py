@@ -255,7 +255,7 @@ class _Collector:
 
 
 class _StandardError:
-    """Takes the lines of destinations where pytest has no terminal."""
+    """Takes the lines of destinations where pytest has no terminal; `write_line` is all it has."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._capture: Any = config.pluginmanager.getplugin("capturemanager")
