@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     made = io.StringIO()
     try:
         page.write(read(arguments.source), made)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InspectionError(
             f"{arguments.source}: a page needs more than this file holds ({error!r}); write it "
             "anew: pytest --modelhealth-json=PATH"

@@ -42,7 +42,7 @@ def pytest_before_report(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
     asserted = _error_of_assert(call.excinfo)
     if asserted is not None:
         call.excinfo = pytest.ExceptionInfo.from_exception(asserted)
-    if call.excinfo is not None and not item.config.getoption("fulltrace"):
+    if call.excinfo is not None and not _shows_all(item):
         _hide_own_frames(call.excinfo)
 
 
@@ -58,13 +58,18 @@ def pytest_runtest_makereport(
     if call.excinfo is None:
         return report
     error = call.excinfo.value
-    if unasked is not None and error is unasked.error and not item.config.getoption("fulltrace"):
+    if unasked is not None and error is unasked.error and not _shows_all(item):
         report.longrepr = _representation(unasked, item)
     elif isinstance(error, ModelHealthError):
         crash = getattr(report.longrepr, "reprcrash", None)
         if crash is not None:
             crash.message = headline(error)  # for the short summary, whole on CI, and JUnit
     return report
+
+
+def _shows_all(item: pytest.Item) -> bool:
+    """Whether every frame is asked for; under ``-p no:terminal`` there is no such option."""
+    return bool(item.config.getoption("fulltrace", False))
 
 
 def _error_of_assert(
@@ -134,7 +139,7 @@ def _representation(unasked: UnaskedFailure, item: pytest.Item) -> ExceptionChai
     """Return what pytest would show, had the error been raised where the report was made."""
     (_, path, line, _), error = unasked
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    short = item.config.getoption("tbstyle") == "short"
+    short = item.config.getoption("tbstyle", "auto") == "short"
     entry = ReprEntry(
         lines=[
             ("    " if short else ">   ") + linecache.getline(str(path), line).strip(),

@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,6 +86,8 @@ class _Recorder:
     def _written(self, item: pytest.Item, made: list[_Made]) -> dict[str, str]:
         """Write a test's results; return the name of the file, or why there is none."""
         try:
+            # a test may have emptied the folder for temporary files
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             results = [_recorded(*one, item.config) for one in made]
             path, line, _ = item.location
             test = {
@@ -146,6 +149,9 @@ class _Tests:
             yield {**test, "outcome": ended.outcome, "seconds": ended.seconds, "results": results}
 
 
+_PHASES = ("setup", "call", "teardown")
+
+
 class _Collector:
     """Puts together what all tests left, and hands it on when the run ends."""
 
@@ -160,6 +166,9 @@ class _Collector:
         node.workerinput[_FOLDER] = str(self._folder)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when not in _PHASES:  # xdist's own, of a test that took its worker along
+            self._notes.append(f"{report.nodeid} ended its process: what it inspected is lost")
+            return
         if report.when == "setup":
             self._outcomes[report.nodeid] = ("passed", 0.0)
         outcome, seconds = self._outcomes.get(report.nodeid, ("passed", 0.0))
@@ -184,8 +193,24 @@ class _Collector:
         exitstatus: int,
         config: pytest.Config,
     ) -> None:
+        """Hand the run on where pytest sums it up."""
+        self._hand_on(terminalreporter, int(exitstatus), config)
+
+    # After xdist, which stops its workers here.
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Hand the run on where there is no summary: under ``-p no:terminal``."""
+        if not session.config.pluginmanager.hasplugin("terminalreporter"):
+            self._hand_on(_StandardError(session.config), int(exitstatus), session.config)
+
+    def _hand_on(
+        self,
+        terminalreporter: pytest.TerminalReporter | _StandardError,
+        exitstatus: int,
+        config: pytest.Config,
+    ) -> None:
         """Hand the run to each destination; what one raises costs a line."""
-        run = self._run(int(exitstatus))
+        run = self._run(exitstatus)
         for note in self._notes:
             terminalreporter.write_line(f"modelhealth: {note}")
         given = {"config": config, "run": run, "terminalreporter": terminalreporter}
@@ -202,6 +227,7 @@ class _Collector:
         from pytest_modelhealth import __version__
         from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
 
+        self._forget_deleted()
         torch = sys.modules.get("torch")
         head = {
             "format": FORMAT,
@@ -217,6 +243,26 @@ class _Collector:
             "notes": self._notes,
         }
         return Run(head, _Tests(self._ended))
+
+    def _forget_deleted(self) -> None:
+        deleted = [name for name, ended in self._ended.items() if not ended.file.is_file()]
+        for name in deleted:
+            del self._ended[name]
+            self._notes.append(
+                f"{name} is missing: during the run {self._folder} was deleted, where its results "
+                "were"
+            )
+
+
+class _StandardError:
+    """Takes the lines of destinations where pytest has no terminal; `write_line` is all it has."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._capture: Any = config.pluginmanager.getplugin("capturemanager")
+
+    def write_line(self, line: str) -> None:
+        with self._capture.global_and_fixture_disabled() if self._capture else nullcontext():
+            print(line.encode("ascii", "backslashreplace").decode("ascii"), file=sys.stderr)  # noqa: T201
 
 
 def _torch_version(torch: Any) -> str:

@@ -9,7 +9,14 @@ from typing import Any, NoReturn
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
-from pytest_modelhealth.runs.shape import NUMBER, OPTIONAL_NUMBER, OPTIONAL_SIZES, Named, problem
+from pytest_modelhealth.runs.shape import (
+    NUMBER,
+    OPTIONAL_NUMBER,
+    OPTIONAL_SIZES,
+    Named,
+    Optional,
+    problem,
+)
 
 _TENSOR = {
     "role": str,
@@ -44,7 +51,14 @@ _LAYER = {
     "parameter_bytes": OPTIONAL_NUMBER,
     "tensors": [_TENSOR],
 }
-_FINDING = {"check": str, "layer": str, "label": str, "message": str}
+_FINDING = {
+    "check": str,
+    "layer": str,
+    "label": str,
+    "message": str,
+    "affected": Optional([str]),
+    "consequences": Optional([{"check": str, "layer": str}]),
+}
 _MARGIN = {
     "check": str,
     "layer": str,
@@ -52,13 +66,22 @@ _MARGIN = {
     "value": OPTIONAL_NUMBER,
     "limit": OPTIONAL_NUMBER,
     "used": OPTIONAL_NUMBER,
+    "setting": Optional(str),
 }
-_COMMON = {"kind": str, "verdict": str, "headline": str, "model": str}
+_COMMON = {
+    "kind": str,
+    "verdict": str,
+    "headline": str,
+    "model": str,
+    "text": Optional(str),
+    "place": Optional(str),
+}
 _KINDS: dict[str, dict[str, Any]] = {
     "inspection": {
         "of": str,
         "loss": OPTIONAL_NUMBER,
         "samples": OPTIONAL_NUMBER,
+        "batches": Optional(OPTIONAL_NUMBER),
         "violations": [_FINDING],
         "warnings": [_FINDING],
         "inconclusive": [{"check": str, "layer": str, "label": str, "reason": str}],
@@ -70,7 +93,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "comparison": {"candidate": str},
     "drift": {"story": str},
 }
-_TEST = {"id": str, "outcome": str, "message": str, "results": [_COMMON]}
+_TEST = {"id": str, "file": Optional(str), "outcome": str, "message": str, "results": [_COMMON]}
 _RUN = {
     "created": str,
     "environment": Named(str),

@@ -7,7 +7,7 @@ from typing import Any
 
 Shape = Any
 """A type, a tuple of types, a list of one shape that every item has, a `Nullable`, a `Named`, or a
-dictionary of the keys that have to be there and their shapes; others may be."""
+dictionary of keys and their shapes, which have to be there unless `Optional`; others may be."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,13 @@ class Nullable:
 @dataclass(frozen=True)
 class Named:
     """An object under whose keys, whichever they are, everything is of a shape."""
+
+    inner: Shape
+
+
+@dataclass(frozen=True)
+class Optional:
+    """What may be missing from an object, and else is of a shape."""
 
     inner: Shape
 
@@ -66,6 +73,10 @@ def _problem_of_object(data: Any, shape: dict[str, Shape], where: str) -> str | 
         return _wrong(data, where, "an object")
     for key, inner in shape.items():
         path = f"{where}.{key}" if where else key
+        if isinstance(inner, Optional):
+            if key not in data:
+                continue
+            inner = inner.inner
         if key not in data:
             return f"{path} is missing"
         found = problem(data[key], inner, path)

@@ -124,6 +124,66 @@ recording.json = type("json", (), {"dump": full})
     result.stdout.fnmatch_lines("modelhealth: *test_passes could not be recorded: *No space left*")
 
 
+def test_what_a_test_destroys_is_named(nets, tmp_path, monkeypatch):
+    """A deleted folder and a dead worker cost their own tests, each by its name, and no other."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    nets.makeconftest(CONFTEST)
+    nets.makepyfile(
+        test_it="""
+        import os, pathlib, shutil, tempfile
+        import nets
+
+        def run(inspector):
+            inspector(nets.healthy()).run_inspection(nets.BATCH)
+
+        def test_before(inspector):
+            run(inspector)
+
+        def test_deletes(inspector):
+            run(inspector)
+            for folder in pathlib.Path(tempfile.gettempdir()).glob("modelhealth-*"):
+                shutil.rmtree(folder)
+
+        def test_dies(inspector):
+            run(inspector)
+            os._exit(1)
+
+        def test_after(inspector):
+            run(inspector)
+        """
+    )
+    result = nets.runpytest_subprocess("-n1", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=3, failed=1)
+    run = json.loads((nets.path / "run.json").read_text())
+    assert [test["id"] for test in run["tests"]] == [
+        "test_it.py::test_deletes",
+        "test_it.py::test_after",
+    ]
+    dead, deleted = run["notes"]
+    assert dead == "test_it.py::test_dies ended its process: what it inspected is lost"
+    assert deleted.startswith("test_it.py::test_before is missing: ")
+    result.stdout.fnmatch_lines([f"modelhealth: {dead}", f"modelhealth: {deleted}"])
+    assert not list(tmp_path.glob("modelhealth-*"))
+
+
+def test_without_a_terminal(nets):
+    """Under ``-p no:terminal`` failures stay failures, and the run is handed on as ever."""
+    nets.makeconftest(CONFTEST)
+    nets.makepyfile(test_it=TESTS)
+    result = nets.runpytest_subprocess(
+        "-p", "no:terminal", "-p", "no:cacheprovider", "-k", "unhealthy or other_reason or passes"
+    )
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    run = json.loads((nets.path / "run.json").read_text())
+    outcomes = {test["id"].rpartition("::")[2]: test["outcome"] for test in run["tests"]}
+    assert outcomes == {
+        "test_passes": "passed",
+        "test_unhealthy": "failed",
+        "test_other_reason": "failed",
+    }
+    result.stderr.fnmatch_lines("modelhealth: broken_destination failed: OSError*No space left*")
+
+
 def test_nothing_is_recorded_for_nobody(nets, tmp_path, monkeypatch):
     """Without a destination there is no recorder and no folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -159,3 +159,15 @@ def test_wrong_shapes_are_named_by_their_path(tmp_path: Path) -> None:
     del data["tests"][0]["results"][0]["layers"][2]["tensors"][1]["count"]
     with pytest.raises(InspectionError, match=r"tensors\[1\]\.count is missing"):
         read(tmp_path, json.dumps(data))
+
+
+@pytest.mark.parametrize("key", ["text", "place", "batches"])
+def test_a_key_that_may_be_missing_is_of_its_type(tmp_path: Path, key: str) -> None:
+    """Without it a file is read; with something else under it, the way to it is named."""
+    data = document()
+    result = data["tests"][0]["results"][0]
+    result.pop(key, None)
+    read(tmp_path, json.dumps(data))
+    result[key] = {}
+    with pytest.raises(InspectionError, match=rf"results\[0\]\.{key} is an object, and has to be"):
+        read(tmp_path, json.dumps(data))

@@ -188,7 +188,11 @@ def _gone(test: Data) -> TestDifference:
 
 def _remarks(base: Data, head: Data) -> Iterator[str]:
     old, new = base["environment"], head["environment"]
-    others = [f"{key} {old[key]} is now {new[key]}" for key in old if old[key] != new.get(key, "")]
+    others = [
+        f"{key} {old[key]} is now {new.get(key, 'unknown')}"
+        for key in old
+        if old[key] != new.get(key, "")
+    ]
     if others:
         yield f"another environment: {', '.join(others)}"
     for which, run in (("base", base), ("head", head)):

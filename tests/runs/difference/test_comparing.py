@@ -324,6 +324,13 @@ def test_runs_that_were_broken_off_say_so() -> None:
     )
 
 
+def test_a_version_that_is_not_told_is_unknown() -> None:
+    """A file need not have every key of the environment."""
+    head = made.run(made.test(inspection()), environment={"torch": "2"})
+    remark = compare(made.run(made.test(inspection())), head).remarks[0]
+    assert remark.startswith("another environment: pytest_modelhealth 1 is now unknown")
+
+
 _NUMBERS = st.floats(-1e30, 1e30) | st.none()
 _TENSORS = st.builds(
     tensor,
