@@ -314,7 +314,7 @@ class Again:
         if shrink:
             yield shrinking_told(replayed)
         if replayed.same:
-            yield f"replayed {name}: the same verdict and numbers as then, bit for bit"
+            yield f"the same verdict and numbers as then, bit for bit: replayed {name}"
         else:
             numbers = len(replayed.differences)
             yield (

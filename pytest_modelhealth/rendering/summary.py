@@ -104,12 +104,11 @@ def consequences(report: HealthReport, violation: Violation, most: int = 3) -> s
         began = label(report, violation.layer)
         layers = plural(others, "other layer")
         return f"{layers} only {show} what began in {began}" if others else ""
-    named = [f"{label(report, v.layer)} ({v.check})" for v in violation.folded[:most]]
-    rest = len(violation.folded) - len(named)
-    more = f" and {rest:,} more" if rest else ""
-    found = plural(len(violation.folded), "consequence")
-    shown = f"; {plural(others, 'other layer')} in all" if others > len(violation.folded) else ""
-    return f"and {found}: {', '.join(named)}{more}{shown}"
+    found = list(dict.fromkeys(f"{label(report, v.layer)} ({v.check})" for v in violation.folded))
+    rest = len(found) - most
+    more = f" and {rest:,} more" if rest > 0 else ""
+    shown = f"; {plural(others, 'other layer')} in all" if others > len(found) else ""
+    return f"and {plural(len(found), 'consequence')}: {', '.join(found[:most])}{more}{shown}"
 
 
 def run(report: HealthReport) -> str:

@@ -22,7 +22,7 @@ class Fault:
         text: what the failure says.
         fails: whether it fails the test, rather than warns.
         places: ``path:line`` from the likeliest to repair to the surest to exist: the call of the
-            culprit, its class, the inspection, the test.
+            culprit, its class, the inspection, the test; of a batch, those that made it.
     """
 
     verdict: str
@@ -58,9 +58,8 @@ def _found(test: Test) -> Iterator[Fault]:
                 yield _fault(test, result, one["label"], one["check"], one["reason"])
         elif result["verdict"] == "different":
             parted = result["divergence"] or {"label": "", "story": result["headline"], "cause": ""}
-            yield _fault(
-                test, result, parted["label"], "comparison", parted["story"], parted["cause"]
-            )
+            what = ": ".join(filter(None, (parted["story"], parted["cause"])))
+            yield _fault(test, result, parted["label"], "comparison", what)
         elif result["verdict"] in ("drifted", "missing"):
             label = next((one["layer"] or result["model"] for one in result["drifts"]), "")
             yield _fault(test, result, label, "drift", result["story"] or result["headline"])
@@ -73,7 +72,8 @@ def _inspections(test: Test) -> Iterable[Mapping[str, Any]]:
 def _of_finding(
     test: Test, result: Mapping[str, Any], finding: Mapping[str, Any], fails: bool
 ) -> Fault:
-    places = (finding["called_at"], finding["defined_at"])
+    is_of_the_batch = finding["layer"] == "" and finding["role"] == "inputs"
+    places = () if is_of_the_batch else (finding["called_at"], finding["defined_at"])
     said = (finding["label"], finding["check"], finding["message"], finding["cause"])
     return _fault(test, result, *said, places=places, fails=fails)
 

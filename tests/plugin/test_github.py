@@ -253,7 +253,7 @@ def read(shown: str) -> str:
 def a_test(name: str, *, label: str = "fc", message: str = "is bad", text: str = "") -> Any:
     """A failing test as the file of a run has it."""
     finding = {"label": label, "check": "finite", "message": message, "cause": ""}
-    finding |= {"called_at": "", "defined_at": ""}
+    finding |= {"layer": label, "role": "activations", "called_at": "", "defined_at": ""}
     result = {"kind": "inspection", "verdict": "unhealthy", "violations": [finding]}
     result |= {"warnings": [], "place": "", "text": text or f"unhealthy: {label}"}
     return {

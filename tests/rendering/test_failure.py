@@ -34,6 +34,13 @@ def test_the_whole_message() -> None:
     ]
 
 
+def test_a_consequence_is_named_once() -> None:
+    """Two buffers of one layer that are NaN are one thing that follows."""
+    follows = tuple(reports.violation("fc2", tensor=name) for name in ("mean", "var"))
+    text = reports.dead(folded=follows, affected=("fc2", "loss")).render("failure")
+    assert "  and 1 consequence: fc2 (dead_units); 2 other layers in all" in text.splitlines()
+
+
 @pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
 def test_a_message_fits_a_screen(case) -> None:
     """At most 24 lines, however much is wrong."""

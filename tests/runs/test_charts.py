@@ -165,6 +165,17 @@ def test_depth_shows_what_is_no_positive_number(draw: Draw) -> None:
     assert "zero in 1 layer" in finding(svg)
 
 
+def test_depth_of_gradients_that_are_all_nan(draw: Draw) -> None:
+    """The norm of no finite value is recorded as 0; it is drawn as a cross, and not as zero."""
+    layers = chain([1.0, 0.1, 0.01])
+    layers[1]["tensors"][1].update(nan=100, norm=0.0, min=None, max=None)
+    svg = draw("depth", layers, [])
+    (gradients,) = of_class(svg, "series", "gradients")
+    assert len(of_class(gradients, "bad")) == 1
+    assert not of_class(gradients, "zero")
+    assert "is zero" not in finding(svg)
+
+
 @pytest.mark.parametrize("count", [1, 5, 100, 1_000, 10_000])
 def test_depth_of_any_number_of_layers(draw: Draw, count: int) -> None:
     """Every layer lies in exactly one mark; the number of elements is bounded."""
@@ -369,6 +380,15 @@ def test_errors_can_be_read_off_their_axes(draw: Draw) -> None:
     assert [backward(float(x)) for x in ends[1]] == pytest.approx([1.6e-6] * 8, rel=0.02)
     assert [one.text for one in of_class(svg, "name", "culprit")] == ["l.5"]
     assert "first divergence at l.5: error 0.01 of 8e-7" in finding(svg)
+
+
+def test_errors_have_the_outputs_of_the_model(draw: Draw) -> None:
+    """Outputs stand beside the activations: their row is not empty."""
+    data = comparison(2, 9)
+    output = {"reference": "", "candidate": "", "label": "output", "diverged": False}
+    data["layers"].append({**output, "tensors": [compared("outputs", 3e-7, 1e-7, False)]})
+    (activations,) = of_class(draw("errors", data), "series", "activations")
+    assert len(of_class(activations, "point")) == 3
 
 
 def test_errors_mark_layers_of_one_side(draw: Draw) -> None:

@@ -9,7 +9,8 @@ import pytest
 from pytest_modelhealth.runs.faults import Fault, faults
 
 FINDING = {
-    "label": "fc", "check": "finite", "message": "1 NaN", "cause": "a step",
+    "layer": "fc", "label": "fc", "role": "activations",
+    "check": "finite", "message": "1 NaN", "cause": "a step",
     "called_at": "net.py:9", "defined_at": "",
 }  # fmt: skip
 INSPECTION = {
@@ -46,7 +47,7 @@ def of(*results: dict[str, Any], outcome: str = "failed", message: str = "") -> 
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (PARTED, ("different", "fc", "comparison", "other output", "other weights")),
+        (PARTED, ("different", "fc", "comparison", "other output: other weights", "")),
         (RENAMED, ("different", "", "comparison", "not equivalent: fc", "")),
         (DRIFTED, ("drifted", "fc", "drift", "fc began it", "")),
         (MISSING, ("missing", "", "drift", "no snapshot", "")),
@@ -69,6 +70,13 @@ def test_each_violation_is_a_fault_and_warnings_come_last() -> None:
     )  # fmt: skip
     assert [one.fails for one in (first, second, parted, warned)] == [True, True, True, False]
     assert first.places == ("net.py:9", "test_it.py:5", "test_it.py:3")
+
+
+def test_a_batch_that_is_wrong_is_looked_for_in_the_test() -> None:
+    """The class of the model did not make its inputs."""
+    batch = FINDING | {"layer": "", "role": "inputs", "called_at": "", "defined_at": "net.py:2"}
+    (found,) = of(INSPECTION | {"violations": [batch], "warnings": []})
+    assert found.places == ("test_it.py:5", "test_it.py:3")
 
 
 def test_a_test_that_does_not_fail_has_no_fault_but_warnings() -> None:

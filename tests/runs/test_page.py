@@ -129,6 +129,35 @@ def test_margins_are_told_in_words(page: Page, address: str) -> None:
     assert page.locator("#t0-0 .near .chart").count() == 1
 
 
+def test_what_headline_or_story_says_is_not_said_again() -> None:
+    """A remark stands once, and the verdict once before what it rests on."""
+    doubt = inspection(SMALL)
+    reason = "4 samples say nothing about dead units"
+    doubt["inconclusive"] = [{"label": "act", "check": "dead_units", "reason": reason}]
+    doubt.update(verdict="inconclusive", headline=f"inconclusive: act (dead_units): {reason}")
+    doubt["notes"] = ["a note of its own"]
+    same = comparison(SMALL, "none")
+    same.update(verdict="equivalent", text="", basis="rounding", notes=[])
+    same["headline"] = "equivalent by rounding: Old computes what New does"
+    text = html_of(run_of(made_test("test_net", doubt, same)))
+    remarks = re.findall(r'<ul class="remarks">(.*?)</ul>', text, re.DOTALL)
+    assert [re.findall("<li>(.*)</li>", one) for one in remarks] == [["a note of its own"]]
+    assert re.search(r">equivalent</span> by rounding: Old computes", text)
+
+
+def test_status_is_told_where_a_layer_was_not_observed(page: Page, tmp_path: Path) -> None:
+    """Where all were, the column has nothing to say and is left out."""
+    some = inspection(SMALL)
+    some["layers"][-1]["status"] = "never_called"
+    file = saved(
+        run_of(made_test("test_all", inspection(SMALL)), made_test("test_some", some)), tmp_path
+    )
+    for anchor, is_told in (("t0-0", False), ("t1-0", True)):
+        open_at(page, f"{file}#{anchor}")
+        heads = page.locator(f"#{anchor} table.layers thead th").all_inner_texts()
+        assert any("status" in head for head in heads) == is_told
+
+
 def test_layers_are_sorted_and_searched(page: Page, address: str) -> None:
     """By a number the largest comes first, then the least; a search keeps the rows it matches."""
     open_at(page, address)

@@ -177,3 +177,19 @@ def test_a_training():
     assert course["loss"] == pytest.approx([losses[step] for step in course["steps"]])
     assert set(course["layers"]) == set(dict(net.named_modules()))
     assert {len(of["gradient_norm"]) for of in course["layers"].values()} == {151}
+
+
+def test_a_training_that_ends_in_nan():
+    """From the step on whose gradients are all NaN, their norm is no number, and not 0."""
+    net = _net()
+    monitor = Inspector(net).monitor()
+    with monitor:
+        for step in range(4):
+            net.zero_grad()
+            loss = F.cross_entropy(net(BATCH), LABELS) * (1.0 if step < 2 else float("nan"))
+            loss.backward()
+            monitor.step_end(step, loss=loss)
+    course = record(monitor.report_of_training(), "")["course"]
+    for name, statistics in course["layers"].items():
+        known = [norm is not None for norm in statistics["gradient_norm"]]
+        assert known == [True, True, False, False], name

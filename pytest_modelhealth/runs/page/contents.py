@@ -224,7 +224,7 @@ def _result(own: str, result: Mapping[str, Any], room: list[int]) -> Result:
         anchor=own,
         kind=printable(result["kind"]),
         verdict=printable(verdict),
-        reason=headline.removeprefix(f"{verdict}: ").removeprefix("not equivalent: "),
+        reason=_reason(headline, verdict),
         place=printable(result["place"]),
         facts=_facts(result),
         story="" if left_out else story,
@@ -233,6 +233,13 @@ def _result(own: str, result: Mapping[str, Any], room: list[int]) -> Result:
         more_margins=max(len(margins) - MOST_MARGINS, 0),
         remarks=_remarks(result),
     )
+
+
+def _reason(headline: str, verdict: str) -> str:
+    """Return a headline without the verdict that stands before it on the page."""
+    for start in (f"{verdict}: ", "not equivalent: ", "equivalent "):
+        headline = headline.removeprefix(start)
+    return headline
 
 
 def _lines(text: str) -> str:
@@ -271,7 +278,10 @@ def _facts(result: Mapping[str, Any]) -> list[str]:
 
 
 def _remarks(result: Mapping[str, Any]) -> list[str]:
-    """Return warnings, what was accepted and what could not be judged, a sentence each."""
+    """Return warnings, what was accepted and what could not be judged, a sentence each.
+
+    What headline or story says is not said again.
+    """
     found = [
         *(_sentence("warning", item, item["message"]) for item in result.get("warnings", ())),
         *(
@@ -283,10 +293,11 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
             for item in result.get("waived", ())
         ),
         *(result.get("notes") or ()),
-        *([result["basis"]] if result.get("basis") and not result["text"] else []),
+        *([result["basis"]] if result.get("basis") else []),
         *(result.get("changes") or ()),
     ]
-    return [printable(str(remark)) for remark in found]
+    said = (result["headline"], result["text"])
+    return [printable(r) for r in map(str, found) if not any(r in text for text in said)]
 
 
 def _sentence(what: str, item: Mapping[str, Any], text: str) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.report import HealthReport
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.training.monitoring.history import History
 
 MOST_STEPS = 256
 MOST_LAYERS = 32
@@ -16,6 +20,13 @@ SHOWN = (
     "update_ratio",
     "dead_fraction",
 )
+
+NONFINITE = {
+    "activation_rms": "activation_nonfinite",
+    "gradient_norm": "gradient_nonfinite",
+    "parameter_gradient_norm": "parameter_gradient_nonfinite",
+}
+"""What counts the values that a statistic leaves out: with any, it is no number."""
 
 
 def of_course(report: HealthReport) -> dict[str, Any] | None:
@@ -36,7 +47,16 @@ def of_course(report: HealthReport) -> dict[str, Any] | None:
         "steps": history.steps[taken].tolist(),
         "loss": history.loss[taken].tolist(),
         "layers": {
-            name: {statistic: history[name, statistic][taken].tolist() for statistic in SHOWN}
+            name: {statistic: _values(history, name, statistic, taken) for statistic in SHOWN}
             for name in names[:MOST_LAYERS]
         },
     }
+
+
+def _values(history: History, layer: str, statistic: str, taken: list[int]) -> list[float]:
+    """Return a statistic at the steps `taken`, NaN where values of the tensor were not finite."""
+    values = history[layer, statistic][taken].tolist()
+    if statistic not in NONFINITE:
+        return values
+    bad = history[layer, NONFINITE[statistic]][taken].tolist()
+    return [math.nan if count else value for value, count in zip(values, bad, strict=True)]

@@ -73,7 +73,7 @@
   }
 
   function norm(tensors) {
-    const known = tensors.map((tensor) => tensor.norm).filter(charts.drawing.isNumber);
+    const known = tensors.filter(charts.drawing.hasFinite).map((tensor) => tensor.norm).filter(charts.drawing.isNumber);
     return known.length ? Math.hypot(...known) : undefined;
   }
 

@@ -106,6 +106,9 @@
 
   const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
+  // Whether a tensor has a finite value: the norm of one without is 0, and says nothing.
+  const hasFinite = ({ count, nan, inf }) => !(nan || inf) || (nan ?? 0) + (inf ?? 0) < count;
+
   // Three significant digits at most: 0.0123, -4, 1.5e-7.
   function number(value) {
     if (!isNumber(value)) return "no number";
@@ -249,7 +252,7 @@
     point(parent, "cross", x, y, 2.8, { stroke: COLOURS.alarm, "stroke-width": 1.8, fill: "none", ...attributes });
 
   charts.drawing = {
-    COLOURS, LETTER, abbreviate, abbreviateName, bytes, canvas, containersOf, count, cross, draw, extent, isNumber, labelOf,
+    COLOURS, LETTER, abbreviate, abbreviateName, bytes, canvas, containersOf, count, cross, draw, extent, hasFinite, isNumber, labelOf,
     linearScale, logScale, mark, nothing, number, percent, plural, point, power, tidy, words, write,
   };
 })();

@@ -3,6 +3,7 @@
   "use strict";
   const charts = (globalThis.charts ??= {});
 
+  const FORWARD = new Set(["activations", "outputs"]);
   const BACKWARD = new Set(["gradients", "parameter_gradients"]);
 
   charts.errors = function (comparison) {
@@ -18,7 +19,7 @@
       isTinted: layer.diverged,
       note: layer.reference === null ? "(+)" : layer.candidate === null ? "(−)" : "",
     }));
-    const forward = layers.map((layer) => worst(layer, (tensor) => tensor.role === "activations"));
+    const forward = layers.map((layer) => worst(layer, (tensor) => FORWARD.has(tensor.role)));
     const backward = layers.map((layer) => worst(layer, (tensor) => BACKWARD.has(tensor.role)));
     const panel = (title, tensors, series, empty) => ({
       title, empty,

@@ -54,7 +54,7 @@
     // A statistic of a tensor; where it is no number, why.
     statistic(tensor, name) {
       if (!tensor) return NONE;
-      if (tensor[name] !== null && tensor[name] !== undefined) return number(tensor[name]);
+      if (tensor[name] !== null && tensor[name] !== undefined && charts.drawing.hasFinite(tensor)) return number(tensor[name]);
       return tensor.nan ? "NaN" : tensor.inf ? "inf" : NONE;
     },
   };

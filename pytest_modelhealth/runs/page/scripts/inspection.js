@@ -98,7 +98,7 @@
       };
     });
     return page.layerTable({
-      rows, columns: COLUMNS, sets: ["numbers", "cost", "all"], title: "Layers",
+      rows, columns: COLUMNS.filter((column) => column.title !== STATUS || rows.some((row) => row.isUnseen)), sets: ["numbers", "cost", "all"], title: "Layers",
       describe: (row) => describe(anchor, row),
     });
   }
@@ -122,7 +122,7 @@
 
   function normOf(layer, role) {
     const tensors = layer.tensors.filter((tensor) => tensor.role === role);
-    if (!tensors.length || tensors.some((tensor) => tensor.norm === null)) return null;
+    if (!tensors.length || tensors.some((tensor) => tensor.norm === null || !charts.drawing.hasFinite(tensor))) return null;
     return Math.hypot(...tensors.map((tensor) => tensor.norm));
   }
 
@@ -146,10 +146,11 @@
     title, help, set: "cost", value: (row) => row.layer[key] ?? null, text: (row) => show(row.layer[key]),
   });
 
+  const STATUS = "status"; // told where a layer was not observed
   const COLUMNS = [
     { title: "layer", help: "name, as named_modules() spells it", set: "", isText: true, value: (row) => row.label },
     { title: "type", help: "class of the module", set: "", isText: true, value: (row) => row.layer.type, text: (row) => row.layer.type },
-    { title: "status", help: "what became of the layer", set: "", isText: true, value: (row) => row.layer.status, text: (row) => text.words(row.layer.status) },
+    { title: STATUS, help: "what became of the layer", set: "", isText: true, value: (row) => row.layer.status, text: (row) => text.words(row.layer.status) },
     cost("calls", "how often it was called", "calls", text.number),
     { title: "input", help: "shape of its first input", set: "cost", isText: true, value: (row) => product(row.layer.input_shape), text: (row) => text.shape(row.layer.input_shape) },
     { title: "output", help: "shape of its first output", set: "", isText: true, value: (row) => product(row.layer.shape), text: (row) => text.shape(row.layer.shape) },
@@ -166,7 +167,7 @@
       value: (row) => row.seen.activations?.dead ?? null, text: (row) => text.percent(row.seen.activations?.dead),
       isFound: (row) => row.own_findings.some((finding) => finding.check === "dead_units"),
     },
-    { title: "grad norm", help: "L2 norm of the gradient of its activations", set: "numbers", value: (row) => row.seen.gradients?.norm ?? null, text: (row) => text.statistic(row.seen.gradients, "norm"), isFound: isFoundIn("gradients") },
+    { title: "grad norm", help: "L2 norm of the gradient of its activations", set: "numbers", value: (row) => (row.seen.gradients && charts.drawing.hasFinite(row.seen.gradients) ? row.seen.gradients.norm : null), text: (row) => text.statistic(row.seen.gradients, "norm"), isFound: isFoundIn("gradients") },
     { title: "param grad", help: "L2 norm of the gradients of its parameters", set: "numbers", value: (row) => row.gradient, text: (row) => text.number(row.gradient), isFound: isFoundIn("parameter_gradients", "parameters") },
     { title: "NaN, inf", help: "values that are not finite, of all its tensors", set: "numbers", value: (row) => row.bad, text: (row) => (row.bad ? text.number(row.bad) : "0"), isFound: (row) => row.bad > 0 },
     cost("parameters", "number of elements; a tied weight counts once", "parameters", text.large),
