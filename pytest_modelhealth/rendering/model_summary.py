@@ -33,11 +33,6 @@ def rows(report: HealthReport) -> list[dict[str, Any]]:
     return [branch.row for root in _roots(report.observation) for branch in root.walk()]
 
 
-def totals(report: HealthReport) -> dict[str, int | None]:
-    """Return the numbers of the whole model, as in `ModelSummary`."""
-    return _totals(report.observation, rows(report))
-
-
 def summarised(
     report: HealthReport, depth: int | None = None, max_rows: int | None = MAX_ROWS
 ) -> ModelSummary:

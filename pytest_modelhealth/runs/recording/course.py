@@ -55,7 +55,7 @@ def of_course(report: HealthReport) -> dict[str, Any] | None:
 
 def _values(history: History, layer: str, statistic: str, taken: list[int]) -> list[float]:
     """Return a statistic at the steps `taken`, NaN where values of the tensor were not finite."""
-    values = history[layer, statistic][taken].tolist()
+    values: list[float] = history[layer, statistic][taken].tolist()
     if statistic not in NONFINITE:
         return values
     bad = history[layer, NONFINITE[statistic]][taken].tolist()
