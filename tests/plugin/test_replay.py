@@ -75,7 +75,7 @@ def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
     whole = replayed(nets, f"out/{folder.name}")
     assert whole.returncode == 1
     assert printed(whole.stdout) == printed(result.stdout.str())
-    assert "modelhealth: replayed" in whole.stdout
+    assert "bit for bit: replayed " in whole.stdout
     assert "bit for bit" in whole.stdout
     assert bundles(nets) == [folder]
 
