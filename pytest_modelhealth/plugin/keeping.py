@@ -143,7 +143,7 @@ class Keeper:
         from pytest_modelhealth.bundles.content import Test
 
         fixture = self._item.stash.get(INSPECTOR, None)
-        made = fixture._inspections[-1] if fixture is not None else None
+        made = fixture.made[-1] if fixture is not None else None
         place = "" if made is None else f"{made.path.name}:{made.line}"
         return Test(self._item.nodeid, ran.number, place)
 

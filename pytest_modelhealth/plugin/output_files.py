@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
@@ -17,6 +16,8 @@ from pytest_modelhealth.plugin.folders import rank_suffix
 
 class OutputFile:
     """The file that an option names, for a destination that writes one of the whole run.
+
+    Its first three methods are a destination's hooks, which has them under pytest's names.
 
     Args:
         option: ``"--modelhealth-json"``.
@@ -62,7 +63,7 @@ class OutputFile:
         writer: Callable[[TextIO], None],
         terminalreporter: pytest.TerminalReporter,
     ) -> None:
-        """Write the file, and say in the summary where it is, or why it is not there.
+        """Write the file if it is wanted, and say where it is, or why it is not there.
 
         Args:
             config: that of the run.
@@ -71,7 +72,9 @@ class OutputFile:
         """
         from pytest_modelhealth.rendering.notation import printable
 
-        path = config.stash[self._path]
+        path = config.stash.get(self._path, None)
+        if path is None:
+            return
         try:
             with _replacing(path) as file:
                 writer(file)
@@ -126,7 +129,7 @@ def _try_to_replace(path: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".modelhealth-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    return path.with_name(f".modelhealth-{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def _is_special(path: Path) -> bool:

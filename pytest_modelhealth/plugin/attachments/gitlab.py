@@ -12,13 +12,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-import pytest
-
 from pytest_modelhealth.plugin.attachments import source_place
 from pytest_modelhealth.plugin.output_files import OutputFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    import pytest
 
     from pytest_modelhealth.runs.faults import Fault
     from pytest_modelhealth.runs.run import Run, Test
@@ -29,32 +29,15 @@ _FILE = OutputFile(
     "write what is wrong with the models to PATH, as GitLab reads it (code quality)",
 )
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the option."""
-    _FILE.add_option(parser)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Look at the path.
-
-    Raises:
-        pytest.UsageError: it cannot be written.
-    """
-    _FILE.prepare(config)
-
-
-def pytest_modelhealth_wants_run(config: pytest.Config) -> bool:
-    """Return whether the option was given."""
-    return _FILE.is_wanted(config)
+pytest_addoption = _FILE.add_option
+pytest_configure = _FILE.prepare
+pytest_modelhealth_wants_run = _FILE.is_wanted
 
 
 def pytest_modelhealth_run_ended(
     config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
 ) -> None:
     """Write the file, without findings too: GitLab then tells which were settled."""
-    if not _FILE.is_wanted(config):
-        return
     root = Path(os.environ.get("CI_PROJECT_DIR") or config.rootpath)
 
     def write(file: TextIO) -> None:

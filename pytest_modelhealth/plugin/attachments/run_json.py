@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, TextIO
 
-import pytest
-
 from pytest_modelhealth.plugin.output_files import OutputFile
 
 if TYPE_CHECKING:
+    import pytest
+
     from pytest_modelhealth.runs.run import Run
 
 _FILE = OutputFile(
@@ -22,32 +22,16 @@ _FILE = OutputFile(
     "two such files",
 )
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the option."""
-    _FILE.add_option(parser)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Look at the path.
-
-    Raises:
-        pytest.UsageError: it cannot be written.
-    """
-    _FILE.prepare(config)
-
-
-def pytest_modelhealth_wants_run(config: pytest.Config) -> bool:
-    """Return whether the option was given."""
-    return _FILE.is_wanted(config)
+pytest_addoption = _FILE.add_option
+pytest_configure = _FILE.prepare
+pytest_modelhealth_wants_run = _FILE.is_wanted
 
 
 def pytest_modelhealth_run_ended(
     config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
 ) -> None:
     """Write the file."""
-    if _FILE.is_wanted(config):
-        _FILE.write(config, lambda file: write_json(run, file), terminalreporter)
+    _FILE.write(config, lambda file: write_json(run, file), terminalreporter)
 
 
 def write_json(run: Run, file: TextIO) -> None:
