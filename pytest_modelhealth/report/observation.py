@@ -14,6 +14,7 @@ from pytest_modelhealth.report.course import Course
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.removable import Removable
 from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.report.stepping import Stepped
 
@@ -462,6 +463,7 @@ class Observation:
             was not asked for.
         replayed: how it compares with the inspection that was saved; ``None`` where it is no
             replay.
+        removable: the units that can go; ``None`` where nobody asked for them.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -486,6 +488,7 @@ class Observation:
     sample_deviation: float | None = None
     costs: Costs | None = None
     replayed: Replayed | None = None
+    removable: Removable | None = None
 
     @property
     def is_of_own_step(self) -> bool:
@@ -528,6 +531,7 @@ class Observation:
             ),
             costs=self.costs,
             replayed=self.replayed,
+            removable=self.removable,
         )
 
 

@@ -116,6 +116,8 @@ class Removable:
         proof: what was measured on the others.
         parameters: number of elements of all parameters of the model.
         multiply_adds: of the model, a sample; ``None`` where that could not be measured.
+        removable_parameters, removable_multiply_adds: how many of them go with all of the units;
+            what two layers share counts once.
     """
 
     layers: Mapping[str, RemovableLayer] = field(default_factory=dict)
@@ -125,3 +127,5 @@ class Removable:
     proof: Proof = field(default_factory=Proof)
     parameters: int = 0
     multiply_adds: int | None = None
+    removable_parameters: int = 0
+    removable_multiply_adds: int | None = None
