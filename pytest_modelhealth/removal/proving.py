@@ -93,10 +93,10 @@ class Prover:
             pair for pair in layer.duplicates if _share(pair, twins) or zero.issuperset(pair)
         )
         over = f"over {layer.samples:,} samples"
-        for kind, before, after, said in (
-            ("inactive", layer.inactive, inactive, "inactive {over} but {fire} on held-out ones"),
-            ("unread", layer.unread, unread, "unread {over} but {are} read on held-out ones"),
-            ("equal", layer.duplicates, same, "equal to others {over} but {part} on held-out ones"),
+        for before, after, said in (
+            (layer.inactive, inactive, "inactive {over} but {fire} on held-out ones"),
+            (layer.unread, unread, "unread {over} but {are} read on held-out ones"),
+            (layer.duplicates, same, "equal to others {over} but {part} on held-out ones"),
         ):
             if lost := len(before) - len(after):
                 words = said.format(over=over, **_verbs(lost))
@@ -225,7 +225,9 @@ def largest_difference(
     """
     if len(ours) != len(theirs):
         return float("inf")
-    return max((_difference(a, b, relative) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    return max(
+        (_difference(a, b, relative) for a, b in zip(ours, theirs, strict=True)), default=0.0
+    )
 
 
 def _difference(ours: Tensor, theirs: Tensor, relative: bool) -> float:

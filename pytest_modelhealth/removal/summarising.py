@@ -44,7 +44,9 @@ def candidates(
     pairs = tuple(pair for pair in seen.twins() if masked.isdisjoint(pair))
     reasons = []
     if pairs and route.read_by:
-        count = f"{len(pairs):,} units are duplicates" if len(pairs) > 1 else "1 unit is a duplicate"
+        count = (
+            f"{len(pairs):,} units are duplicates" if len(pairs) > 1 else "1 unit is a duplicate"
+        )
         reasons.append(f"{count}, but {route.read_by} reads them, which is no weight to merge")
         pairs = ()
     layer = replace(
@@ -84,9 +86,7 @@ def summarised(
     parameters = list(prover.beside.model.parameters())
     return Removable(
         layers={name: cut.priced(layers[name]) for name in found if name in layers},
-        refused={
-            name: "; ".join(prover.refused[name]) for name in found if name in prover.refused
-        },
+        refused={name: "; ".join(prover.refused[name]) for name in found if name in prover.refused},
         sizes={name: one.route.units for name, one in found.items() if not one.route.is_output},
         samples=samples,
         proof=prover.proof,
