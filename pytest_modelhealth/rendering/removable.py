@@ -46,6 +46,8 @@ def line(result: RemovableUnits) -> str:
     """Return how many units can go and what that saves, in one line."""
     record = result.record
     name, units = printable(result.report.observation.model_type), sum(record.sizes.values())
+    if not record.sizes:
+        return f"{name}: no units to look at, as no linear layer or convolution ran but those that give outputs"
     going = [len(layer.removable) for layer in record.layers.values()]
     if not going:
         return f"{name}: none of {plural(units, 'unit')} can go"

@@ -43,8 +43,8 @@ def plot(result: RemovableUnits) -> Figure:
     sizes = result.record.sizes
     if not sizes:
         raise InspectionError(
-            "there is nothing to draw: the model has no linear layer or convolution whose units "
-            "could be looked at"
+            "there is nothing to draw: no linear layer or convolution inside the model ran, but "
+            "those that give its outputs"
         )
     figure, axes = new_figure(9, 1.7 + 0.26 * len(sizes))
     for row, (name, units) in enumerate(sizes.items()):
