@@ -21,7 +21,7 @@ from benchmarks.steps import STEPS, Step
 from benchmarks.timing import digits, header, load, machine, row, time_in_turns
 from pytest_modelhealth import Inspector
 
-USUAL = ("example CNN", "wide linears", "500 tiny layers", "BERT-like", "ResNet-50")
+USUAL = ("example CNN", "500 tiny layers", "BERT-like", "ResNet-50")
 RUNS = ("evaluation again", "run_batches", "removable")
 
 

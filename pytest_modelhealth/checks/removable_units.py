@@ -53,6 +53,7 @@ class RemovableUnits(Check):
                     value=layer.fraction,
                     limit=limit,
                     cause="the layer is wider than what it learnt, or its units died in training",
+                    independent=True,
                 )
 
 

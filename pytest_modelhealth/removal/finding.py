@@ -119,10 +119,10 @@ class Finder:
 
     def _unread(self, observation: Observation, route: Route) -> Tensor:
         """Return which units no output depended on, as far as the batch shows."""
-        nothing = torch.zeros(route.units, dtype=torch.bool)
         record, flow = observation.layers[route.layer], observation.flow
-        if flow is not None and flow.is_exact and route.layer not in flow.used:
-            return ~nothing
+        is_known = record.gradients is None and flow is not None and flow.is_exact
+        if is_known and flow is not None and route.layer not in flow.used:
+            return torch.ones(route.units, dtype=torch.bool)
         return _without_gradient(record, route.units) | self._by_zero_columns(route)
 
     def _by_zero_columns(self, route: Route) -> Tensor:

@@ -68,7 +68,7 @@ class Prover:
         for name, layer in list(self.layers.items()):
             if name in found:
                 self._keep(name, self._confirmed(layer, found[name]))
-        base = self._outputs(inputs, {})
+        base = self._outputs(inputs, {}) if self.layers else []
         masked = self._prove_masked(inputs, base)
         merged, limit = self._prove_merged(inputs, base)
         self.proof = Proof(

@@ -52,8 +52,8 @@ def candidates(
     layer = replace(
         layer, inactive=tuple(found.inactive), unread=tuple(found.unused), duplicates=pairs
     )
-    shared = _sharers(layer, modules)
-    if layer.removable and shared:
+    shared = _sharers(layer, modules) if layer.removable else []
+    if shared:
         what = f"{len(layer.removable):,} of its units look removable"
         reasons.append(f"{what}, but its weight is that of {', '.join(map(repr, shared))}, too")
         layer = replace(layer, inactive=(), unread=(), duplicates=())
