@@ -53,7 +53,7 @@ class Found:
 
 
 def _indices(units: Tensor) -> list[int]:
-    return units.nonzero().flatten().tolist()  # type: ignore[no-any-return]
+    return units.nonzero().flatten().tolist()
 
 
 class Finder:
@@ -80,11 +80,15 @@ class Finder:
         Where units are to be looked at is known once the model has run: the first batch, and one in
         which the model goes another way, are run twice.
         """
-        observation, watch = self._watched(inputs, target)
+        observation, watch = self._run_watched(inputs, target)
         if watch.sequence != self._sequence:
             self._sequence = watch.sequence
-            self._routes = routes(observation, self._modules)
-            observation, watch = self._watched(inputs, target)
+            self._routes = {
+                name: route
+                for name, route in routes(observation, self._modules).items()
+                if self._is_watched(name)
+            }
+            observation, watch = self._run_watched(inputs, target)
         found = {}
         for name, route in self._routes.items():
             seen = _joined(watch, route)
@@ -92,7 +96,11 @@ class Finder:
                 found[name] = Found(route, seen, self._unread(observation, route))
         return observation, found
 
-    def _watched(self, inputs: Any, target: Any) -> tuple[Observation, UnitWatch]:
+    def _is_watched(self, layer: str) -> bool:
+        watched = self._request.selection.roles(layer, self._modules[layer])
+        return "activations" in watched
+
+    def _run_watched(self, inputs: Any, target: Any) -> tuple[Observation, UnitWatch]:
         places: dict[Place, int] = {}
         for route in self._routes.values():
             places.update(dict.fromkeys(route.places, route.dimension))
@@ -111,10 +119,10 @@ class Finder:
 
     def _unread(self, observation: Observation, route: Route) -> Tensor:
         """Return which units no output depended on, as far as the batch shows."""
-        nothing = torch.zeros(route.units, dtype=torch.bool)
         record, flow = observation.layers[route.layer], observation.flow
-        if flow is not None and flow.is_exact and route.layer not in flow.used:
-            return ~nothing
+        is_known = record.gradients is None and flow is not None and flow.is_exact
+        if is_known and flow is not None and route.layer not in flow.used:
+            return torch.ones(route.units, dtype=torch.bool)
         return _without_gradient(record, route.units) | self._by_zero_columns(route)
 
     def _by_zero_columns(self, route: Route) -> Tensor:

@@ -25,7 +25,7 @@ from pytest_modelhealth.tolerance import RUNS, perturbed_batch, perturbed_copy
 FACTOR = 10.0
 """How many times the measured noise merged duplicates may move an output, as in a comparison."""
 
-Kind = Literal["inactive", "unread", "duplicates"]
+Kind = Literal["inactive", "unread"]
 Layers = dict[str, RemovableLayer]
 
 
@@ -68,7 +68,7 @@ class Prover:
         for name, layer in list(self.layers.items()):
             if name in found:
                 self._keep(name, self._confirmed(layer, found[name]))
-        base = self._outputs(inputs, {})
+        base = self._outputs(inputs, {}) if self.layers else []
         masked = self._prove_masked(inputs, base)
         merged, limit = self._prove_merged(inputs, base)
         self.proof = Proof(
@@ -93,10 +93,10 @@ class Prover:
             pair for pair in layer.duplicates if _share(pair, twins) or zero.issuperset(pair)
         )
         over = f"over {layer.samples:,} samples"
-        for kind, before, after, said in (
-            ("inactive", layer.inactive, inactive, "inactive {over} but {fire} on held-out ones"),
-            ("unread", layer.unread, unread, "unread {over} but {are} read on held-out ones"),
-            ("equal", layer.duplicates, same, "equal to others {over} but {part} on held-out ones"),
+        for before, after, said in (
+            (layer.inactive, inactive, "inactive {over} but {fire} on held-out ones"),
+            (layer.unread, unread, "unread {over} but {are} read on held-out ones"),
+            (layer.duplicates, same, "equal to others {over} but {part} on held-out ones"),
         ):
             if lost := len(before) - len(after):
                 words = said.format(over=over, **_verbs(lost))
@@ -113,23 +113,29 @@ class Prover:
             self._refuse_all("the same batch gives another output each time, so nothing is proven")
             return 0.0
         for name, layer in list(self.layers.items()):
-            for kind in ("inactive", "unread"):
-                units = getattr(self.layers.get(name, layer), kind)
-                self._sort_out(inputs, base, self.layers.get(name, layer), kind, units)
+            self._sort_out(inputs, base, layer, "inactive", layer.inactive)
+            if name in self.layers:
+                self._sort_out(inputs, base, self.layers[name], "unread", layer.unread)
         difference = self._difference(inputs, base, self.layers)
         if difference != 0.0:
             self._refuse_all(f"masked together, they move an output by {difference:.3g}")
         return 0.0
 
     def _sort_out(
-        self, inputs: Any, base: list[Tensor], layer: RemovableLayer, kind: Kind, units: Any
+        self,
+        inputs: Any,
+        base: list[Tensor],
+        layer: RemovableLayer,
+        kind: Kind,
+        units: tuple[int, ...],
     ) -> None:
         """Take off the units of a kind that change an output, found by halving."""
-        bad, most = [], 0.0
+        bad: list[int] = []
+        most = 0.0
         todo = [units] if units else []
         while todo:
             some = todo.pop()
-            alone = replace(replace(layer, inactive=(), unread=(), duplicates=()), **{kind: some})
+            alone = _with(replace(layer, inactive=(), unread=(), duplicates=()), kind, some)
             difference = self._difference(inputs, base, {layer.name: alone})
             if difference == 0.0:
                 continue
@@ -141,7 +147,7 @@ class Prover:
                 todo += [some[:middle], some[middle:]]
         if bad:
             left = tuple(unit for unit in units if unit not in bad)
-            self._keep(layer.name, replace(layer, **{kind: left}))
+            self._keep(layer.name, _with(layer, kind, left))
             said = "inactive" if kind == "inactive" else "without a gradient"
             self.refuse(
                 layer.name,
@@ -225,7 +231,9 @@ def largest_difference(
     """
     if len(ours) != len(theirs):
         return float("inf")
-    return max((_difference(a, b, relative) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    return max(
+        (_difference(a, b, relative) for a, b in zip(ours, theirs, strict=True)), default=0.0
+    )
 
 
 def _difference(ours: Tensor, theirs: Tensor, relative: bool) -> float:
@@ -242,6 +250,13 @@ def _difference(ours: Tensor, theirs: Tensor, relative: bool) -> float:
     size = ours.abs().nan_to_num(0.0, posinf=0.0).max() if relative else torch.tensor(1.0)
     largest = float(gap.max())
     return largest / float(size) if largest and float(size) else largest
+
+
+def _with(layer: RemovableLayer, kind: Kind, units: tuple[int, ...]) -> RemovableLayer:
+    """Return a layer with other units of a kind."""
+    if kind == "inactive":
+        return replace(layer, inactive=units)
+    return replace(layer, unread=units)
 
 
 def _share(pair: tuple[int, int], twins: Mapping[int, int]) -> bool:

@@ -44,11 +44,9 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Any, Any, bool]]:
         """Yield inputs, target and whether a batch is held out; those come last."""
-        index = 0
-        for batch, is_held_out in self._all():
+        for index, (batch, is_held_out) in enumerate(self._all()):
             inputs, target = pair(batch, index, with_target=self.with_target)
             yield inputs, target, is_held_out
-            index += 1
 
     def _all(self) -> Iterator[tuple[Any, bool]]:
         tracked = track(self.found, "looking for removable units", most=self.most, shown=self.shown)
@@ -87,8 +85,9 @@ def search(
     found: dict[str, Found] = {}
     merged: Observation | None = None
     prover: Prover | None = None
-    costs, number = MultiplyAdds(None, {}), 0
-    for number, (inputs, target, is_held_out) in enumerate(batches, 1):
+    costs, is_empty = MultiplyAdds(None, {}), True
+    for inputs, target, is_held_out in batches:
+        is_empty = False
         if is_held_out and merged is None:
             break
         observation, said = finder.run(inputs, target)
@@ -102,13 +101,13 @@ def search(
         for name, one in said.items():
             found[name] = found[name].merge(one) if name in found else one
     if merged is None or prover is None:
-        raise InspectionError(_why_too_few(batches, number))
+        raise InspectionError(_why_too_few(batches, is_empty=is_empty))
     record = summarised(prover, found, costs, merged.samples)
     return record, replace(merged, removable=record)
 
 
-def _why_too_few(batches: Batches, number: int) -> str:
-    if not number:
+def _why_too_few(batches: Batches, *, is_empty: bool) -> str:
+    if is_empty:
         return "there was no batch to run: batches is empty, or max_batches=0"
     if batches.held_out is None:
         return (

@@ -44,14 +44,16 @@ def candidates(
     pairs = tuple(pair for pair in seen.twins() if masked.isdisjoint(pair))
     reasons = []
     if pairs and route.read_by:
-        count = f"{len(pairs):,} units are duplicates" if len(pairs) > 1 else "1 unit is a duplicate"
+        count = (
+            f"{len(pairs):,} units are duplicates" if len(pairs) > 1 else "1 unit is a duplicate"
+        )
         reasons.append(f"{count}, but {route.read_by} reads them, which is no weight to merge")
         pairs = ()
     layer = replace(
         layer, inactive=tuple(found.inactive), unread=tuple(found.unused), duplicates=pairs
     )
-    shared = _sharers(layer, modules)
-    if layer.removable and shared:
+    shared = _sharers(layer, modules) if layer.removable else []
+    if shared:
         what = f"{len(layer.removable):,} of its units look removable"
         reasons.append(f"{what}, but its weight is that of {', '.join(map(repr, shared))}, too")
         layer = replace(layer, inactive=(), unread=(), duplicates=())
@@ -84,9 +86,7 @@ def summarised(
     parameters = list(prover.beside.model.parameters())
     return Removable(
         layers={name: cut.priced(layers[name]) for name in found if name in layers},
-        refused={
-            name: "; ".join(prover.refused[name]) for name in found if name in prover.refused
-        },
+        refused={name: "; ".join(prover.refused[name]) for name in found if name in prover.refused},
         sizes={name: one.route.units for name, one in found.items() if not one.route.is_output},
         samples=samples,
         proof=prover.proof,

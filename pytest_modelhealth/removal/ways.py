@@ -47,8 +47,12 @@ _UNIFORM = (
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 """Norms of each unit by itself."""
 
-_FLATTENED = frozenset({"flatten", "reshape", "reshape_alias", "unsafe_view", "view"})
+_FLATTENED = frozenset(
+    {"flatten", "mean", "reshape", "reshape_alias", "squeeze", "unsafe_view", "unsqueeze", "view"}
+)
 _UNCHANGED = frozenset({"alias", "clone", "contiguous", "detach"})
+_POOLINGS = ("adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool", "upsample")
+"""How the names begin of operations that treat every unit by itself, and all alike."""
 
 
 def makes_units(module: nn.Module | None) -> bool:
@@ -189,6 +193,9 @@ class _Ways:
         while len(takers := self._takers[vertex]) == 1 and vertex not in self._graph.outputs:
             (taker,) = takers
             found = self._graph.vertices[taker]
+            if found.function.startswith(_POOLINGS) and found.kind is not Kind.CALL:
+                vertex = taker
+                continue
             if found.kind is not Kind.CALL:
                 break
             step = self._step(layer, found.name)
@@ -231,7 +238,8 @@ class _Ways:
                 found = self._graph.vertices[taker]
                 if found.kind is not Kind.CALL:
                     is_view = found.function in _FLATTENED
-                    if is_view or found.function in _UNCHANGED:
+                    is_alike = found.function.startswith(_POOLINGS)
+                    if is_view or is_alike or found.function in _UNCHANGED:
                         todo.append((taker, is_flat or is_view))
                     elif not self._is_ours(taker):
                         yield f"`{found.function}`"

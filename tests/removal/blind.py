@@ -160,6 +160,7 @@ def dead_channel_of_depthwise_convolution() -> Case:
         nn.Conv2d(3, 8, 1), nn.Tanh(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU6(),
         nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
     )  # fmt: skip
+    set_(model[2].bias, slice(None), 1.0)  # one was dead by chance
     set_(model[2].bias, 4, DEAD)
     # the depthwise channel is all that reads channel 4 of the first convolution
     return Case(model, images(), {"0": Units(unread=(4,)), "2": Units(inactive=(4,))})
@@ -497,11 +498,11 @@ class Detached(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.fc1, self.out = nn.Linear(10, 16), nn.Linear(8, 3)
+        self.fc1, self.out = nn.Linear(10, 16), nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.fc1(x))
-        return self.out(x[:, :8]) * x[:, 8:].detach().mean(1, keepdim=True)
+        return self.out(torch.cat([x[:, :8], x[:, 8:].detach()], 1))
 
 
 @case
