@@ -97,9 +97,7 @@ class Followed:
         uses: how often a parameter was used, by name.
     """
 
-    def __init__(
-        self, model: nn.Module, pairs: Mapping[str, Iterable[tuple[int, int]]]
-    ) -> None:
+    def __init__(self, model: nn.Module, pairs: Mapping[str, Iterable[tuple[int, int]]]) -> None:
         self._pairs = {name: list(each) for name, each in pairs.items()}
         self._marks: dict[Key, tuple[Mark, ...]] = {}
         self._held: list[Tensor] = []
@@ -109,7 +107,7 @@ class Followed:
         self._by_layer: dict[str, int] = {}
         self._all: list[Group] = []
         self.uses: dict[str, int] = {}
-        for parameter, tensor in _parameters(model):
+        for parameter, tensor in _parameters(self._modules):
             sizes = [(axis, size) for axis, size in enumerate(tensor.shape) if size > 1]
             marks = [Mark((parameter, axis), axis, torch.arange(size)) for axis, size in sizes]
             self._mark(tensor, marks)
@@ -375,8 +373,10 @@ class Followed:
         kind = kind_of(module)
         for mark in self._units(tensor):
             slots = [self._slot(other, mark.at(0)) for other in taken[1:]]
-            fits = mark.axis == 1 and mark.is_whole and all(
-                slot is not None and slot.parameter.module is module for slot in slots
+            fits = (
+                mark.axis == 1
+                and mark.is_whole
+                and all(slot is not None and slot.parameter.module is module for slot in slots)
             )
             if kind is None or not kind.is_norm or not fits:
                 self._refuse(mark, f"`{name}`{self._place()} is no batch norm of its units alone")
@@ -400,9 +400,7 @@ class Followed:
         rows, columns = (0, 1) if name == "linear" else (1, 0)
         used = self._weight(weight, rows, columns, "linear")
         self._read(inputs, inputs.ndim - 1, weight, used)
-        self._refuse_all(
-            [weight], f"it is a factor of a matrix product (`{name}`{self._place()})"
-        )
+        self._refuse_all([weight], f"it is a factor of a matrix product (`{name}`{self._place()})")
         if bias is not None:
             self._refuse_all([bias], f"it is added to other values (`{name}`{self._place()})")
         if used is not None:
@@ -456,9 +454,7 @@ class Followed:
         fits = all(there[dimension] == expected.get(dimension, dimension) for dimension in there)
         return parameter if fits and all(mark.is_whole for mark in marks.values()) else None
 
-    def _read(
-        self, inputs: Tensor, axis: int, weight: Tensor, used: Parameter | None
-    ) -> None:
+    def _read(self, inputs: Tensor, axis: int, weight: Tensor, used: Parameter | None) -> None:
         """See units being read by a weight."""
         for mark in self._units(inputs):
             if mark.axis != axis:
@@ -508,9 +504,7 @@ class Followed:
         return mark
 
 
-def _reading(
-    slot: Slot, rows: int, inputs: Tensor, mark: Mark, pairs: Any, units: int
-) -> Reading:
+def _reading(slot: Slot, rows: int, inputs: Tensor, mark: Mark, pairs: Any, units: int) -> Reading:
     """Return what a weight reads of each unit."""
     with torch.no_grad():
         values = inputs.detach().movedim(mark.axis, 0).reshape(len(mark.ids), -1)
@@ -569,17 +563,18 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[Parameter, Tensor]]:
+def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Parameter, Tensor]]:
     """Yield each parameter and buffer, once for all that share memory."""
     found: dict[Any, list[tuple[str, str, nn.Module, Tensor]]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if isinstance(tensor, Tensor) and (key := _key(tensor)) is not None:
+    for name, module in modules.items():
+        own_parameters = module.named_parameters(recurse=False)
+        for own, tensor in (*own_parameters, *module.named_buffers(recurse=False)):
+            if (key := _key(tensor)) is not None:
                 found.setdefault(key[0], []).append((name, own, module, tensor))
     for held in found.values():
         names = tuple(f"{name}.{own}" if name else own for name, own, _, _ in held)
-        for name, own, module, tensor in held[:1]:
-            yield Parameter(name, own, module, names), tensor
+        name, own, module, tensor = held[0]
+        yield Parameter(name, own, module, names), tensor
 
 
 def _key(tensor: Tensor) -> Key | None:

@@ -31,9 +31,7 @@ class Cuttable:
         return self.what == "norm"
 
 
-_NORM = Cuttable(
-    "norm", vectors=frozenset({"weight", "bias", "running_mean", "running_var"})
-)
+_NORM = Cuttable("norm", vectors=frozenset({"weight", "bias", "running_mean", "running_var"}))
 _KINDS = {
     nn.Linear: Cuttable("linear"),
     nn.Conv1d: Cuttable("convolution"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize, prune
 
 from pytest_modelhealth.removal.following import Followed
 from pytest_modelhealth.removal.kinds import kind_of
-from pytest_modelhealth.removal.marks import Group, Parameter, Reading, Slot
+from pytest_modelhealth.removal.marks import Group, Reading, Slot
 from pytest_modelhealth.report.removable import RemovableLayer
 
 _SLACK = 1024
@@ -240,29 +240,3 @@ def _why_not_seen(module: nn.Module | None) -> str:
     if kind_of(module) is None:
         return f"{name} is no plain layer of torch"
     return "its weight was not seen to make units"
-
-
-def why_no_weight(parameter: Parameter) -> str:
-    """Return what a parameter is that is read and cannot be cut."""
-    return f"'{parameter.name}' of {type(parameter.module).__name__}"
-
-
-def chosen(ids: Tensor, kept: Collection[int], order: Mapping[int, int] | None = None) -> Tensor:
-    """Return the indices along a dimension that stay, in order.
-
-    Args:
-        ids: the unit at each index.
-        kept: the units that stay.
-        order: by unit, the one that takes its place.
-    """
-    places: dict[int, list[int]] = {}
-    for index, unit in enumerate(ids.tolist()):
-        places.setdefault(unit, []).append(index)
-    met = dict.fromkeys(places, 0)
-    found = []
-    for unit in ids.tolist():
-        if unit in kept:
-            other = unit if order is None else order[unit]
-            found.append(places[other][met[unit]])
-            met[unit] += 1
-    return torch.tensor(found, dtype=torch.long)
