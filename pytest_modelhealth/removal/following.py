@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.layers import named_modules
-from pytest_modelhealth.removal.kinds import kind_of
+from pytest_modelhealth.removal.kinds import how_computed, kind_of
 from pytest_modelhealth.removal.marks import Group, Mark, Parameter, Reading, Slot, laid_out
 
 _SAME_PLACES = frozenset(
@@ -78,7 +78,6 @@ _BATCH_NORMS = frozenset(
 
 _NUMPY = frozenset(
     {Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__, Tensor.data_ptr}
-    | {Tensor.untyped_storage}
 )
 """Ways out of torch that no operation shows."""
 
@@ -470,13 +469,21 @@ class Followed:
                 group.readings.append(_reading(slot, kind.rows, inputs, mark, pairs, group.units))
 
     def _why_not_read(self, weight: Tensor) -> str:
-        parameters = self._parts(weight)
-        if not parameters:
+        parameter = next(iter(self._parts(weight)), None)
+        if parameter is None:
+            layer, module = self._around[-1] if self._around else ("", None)
+            if module is not None and (how := how_computed(module)):
+                return f"it is read by '{layer}', whose weight is {how}"
             return f"it goes into a product{self._place()} with what is no weight of a layer"
-        names = [
-            f"'{parameter.name}' of {type(parameter.module).__name__}" for parameter in parameters
-        ]
-        return f"it is read by {', '.join(names)}, which is not known to be a plain layer"
+        name, kind = parameter.name, type(parameter.module).__name__
+        if len(parameter.names) > 1:
+            shared = " and ".join(map(repr, parameter.names))
+            return f"it is read by {shared}, which are one shared tensor"
+        if isinstance(parameter.module, torch.jit.ScriptModule):
+            return f"it is read by '{name}' of a script, whose weights cannot be replaced"
+        if kind_of(parameter.module) is None:
+            return f"it is read by '{name}' of {kind}, which is no plain layer of torch"
+        return f"it is read by '{name}' in another way than {kind} has"
 
     def _begin(
         self, weight: Parameter, output: Tensor, axis: int, bias: Tensor | None
@@ -543,7 +550,8 @@ class _Operations(TorchDispatchMode):
     ) -> Any:
         """Carry it out and show it."""
         out = func(*args, **(kwargs or {}))
-        self._see(func, args, kwargs or {}, out)
+        with torch._C.DisableTorchFunction():
+            self._see(func, args, kwargs or {}, out)
         return out
 
 

@@ -1,12 +1,14 @@
-"""The kinds of layers whose weights can be cut: where units stand in them, and what else says so."""
+"""The kinds of layers whose weights can be cut, and where units stand in these."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import nn
 from torch.nn.modules import batchnorm, conv
+from torch.nn.utils import parametrize, prune
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,19 @@ def kind_of(module: nn.Module) -> Cuttable | None:
         if isinstance(module, type_) and "forward" not in vars(module):
             return kind if type(module).forward is type_.forward else None  # type: ignore[attr-defined]
     return None
+
+
+def how_computed(module: nn.Module) -> str:
+    """Return how a layer computes its weight from other tensors; ``""`` if it does not."""
+    if parametrize.is_parametrized(module):
+        return "computed by a parametrization"
+    if any(isinstance(hook, prune.BasePruningMethod) for hook in _before(module)):
+        return "masked: call torch.nn.utils.prune.remove on it first"
+    return "computed by a hook" if "weight" in vars(module) else ""
+
+
+def _before(module: nn.Module) -> Iterable[object]:
+    return module._forward_pre_hooks.values()
 
 
 def update_sizes(module: nn.Module, units: int) -> None:

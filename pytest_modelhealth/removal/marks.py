@@ -26,7 +26,7 @@ class Parameter:
 
     owner: str
     own: str
-    module: nn.Module = field(repr=False)
+    module: nn.Module = field(repr=False, compare=False)
     names: tuple[str, ...] = ()
 
     @property

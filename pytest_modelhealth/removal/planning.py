@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
 
 from pytest_modelhealth.removal.following import Followed
-from pytest_modelhealth.removal.kinds import kind_of
+from pytest_modelhealth.removal.kinds import how_computed, kind_of
 from pytest_modelhealth.removal.marks import Group, Reading, Slot
 from pytest_modelhealth.report.removable import RemovableLayer
 
@@ -231,12 +230,9 @@ class _Decision:
 def _why_not_seen(module: nn.Module | None) -> str:
     """Return why nothing is known of the units of a layer."""
     if module is None or isinstance(module, torch.jit.ScriptModule):
-        return "it is part of a script, which has no weights to replace"
-    if parametrize.is_parametrized(module):
-        return "its weight is computed by a parametrization"
-    if prune.is_pruned(module):
-        return "its weight is masked: call torch.nn.utils.prune.remove on it first"
-    name = type(module).__name__
+        return "it is part of a script, whose weights cannot be replaced"
+    if how := how_computed(module):
+        return f"its weight is {how}"
     if kind_of(module) is None:
-        return f"{name} is no plain layer of torch"
+        return f"{type(module).__name__} is no plain layer of torch"
     return "its weight was not seen to make units"

@@ -213,7 +213,7 @@ class Prover:
 
 
 def rounding_noise(beside: Beside, inputs: Any, base: Sequence[Tensor], epsilon: float) -> float:
-    """Return how far rounding alone moves an output, relative to its size: that of perturbed copies.
+    """Return how far rounding alone moves an output, of its size: perturbed copies.
 
     Args:
         beside: the model.

@@ -73,7 +73,7 @@ class SmallerCopy:
 def smaller_copy(
     model: nn.Module, layers: Mapping[str, RemovableLayer], inputs: Any, report: HealthReport
 ) -> SmallerCopy:
-    """Return a copy of a model without units that can go, where that leaves its outputs as they are.
+    """Return a copy of a model without units that can go, whose outputs are the same.
 
     Args:
         model: the model; it is left as it was, bit for bit, and does not run: copies do.

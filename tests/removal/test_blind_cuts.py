@@ -19,6 +19,7 @@ def units_of(case):
     return RemovableUnits(Removable(layers=case.layers), report, case.model, case.batch)
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("name", CUTS)
 def test_what_can_be_cut_is_cut_and_the_rest_refused_with_its_reason(name):
     """The copy is smaller by just these units, and its outputs are the model's in float64 too."""
@@ -41,8 +42,8 @@ def test_what_can_be_cut_is_cut_and_the_rest_refused_with_its_reason(name):
         torch.equal(before[key], after[key]) for key in before if torch.is_tensor(before[key])
     )
     assert list(made.model.state_dict()) == list(before)
-    if name not in ("quantised",):
-        assert_same(case.model, made.model, case.batch)
+    merged = any(claim.duplicates for claim in case.claims.values())
+    assert_same(case.model, made.model, case.batch, 1e-6 if merged else 1e-9)
 
 
 def lines_of(error, layer):
@@ -50,12 +51,12 @@ def lines_of(error, layer):
     return [line for line in str(error).splitlines() if line.startswith(f"  {layer}: ")]
 
 
-def assert_same(model, other, batch):
-    """Outputs of the two agree in float64 but for its rounding, on another batch of this form."""
+def assert_same(model, other, batch, slack):
+    """Outputs agree in float64 on another batch; merged weights were rounded to float32."""
     model, other = copy.deepcopy(model).double(), copy.deepcopy(other).double()
     inputs = Inputs.of(copy.deepcopy(batch))
     args = [x.double() * 1.1 if x.is_floating_point() else x for x in inputs.args]
     with torch.no_grad():
         ours, theirs = find_tensors(model(*args)), find_tensors(other(*args))
     for one, two in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(one, two, rtol=slack, atol=slack)
