@@ -212,8 +212,8 @@ class Followed:
         """Return ``" in encoder"``: the module that an operation belongs to."""
         name, module = self._around[-1] if self._around else ("", None)
         if isinstance(module, nn.Module) and name:
-            return f" in {name} ({type(module).__name__})"
-        return f" in {type(module).__name__}" if module is not None else ""
+            return f" in {name} ({module._get_name()})"
+        return f" in {module._get_name()}" if module is not None else ""
 
     # Operations.
 
@@ -542,7 +542,7 @@ class _Operations(TorchDispatchMode):
     """Shows every operation that torch carries out."""
 
     def __init__(self, see: Callable[..., None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._see = see
 
     def __torch_dispatch__(

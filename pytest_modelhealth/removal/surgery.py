@@ -45,10 +45,10 @@ def indices(ids: Tensor, kept: Collection[int]) -> Tensor:
 
 def _tensor(slot: Slot, modules: Mapping[str, nn.Module]) -> Tensor:
     module, own = modules[slot.parameter.owner], slot.parameter.own
-    found = module._parameters.get(own)
-    found = module._buffers[own] if found is None else found
-    assert found is not None
-    return found
+    parameter = module._parameters.get(own)
+    buffer = module._buffers[own] if parameter is None else parameter
+    assert buffer is not None
+    return buffer
 
 
 def _merge(weight: Tensor, reading: Slot, unit: int, twin: int) -> None:

@@ -794,7 +794,7 @@ def quantised() -> Cut:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantised_: Any = torch.ao.quantization.quantize_dynamic(model, {"2"}, dtype=torch.qint8)
-    return Cut(quantised_, vectors(8, 10), {"0": Claim((2,))}, refused={"0": "quantized"})
+    return Cut(quantised_, vectors(8, 10), {"0": Claim((2,))}, refused={"0": "Quantized"})
 
 
 @case
