@@ -115,7 +115,8 @@ class Reading:
     Args:
         slot: where they stand in it.
         rows: the dimension of it in which its own units lie.
-        zero: by unit, whether what was read of it was all zero.
+        zero: by unit, whether what was read of it was all zero, in a run in which units that can go
+            are masked.
         twins: by pair of units that was asked for, by how much what was read of them differed,
             relative to the largest value.
     """

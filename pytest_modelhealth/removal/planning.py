@@ -172,20 +172,24 @@ class _Decision:
 
     def _masked(self, group: Group, readings: list[Reading], claimed: list[str]) -> list[int]:
         """Return the units that go by being left out, and say why others do not."""
-        inactive = {unit for name in claimed for unit in self.claims[name].inactive}
-        unread = {unit for name in claimed for unit in self.claims[name].unread} - inactive
+        layers = [self.claims[name] for name in claimed]
+        off = {unit for layer in layers for unit in layer.inactive}
+        off.update(unit for layer in layers if layer.produced for unit in layer.unread)  # masked
         found = []
-        for unit in sorted(inactive | unread):
+        needed: dict[str, list[int]] = {}
+        for unit in sorted({unit for layer in layers for unit in layer.masked}):
             reasons = [
-                self._why_needed(reading, unit, is_inactive=unit in inactive)
+                self._why_needed(reading, unit, is_off=unit in off)
                 for reading in readings
                 if not self._has_zero_columns(reading, unit)
             ]
-            needed = [reason for reason in reasons if reason]
-            if needed:
-                self.plan.refuse(claimed, needed[0])
+            if reason := next(filter(None, reasons), ""):
+                needed.setdefault(reason, []).append(unit)
             else:
                 found.append(unit)
+        for reason, units in needed.items():
+            count = "1 unit is" if len(units) == 1 else f"{len(units):,} units are"
+            self.plan.refuse(claimed, f"{count} {reason}")
         return found
 
     def _has_zero_columns(self, reading: Reading, unit: int) -> bool:
@@ -199,12 +203,19 @@ class _Decision:
             values = values[self.rows[parameter.name].to(values.device)]
         return not bool(values.any())
 
-    def _why_needed(self, reading: Reading, unit: int, *, is_inactive: bool) -> str:
+    def _why_needed(self, reading: Reading, unit: int, *, is_off: bool) -> str:
+        """Return why a unit cannot be left out, a phrase; ``""`` if it can.
+
+        Args:
+            reading: what reads it.
+            unit: its number.
+            is_off: whether it gives zero in any run.
+        """
         name = reading.slot.parameter.name
-        if not is_inactive:
-            return f"units are read by '{name}', whose columns for them are not zero"
+        if not is_off:
+            return f"read by '{name}', with columns that are not zero"
         if not bool(reading.zero[unit]):
-            return f"units are a constant other than zero where '{name}' reads them"
+            return f"a constant other than zero where '{name}' reads"
         return ""
 
     def _merged(self, group: Group, claimed: list[str]) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from pytest_modelhealth.capture.step.conversion import copied
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules, unwrapped
 from pytest_modelhealth.removal.following import Followed
+from pytest_modelhealth.removal.masking import apply_masks
 from pytest_modelhealth.removal.planning import Plan, Step, planned
 from pytest_modelhealth.removal.proving import FACTOR, largest_difference, rounding_noise
 from pytest_modelhealth.removal.search import multiply_adds
@@ -156,7 +157,9 @@ class _Maker:
         return found
 
     def _followed(self, *, evaluation: bool) -> Followed:
+        """Return what a run shows in which inactive and unread units are masked."""
         model = self._copied().train()
+        apply_masks(self._layers, _modules(model))
         pairs = {name: layer.duplicates for name, layer in self._layers.items()}
         followed = Followed(model, pairs)
         with self._running(Beside(model), evaluation=evaluation) as batch:
