@@ -64,6 +64,9 @@ class Engine(ABC):
     runs_in_torch: ClassVar[bool] = True
     """Whether torch computes what is seen, so that a model can be perturbed and differentiated."""
 
+    flat_outputs: ClassVar[bool] = False
+    """Whether it returns tensors in a row, however the model nested them."""
+
     compiled: ClassVar[bool] = False
     """Whether this engine observes compiled code as it runs compiled."""
 

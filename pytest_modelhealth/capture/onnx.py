@@ -9,12 +9,11 @@ from pytest_modelhealth.capture.onnx_graphs.loading import is_onnx, load
 from pytest_modelhealth.capture.transcript.stand_ins import StandInModel, run_program
 from pytest_modelhealth.report import Observation
 
-
 _NOTES = {
-    True: "the values inside come from a second run of onnxruntime, in which each is an output: the "
-    "outputs are those of the model as it is, whose operations the runtime may fuse",
-    False: "an ONNX model without its graph: only its inputs and outputs are seen; give the file or "
-    "the onnx.ModelProto, with onnx installed, to see its layers",
+    True: "layers are seen in a run of onnxruntime that gives out each value, the outputs in one "
+    "that may fuse operations",
+    False: "an ONNX model without its graph: inputs and outputs alone are seen; give the file "
+    "or the onnx.ModelProto, with onnx installed, to see its layers",
 }
 
 
@@ -23,6 +22,7 @@ class OnnxEngine(Engine):
 
     precedence = 1
     runs_in_torch: ClassVar[bool] = False
+    flat_outputs: ClassVar[bool] = True
     why_not_measured: ClassVar[str] = (
         "the costs of an ONNX model are not measured, as no operation of torch runs; the module "
         "that it was exported from has them"

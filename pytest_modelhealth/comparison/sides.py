@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +18,9 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.conversion import converted_batch
 from pytest_modelhealth.capture.step.run import run_step
-from pytest_modelhealth.comparison.trace import Keeper, Trace, structure
+from pytest_modelhealth.comparison.trace import Keeper, Trace
 from pytest_modelhealth.errors import InspectionError, suggest
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.report import Observation
@@ -190,7 +188,7 @@ def run(
         raise InspectionError(
             f"could not keep what the {side.name} computes: {observation.errors[0]}"
         )
-    return Trace(observation, keeper.entries, keeper.output)
+    return Trace(observation, keeper.entries, keeper.output, side.engine.flat_outputs)
 
 
 def _with_compiled_outputs(

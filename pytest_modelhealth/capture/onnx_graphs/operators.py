@@ -54,7 +54,7 @@ _MOST_PARTS = 2
 
 
 def function_of(operator: str) -> Callable[..., Any] | None:
-    """Return the function of `torch.nn.functional` for an activation of ONNX; ``None`` for others."""
+    """Return the function of `torch.nn.functional` of an activation, else ``None``."""
     kind = _ACTIVATIONS.get(operator)
     return None if kind is None else getattr(functional, ACTIVATION_MODULES[kind])
 
@@ -70,7 +70,7 @@ def class_of(nodes: Sequence[Any], state: Mapping[str, Any]) -> str:
         ``""`` where they are no layer of torch's for sure.
     """
     parts = [node for node in nodes if node.op_type not in _MATERIAL]
-    if not parts or len(parts) > _MOST_PARTS:
+    if not parts or len({node.op_type for node in parts}) > _MOST_PARTS:
         return ""
     weights = [state[name] for name in parts[0].input if name in state]
     kind = _class(parts[0].op_type, len(weights[0].dims) if weights else None)

@@ -36,10 +36,11 @@ def program_of(model: Any) -> Program:
     nodes = [_Read.of(node) for node in graph.node]
     state = {initializer.name: initializer for initializer in graph.initializer}
     kinds = {info.name: _metadata(info).get(_KIND, "") for info in graph.value_info}
+    nodes = _further_calls(nodes)
     if not any(node.scopes for node in nodes):
         nodes = _named_by_their_nodes(nodes, state)
     paths = {scope.path for node in nodes for scope in node.scopes}
-    root = next((node.root for node in nodes if node.root), "") or graph.name or "ONNX"
+    root = next((node.root for node in nodes if node.root), "") or "ONNX"
     held = {name: tensor_of(state[name]) for name in state if _is_of_a_layer(name, paths, kinds)}
     outputs = tuple(value.name for value in graph.output)
     buffers = {name for name in held if kinds.get(name) == "BUFFER"}
@@ -110,6 +111,25 @@ def _scopes_in(name: str) -> tuple[Scope, ...]:
         path = ".".join(filter(None, (path, rest if repeats else part)))
         scopes.append(Scope(path))
     return tuple(scopes)
+
+
+_FURTHER = re.compile(r"_\d+$")
+
+
+def _further_calls(nodes: list[_Read]) -> list[_Read]:
+    """Give further calls of a layer, which are numbered in the names of nodes, the layer's name.
+
+    They read the parameters of the layer.
+    """
+    further = {}
+    for read in nodes:
+        path = read.scopes[-1].path if read.scopes else ""
+        first = _FURTHER.sub("", path)
+        if first != path and any(name.rpartition(".")[0] == first for name in read.node.input):
+            further[path] = Scope(first)
+    return [
+        node._replace(scopes=tuple(further.get(s.path, s) for s in node.scopes)) for node in nodes
+    ]
 
 
 def _named_by_their_nodes(nodes: Iterable[_Read], state: Mapping[str, Any]) -> list[_Read]:

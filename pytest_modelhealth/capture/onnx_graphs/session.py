@@ -40,11 +40,8 @@ class OnnxRuntime(Runtime):
         """What it runs."""
         if self._proto is not None:
             return program_of(self._proto)
-        names = (
-            tuple(v.name for v in vs)
-            for vs in (self._plain.get_inputs(), self._plain.get_outputs())
-        )
-        return Program("ONNX", (), *names)
+        inputs, outputs = self._plain.get_inputs(), self._plain.get_outputs()
+        return Program("ONNX", (), _names(inputs), _names(outputs))
 
     @cached_property
     def _whole(self) -> Any:
@@ -110,6 +107,10 @@ def _ensure_shape(name: str, wanted: list[Any], tensor: Tensor) -> None:
             f"the ONNX model takes {name!r} of shape {_shape(wanted)}, and the batch has one of "
             f"{_shape(sizes)}: give such a batch, or export the model with dynamic shapes"
         )
+
+
+def _names(values: list[Any]) -> tuple[str, ...]:
+    return tuple(value.name for value in values)
 
 
 def _shape(sizes: Any) -> str:

@@ -40,7 +40,7 @@ Step = Node | Call
 
 
 def call_of(program: Program) -> tuple[Call, dict[str, str]]:
-    """Return the call of a model, and the layers whose calls cannot be made out, with the reason."""
+    """Return the call of a model, and the layers whose calls cannot be told, and why."""
     nesting = _Nesting(program)
     steps = nesting.steps(program.nodes, 0)
     root = Call(Scope("", program.type_name), steps, program.inputs, program.outputs)
@@ -117,8 +117,9 @@ class _Nesting:
 def _runs(nodes: _Group, depth: int) -> list[_Group]:
     """Return what stands together of one layer, and each operation of none by itself."""
     found: list[_Group] = []
-    for scope, run in groupby(nodes, lambda node: _scope(node, depth)):
-        found += [[node] for node in run] if scope is None else [list(run)]
+    for scope, group in groupby(nodes, lambda node: _scope(node, depth)):
+        run = list(group)
+        found += [run] if scope else [[node] for node in run]
     return found
 
 

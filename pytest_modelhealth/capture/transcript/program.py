@@ -1,4 +1,4 @@
-"""What a runtime runs: operations, each with the layers around it and the values it takes and makes."""
+"""What a runtime runs: operations, the layers around them, the values they take and make."""
 
 from __future__ import annotations
 
