@@ -6,7 +6,7 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ def program_of(model: Any, folder: Path | None) -> Program:
     nodes = [_Read.of(node) for node in graph.node]
     state = {initializer.name: initializer for initializer in graph.initializer}
     kinds = {info.name: _metadata(info).get(_KIND, "") for info in graph.value_info}
-    nodes = _further_calls(nodes)
+    nodes = _with_scopes(_further_calls(nodes))
     if not any(node.scopes for node in nodes):
         nodes = _named_by_their_nodes(nodes, state)
     paths = {scope.path for node in nodes for scope in node.scopes}
@@ -113,6 +113,29 @@ def _scopes_in(name: str) -> tuple[Scope, ...]:
         path = ".".join(filter(None, (path, rest if repeats else part)))
         scopes.append(Scope(path))
     return tuple(scopes)
+
+
+def _with_scopes(nodes: list[_Read]) -> list[_Read]:
+    """Put a node that an optimisation made, without metadata, between those that it stands between.
+
+    It lies in the innermost layer around all that give it something and all that read from it.
+    """
+    makers = {name: read for read in nodes for name in read.node.output}
+    readers: dict[str, list[_Read]] = defaultdict(list)
+    for read in nodes:
+        for name in read.node.input:
+            readers[name].append(read)
+    found = []
+    for read in nodes:
+        around = [makers[name].scopes for name in read.node.input if name in makers]
+        around += [other.scopes for name in read.node.output for other in readers[name]]
+        is_known = read.root or read.scopes or not around
+        found.append(read if is_known else read._replace(scopes=_common(around)))
+    return found
+
+
+def _common(scopes: Sequence[tuple[Scope, ...]]) -> tuple[Scope, ...]:
+    return tuple(level[0] for level in takewhile(lambda of: len(set(of)) == 1, zip(*scopes)))
 
 
 _FURTHER = re.compile(r"_\d+$")
