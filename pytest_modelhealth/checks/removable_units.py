@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from pytest_modelhealth.report.removable import RemovableLayer
 
 
+_FEWEST_SAMPLES = 32
+"""As of `dead_units`: over fewer, many a unit is silent by chance."""
+
+
 class RemovableUnits(Check):
     """No layer has more units that can go than it may have."""
 
@@ -25,7 +29,10 @@ class RemovableUnits(Check):
         "without them gives the same outputs on batches held out."
     )
     source = "what can go is proven by running the model without it; how much may is the user's"
-    minimum_evidence = "a search for units that can go, `removable(batches)`; else it is silent"
+    minimum_evidence = (
+        "a search for units that can go on 32 samples, `removable(batches)`; without one it is "
+        "silent"
+    )
     settings = (
         Setting(
             "max_removable_fraction",
@@ -45,9 +52,19 @@ class RemovableUnits(Check):
         found = observation.removable.layers.values()
         for layer in sorted(found, key=lambda layer: -layer.fraction):
             limit = settings.limit("max_removable_fraction", layer.name)
-            if limit.value is not None and layer.fraction > limit.value:
+            if limit.value is None or layer.fraction <= limit.value:
+                continue
+            record = observation.layers[layer.name]
+            if layer.samples < _FEWEST_SAMPLES:
+                yield self.inconclusive(
+                    record,
+                    f"{len(layer.removable):,} of {layer.units:,} units could go, but "
+                    f"{layer.samples:,} samples say nothing about units; give at least "
+                    f"{_FEWEST_SAMPLES}",
+                )
+            else:
                 yield self.violation(
-                    observation.layers[layer.name],
+                    record,
                     f"{len(layer.removable):,} of {layer.units:,} units can go: {_kinds(layer)} "
                     f"over {layer.samples:,} samples",
                     value=layer.fraction,

@@ -44,10 +44,8 @@ def candidates(
     pairs = tuple(pair for pair in seen.twins() if masked.isdisjoint(pair))
     reasons = []
     if pairs and route.read_by:
-        count = (
-            f"{len(pairs):,} units are duplicates" if len(pairs) > 1 else "1 unit is a duplicate"
-        )
-        reasons.append(f"{count}, but {route.read_by} reads them, which is no weight to merge")
+        are = f"{len(pairs):,} units are duplicates" if len(pairs) > 1 else "1 unit is a duplicate"
+        reasons.append(f"{are}, but {route.read_by} reads it, and no weight that can be merged")
         pairs = ()
     layer = replace(
         layer, inactive=tuple(found.inactive), unread=tuple(found.unused), duplicates=pairs

@@ -6,6 +6,7 @@ time, and is then read, at best by columns of the next weights alone.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -59,13 +60,25 @@ def makes_units(module: nn.Module | None) -> bool:
     """Whether rows of a module's weight make its units."""
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return module.groups == 1
-    return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+    return isinstance(module, nn.modules.conv._ConvNd) or _is_linear(module)
+
+
+def _is_linear(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.Linear) or _is_transposed_linear(module)
+
+
+def _is_transposed_linear(module: nn.Module | None) -> bool:
+    """Whether a module is the linear layer of GPT-2, whose weight is of shape (inputs, outputs)."""
+    home = sys.modules.get("transformers.pytorch_utils")
+    return home is not None and isinstance(module, home.Conv1D)
 
 
 def units_of(module: nn.Module) -> int:
     """Return how many units a module of `makes_units` has."""
-    count = module.out_features if isinstance(module, nn.Linear) else module.out_channels
-    return int(count)  # type: ignore[arg-type]
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return module.out_channels
+    weight = held(module, "weight")
+    return 0 if weight is None else weight[1].shape[_row_dimension(module)]
 
 
 def held(module: nn.Module, name: str) -> tuple[str, Tensor] | None:
@@ -79,7 +92,9 @@ def held(module: nn.Module, name: str) -> tuple[str, Tensor] | None:
 
 def _unit_dimension(module: nn.Module) -> int:
     """Return the dimension of the units in the output, counted from the end."""
-    return -1 if isinstance(module, nn.Linear) else -1 - len(module.kernel_size)  # type: ignore[arg-type]
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return -1 - len(module.kernel_size)
+    return -1
 
 
 @dataclass(frozen=True)
@@ -159,7 +174,7 @@ class _Ways:
     def route(self, layer: str) -> Route | None:
         """Return where the units of a layer go; ``None`` where that was not seen."""
         module = self._modules[layer]
-        if held(module, "weight") is None:
+        if held(module, "weight") is None or not units_of(module):
             return None  # computed from others: parametrised, generated, quantised
         places, norms, readers, others = [], set[str](), set[tuple[str, int]](), list[str]()
         is_output = False
@@ -215,7 +230,7 @@ class _Ways:
             return "uniform"
         if isinstance(module, _NORMS):
             is_of_units = module.num_features == units_of(self._modules[layer])
-            in_place = not isinstance(self._modules[layer], nn.Linear)
+            in_place = not _is_linear(self._modules[layer])
             return "norm" if is_of_units and (in_place or self._dimensions.get(name) == 2) else ""
         return "activation" if self._activation(name) in _ZERO_AT_ZERO else ""
 
@@ -263,9 +278,9 @@ class _Ways:
         if weight is None or getattr(module, "groups", 1) != 1:
             return f"{name}, not every unit by every column"
         width = weight[1].shape[_column_dimension(module)]
-        if width == units and not (is_flat and isinstance(source, nn.Linear)):
+        if width == units and not (is_flat and _is_linear(source)):
             return name, 1
-        is_image = not isinstance(source, nn.Linear) and isinstance(module, nn.Linear)
+        is_image = not _is_linear(source) and _is_linear(module)
         if is_flat and is_image and width % units == 0:
             return name, width // units
         return f"{name}, in another layout"
@@ -297,15 +312,21 @@ class _Ways:
         return any(p is not None and p.ndim > 1 for p in owned)
 
 
+def _row_dimension(module: nn.Module) -> int:
+    """Return the dimension of a weight in which the units lie that it makes."""
+    is_transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
+    return int(is_transposed or _is_transposed_linear(module))
+
+
 def _column_dimension(module: nn.Module) -> int:
-    return 0 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 1
+    """Return the dimension of a weight in which the units lie that it reads."""
+    return 1 - _row_dimension(module)
 
 
 def produced(route: Route, modules: Mapping[str, nn.Module]) -> tuple[UnitSlice, ...]:
     """Return where the units stand in the weights that make them and the norms behind."""
     module = modules[route.layer]
-    transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-    owners = [(route.layer, "weight", int(transposed)), (route.layer, "bias", 0)]
+    owners = [(route.layer, "weight", _row_dimension(module)), (route.layer, "bias", 0)]
     owners += [(name, own, 0) for name in sorted(route.norms) for own in ("weight", "bias")]
     found = []
     for layer, own, dimension in owners:

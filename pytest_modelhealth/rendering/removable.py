@@ -38,6 +38,9 @@ COLUMNS = (
 TEXTS = (0, 8)
 """The columns that are flush left; the others are numbers."""
 
+_FEW = 32
+"""Samples below which many a unit is silent by chance."""
+
 _NAME, _INDICES = 34, 28
 """Characters of a name and of a list of indices in the table."""
 
@@ -47,7 +50,10 @@ def line(result: RemovableUnits) -> str:
     record = result.record
     name, units = printable(result.report.observation.model_type), sum(record.sizes.values())
     if not record.sizes:
-        return f"{name}: no units to look at, as no linear layer or convolution ran but those that give outputs"
+        return (
+            f"{name}: no units to look at, as no linear layer or convolution ran but those that "
+            "give outputs"
+        )
     going = [len(layer.removable) for layer in record.layers.values()]
     if not going:
         return f"{name}: none of {plural(units, 'unit')} can go"
@@ -89,6 +95,8 @@ def remarks(result: RemovableUnits) -> list[str]:
             f"duplicates merged, outputs {on} move by {number(proof.merged)} of their size; "
             f"rounding explains {number(proof.limit)}"
         )
+    if record.samples < _FEW:
+        told.append(f"{plural(record.samples, 'sample')} are few: over more, more units fire")
     return told
 
 

@@ -278,6 +278,22 @@ def dead_with_a_transposed_tie() -> Case:
     return Case(model, vectors(), {"encoder": Units(inactive=(1,))})
 
 
+@case
+def dead_neurons_of_gpt2() -> Case:
+    """Its linear layers have weights of shape (inputs, outputs)."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=20, n_embd=16, n_layer=1, n_head=2, activation_function="relu",
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    set_(model.transformer.h[0].mlp.c_fc.bias, [3, 60], DEAD)
+    batches = [{"input_ids": ids} for ids in tokens()]
+    return Case(model, batches, {"transformer.h.0.mlp.c_fc": Units(inactive=(3, 60))})
+
+
 # Duplicates.
 
 

@@ -24,8 +24,8 @@ def model():
 
 @pytest.fixture(scope="module")
 def images():
-    """All digits."""
-    return digits()[0]
+    """Some of the digits."""
+    return digits()[0][:500]
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +216,47 @@ def test_pairs_with_a_loss():
     assert result.indices == {"0": (3, 7)}
     assert result.report.loss is not None
     assert (result.samples, result.held_out_samples) == (64, 32)
+
+
+def test_few_samples_judge_nothing():
+    """Of four samples many a unit is silent by chance: the check says so, and the text."""
+    case = CASES["dead_by_bias"]()
+    result = Inspector(case.model, max_removable_fraction=0.1).removable([x[:4] for x in vectors()])
+    (found,) = result.report.inconclusive
+    assert (found.check, found.layer) == ("removable_units", "0")
+    assert "16 samples say nothing about units" in found.reason
+    assert "16 samples are few" in str(result)
+
+
+def test_duplicates_that_a_sum_reads_are_refused():
+    """The twin cannot stand for both where no weight can take both."""
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.out = nn.Linear(10, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+            set_(self.a.weight, 5, self.a.weight[1].detach())
+            set_(self.a.bias, 5, self.a.bias[1].detach())
+
+        def forward(self, x):
+            x = F.relu(self.a(x))
+            return self.out(x + self.b(x))
+
+    result = Inspector(Residual()).removable(vectors())
+    assert result.indices == {}
+    assert result.refused["a"].startswith("1 unit is a duplicate, but `add` reads it")
+
+
+def test_a_constant_behind_a_norm_is_no_unit_that_can_go():
+    """No gradient comes to it, and what reads it needs it: the proof says so."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    set_(model[1].weight, 2, 0.0)
+    set_(model[1].bias, slice(None), 0.5)
+    result = Inspector(model).removable([torch.randn(8, 3, 4, 4) for _ in range(3)])
+    assert result.indices == {}
+    assert "masking moves an output by" in result.refused["0"]
 
 
 def test_watched_layers_alone():
