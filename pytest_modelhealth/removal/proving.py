@@ -227,8 +227,15 @@ def rounding_noise(beside: Beside, inputs: Any, base: Sequence[Tensor], epsilon:
         batch = Inputs.of(perturbed_batch(inputs, epsilon, seed))
         with beside.put_back((batch.args, batch.kwargs), evaluation=True), torch.no_grad():
             outputs = find_tensors(copy.eval()(*batch.args, **batch.kwargs))
-        noise = max(noise, largest_difference(base, outputs, relative=True))
+        moved = largest_difference(floating(base), floating(outputs), relative=True)
+        noise = max(noise, moved)
     return noise
+
+
+def floating(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return those that rounding moves by a little: an index may jump. All, where there is none."""
+    found = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+    return found or tensors
 
 
 def largest_difference(

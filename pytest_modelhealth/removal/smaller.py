@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,12 +23,15 @@ from pytest_modelhealth.layers import named_modules, unwrapped
 from pytest_modelhealth.removal.following import Followed
 from pytest_modelhealth.removal.masking import apply_masks
 from pytest_modelhealth.removal.planning import Plan, Step, planned
-from pytest_modelhealth.removal.proving import FACTOR, largest_difference, rounding_noise
+from pytest_modelhealth.removal.proving import FACTOR, floating, largest_difference, rounding_noise
 from pytest_modelhealth.removal.search import multiply_adds
 from pytest_modelhealth.removal.surgery import cut
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.report.removable import RemovableLayer
 from pytest_modelhealth.tolerance import coarsest_epsilon
+
+_MOST = 0.5
+"""The largest part of their size by which outputs may differ and the proof still says something."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -123,6 +126,11 @@ class _Maker:
         base = self._outputs(self._original)
         plan = planned(self._runs(), self._layers, _modules(self._original.model), self._epsilon)
         limit = FACTOR * rounding_noise(self._original, self._inputs, base, self._epsilon)
+        if not limit < _MOST:
+            raise InspectionError(
+                f"there is no smaller copy: rounding alone may move outputs by {limit:.3g} of "
+                "their size on this batch, so that nothing can be proven"
+            )
         proven = self._proven(plan, base, limit)
         refused = {name: "; ".join(reasons) for name, reasons in plan.refused.items()}
         if proven is None:
@@ -176,12 +184,12 @@ class _Maker:
         ):
             yield batch
 
-    def _outputs(self, beside: Beside, *, evaluation: bool = True) -> list[Tensor]:
+    def _outputs(self, beside: Beside, *, evaluation: bool = True) -> Sequence[Tensor]:
         with self._running(beside, evaluation=evaluation) as batch:
             if not evaluation:
                 beside.model.train()
             output = beside.model(*batch.args, **batch.kwargs)
-            return [tensor.detach().clone() for tensor in find_tensors(output)]
+            return floating([tensor.detach().clone() for tensor in find_tensors(output)])
 
     def _cut(self, steps: Iterable[Step]) -> nn.Module:
         model = self._copied()
@@ -189,7 +197,7 @@ class _Maker:
         return model
 
     def _proven(
-        self, plan: Plan, base: list[Tensor], limit: float
+        self, plan: Plan, base: Sequence[Tensor], limit: float
     ) -> tuple[nn.Module, float] | None:
         """Return a copy whose outputs are the same, and by how much they differ.
 
@@ -215,7 +223,7 @@ class _Maker:
                 plan.steps.remove(step)
         return self._proven(plan, base, limit)
 
-    def _tried(self, model: nn.Module, base: list[Tensor]) -> tuple[float, str]:
+    def _tried(self, model: nn.Module, base: Sequence[Tensor]) -> tuple[float, str]:
         """Return by how much outputs of a copy differ, and that as a phrase."""
         try:
             outputs = self._outputs(Beside(model))

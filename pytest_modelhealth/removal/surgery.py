@@ -65,9 +65,7 @@ def _replace(module: nn.Module, slot: Slot, places: Tensor) -> None:
     old = _tensor(slot, {slot.parameter.owner: module})
     new = old.detach().index_select(slot.dimension, places.to(old.device))
     if isinstance(old, nn.Parameter):
-        parameter = nn.Parameter(new, old.requires_grad)
-        vars(parameter).update(vars(old))  # marks that an optimizer goes by
-        module._parameters[slot.parameter.own] = parameter
+        module._parameters[slot.parameter.own] = nn.Parameter(new, old.requires_grad)
         if slot.parameter.own == "weight":
             update_sizes(module, len(places))
     else:
