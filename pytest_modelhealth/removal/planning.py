@@ -121,6 +121,7 @@ class _Decision:
             reasons += self._uses(run, other)
             known = {reading.slot.parameter for reading in readings}
             readings += [r for r in other.readings if r.slot.parameter not in known]
+        reasons += self._read_elsewhere(group, readings, claimed)
         if reasons:
             self.plan.refuse(claimed, reasons[0])
             return
@@ -160,6 +161,16 @@ class _Decision:
         for slot in group.slots:
             if slot.parameter.own == "weight":
                 self.rows[slot.parameter.name] = kept[slot.ids]
+
+    def _read_elsewhere(
+        self, group: Group, readings: list[Reading], claimed: list[str]
+    ) -> Iterator[str]:
+        """Yield weights that read units in other batches alone, as where the data decides."""
+        known = {reading.slot.parameter.name for reading in readings}
+        known.update(slot.parameter.name for slot in group.slots)
+        for part in (part for name in claimed for part in self.claims[name].read):
+            if part.parameter not in known:
+                yield f"it is read by '{part.parameter}' in other batches"
 
     def _uses(self, run: Followed, group: Group) -> Iterator[str]:
         """Yield why parameters of a group are not its alone."""

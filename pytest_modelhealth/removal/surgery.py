@@ -64,6 +64,9 @@ def _merge(weight: Tensor, reading: Slot, unit: int, twin: int) -> None:
 def _replace(module: nn.Module, slot: Slot, places: Tensor) -> None:
     old = _tensor(slot, {slot.parameter.owner: module})
     new = old.detach().index_select(slot.dimension, places.to(old.device))
+    for ndim, format_ in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if old.ndim == ndim and old.is_contiguous(memory_format=format_):
+            new = new.contiguous(memory_format=format_)
     if isinstance(old, nn.Parameter):
         module._parameters[slot.parameter.own] = nn.Parameter(new, old.requires_grad)
         if slot.parameter.own == "weight":

@@ -62,9 +62,9 @@ def _training(made: SmallerCopy) -> str:
     if moved is None:
         return "it was not run in training mode, in which the model fails"
     if moved <= made.limit:
-        return "in training mode, dropout aside, they are the same as well"
+        return "in training mode, dropout aside, outputs are the same as well"
     return (
-        f"in training mode, dropout aside, they differ by {number(moved)} of their size: units are "
+        f"in training mode, dropout aside, outputs differ by {number(moved)} of their size: units are "
         "known to go in evaluation mode"
     )
 
