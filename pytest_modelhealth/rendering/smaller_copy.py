@@ -64,8 +64,8 @@ def _training(made: SmallerCopy) -> str:
     if moved <= made.limit:
         return "in training mode, dropout aside, outputs are the same as well"
     return (
-        f"in training mode, dropout aside, outputs differ by {number(moved)} of their size: units are "
-        "known to go in evaluation mode"
+        f"in training mode, dropout aside, outputs differ by {number(moved)} of their size: units "
+        "are known to go in evaluation mode"
     )
 
 
