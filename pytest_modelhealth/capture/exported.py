@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import fx, nn
 
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.step.forward import observed_eagerly
@@ -48,6 +50,7 @@ class ExportedEngine(Engine):
 
             unflattened: Any = unflatten(model)
             unflattened._ty = _model_class(model)  # torch 2.8 names those of the layers alone
+            _set_modes(unflattened, model.graph.nodes)
             self._unflattened[model] = unflattened
         return self._unflattened[model]
 
@@ -62,7 +65,26 @@ class ExportedEngine(Engine):
         return measured(request, self._run)
 
     def _run(self, request: Request, watch: Watch) -> Observation:
-        return run_step(request, self.module(request.model), [], watch)
+        with _explained(request.model):
+            return run_step(request, self.module(request.model), [], watch)
+
+
+@contextmanager
+def _explained(program: ExportedProgram) -> Iterator[None]:
+    """Say what helps where a program writes to buffers that its backward pass needs as they were.
+
+    Decomposed batch normalisation in training mode does, and torch cannot differentiate it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        written = program.graph_signature.buffers_to_mutate.values()
+        if written and "modified by an inplace operation" in str(error):
+            error.add_note(
+                f"the exported program writes to its buffers ({', '.join(written)}), and torch "
+                "cannot differentiate it: pass backward=False, or export in evaluation mode"
+            )
+        raise
 
 
 def _is_program(model: object) -> bool:
@@ -73,6 +95,32 @@ def _model_class(program: ExportedProgram) -> str | None:
     """Return the qualified name of the class that was exported, where the graph knows it."""
     stacks = (node.meta.get("nn_module_stack") or {} for node in program.graph.nodes)
     return next((kind for stack in stacks for path, kind in stack.values() if not path), None)
+
+
+def _set_modes(model: nn.Module, nodes: Iterable[fx.Node]) -> None:
+    """Let the modules of a program be in the mode that it was exported in, as far as it is known.
+
+    A program has no mode: its operators say of themselves whether they train, and of a module
+    without such operators `training` is ``None``.
+    """
+    modules: dict[str, Any] = dict(model.named_modules())
+    for module in modules.values():
+        module.training = None
+    for node in nodes:
+        trains = _trains(node)
+        for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+            if trains is not None and path in modules:
+                modules[path].training = bool(modules[path].training) or trains
+
+
+def _trains(node: fx.Node) -> bool | None:
+    """Return whether an operator computes what it does in training mode; ``None`` for most."""
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    for place, argument in enumerate(arguments):
+        if argument.name in ("train", "training"):
+            given = node.args[place] if place < len(node.args) else argument.default_value
+            return bool(node.kwargs.get(argument.name, given))
+    return False if "no_training" in str(node.target) else None
 
 
 def _is_flat(model: object) -> bool:

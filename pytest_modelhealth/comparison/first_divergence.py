@@ -263,6 +263,7 @@ class Search:
             cause=cause,
             affected=tuple(n for n in affected if n not in (pair.name, result.key.layer)),
             causes=causes,
+            called_at=(_place(self.a, pair.reference), _place(self.b, pair.candidate)),
         )
 
     def _with_code(self, name: str) -> str:
@@ -403,3 +404,7 @@ def _outputs(trace: Trace, layer: str, span: tuple[int, int]) -> list[Key]:
     """Return the outputs that a layer gave in this span of moments."""
     outputs = trace.of_role[layer, "activations"]
     return [key for key in outputs if span[0] < trace.entries[key].moment <= span[1]]
+
+
+def _place(trace: Trace, layer: str | None) -> str:
+    return "" if layer is None else trace.observation.called_at(layer)

@@ -53,7 +53,7 @@ def other_settings(
         return
     ours, theirs = modules[0].get(pair.reference), modules[1].get(pair.candidate)
     if ours is not None and theirs is not None:
-        if ours.training != theirs.training:
+        if None not in (ours.training, theirs.training) and ours.training != theirs.training:
             yield f"it {_mode(theirs)}, the reference {_mode(ours)}"
         yield from _settings_difference(ours, theirs)
     layers = a.observation.layers[pair.reference], b.observation.layers[pair.candidate]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pytest_modelhealth.alignment.result import Change, Pair
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.measures import Difference
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.json import plain
@@ -21,6 +21,7 @@ from pytest_modelhealth.rendering.notation import (
     shorten,
     table,
 )
+from pytest_modelhealth.report.flow import near
 
 MEASURES = (
     "count", "unequal", "nan_both", "nonfinite", "max_abs", "max_rel", "relative_l2", "cosine"
@@ -106,11 +107,21 @@ def failure(comparison: Comparison) -> str:
             *_folded(comparison),
             "",
             f"verdict by:   {comparison.basis}, times {limit:g}",
+            *_places(found),
             *_alignment(comparison),
             *_notes(comparison),
             "look:         print(comparison), comparison.plot_errors()",
         ]
     )
+
+
+def _places(found: Divergence) -> Iterator[str]:
+    """Yield where the culprit is called: once where both sides call it from the same line."""
+    ours, theirs = (printable(near(place)) if place else "" for place in found.called_at)
+    if ours and theirs and ours != theirs:
+        yield f"called at:    {ours}, in the candidate {theirs}"
+    elif ours or theirs:
+        yield f"called at:    {ours or theirs}"
 
 
 def _evidence(result: TensorResult | None, model: str) -> Iterator[str]:
@@ -286,6 +297,7 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
         first = _fields(found, "layer", "candidate", "kind", "story", "cause")
         first |= {
             "affected": list(found.affected),
+            "called_at": list(found.called_at),
             "tensor": None if found.result is None else _tensor_as_data(found.result),
         }
     return {

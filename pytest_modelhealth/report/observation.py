@@ -98,7 +98,8 @@ class LayerRecord:
             there was a NaN or positive infinity (a mask is made of negative ones); of the first
             batch that had one.
         watched: the roles that were to be observed.
-        source: ``path:line`` of the code that calls it, where a traced graph knows it, else ``""``.
+        source: ``path:line`` of the code that calls it, where a traced graph knows it, else ``""``;
+            `Observation.called_at` knows of more.
         options: how the module or the call is set up, where a check reads it: ``dim`` of a softmax,
             ``training`` of a module, ``num_embeddings`` and ``padding_idx`` of an embedding.
         equal_samples: whether its activations were the same for every sample of the batch; ``None``
@@ -491,6 +492,13 @@ class Observation:
     def is_of_own_step(self) -> bool:
         """Whether steps of the user's own training were seen, not a run of ours."""
         return self.flow is None and not (self.stepped is None and self.course is None)
+
+    def called_at(self, layer: str) -> str:
+        """Return ``path:line`` of the user's code that first called a layer; ``""`` if unknown."""
+        record = self.layers.get(layer)
+        if record is not None and record.source:
+            return record.source
+        return self.flow.line(layer) if self.flow is not None and layer in self.flow else ""
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.

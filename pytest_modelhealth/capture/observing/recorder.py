@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,14 @@ from pytest_modelhealth.statistics import (
     TensorStatistics,
     UnsupportedTensorError,
 )
+
+
+class FunctionalCall(NamedTuple):
+    """Names a functional layer before it runs: its caller's name, its function, and which call."""
+
+    caller: str
+    function: str
+    index: int
 
 
 class Recorder:
@@ -86,6 +94,7 @@ class Recorder:
         self._compare_outputs = compare_outputs
         self._deviations: list[Deviation] = []
         self._loss: Entry | float | None = None
+        self._lines: dict[FunctionalCall, str] = {}
         self._events = 0
         for name, module, aliases, opaque in modules:
             held = module._parameters.items()
@@ -131,6 +140,7 @@ class Recorder:
             if layer is None:
                 layer = Layer(name, function, self._selection.roles(name, None), functional=True)
                 layer.activation = None if function == ATTENTION else function
+                layer.source = self._lines.get(FunctionalCall(caller.name, function, index), "")
                 self.layers[name] = layer
             if layer.module is None:
                 layer.options = options
@@ -147,10 +157,13 @@ class Recorder:
         """Note why a layer cannot be observed, if it cannot."""
         layer.opaque = why
 
-    def note_sources(self, lines: Iterable[tuple[Layer, str]]) -> None:
-        """Take down which line of the user's code each layer came from: the first that is given."""
-        for layer, line in lines:
-            layer.source = layer.source or line
+    def note_source(self, layer: Layer, line: str) -> None:
+        """Take down which line of the user's code calls a layer: the first that is given."""
+        layer.source = layer.source or line
+
+    def note_source_of_function(self, call: FunctionalCall, line: str) -> None:
+        """Take down which line of the user's code makes a functional call."""
+        self._lines.setdefault(call, line)
 
     def note_options(self) -> None:
         """Take down how every module is set up."""
