@@ -50,6 +50,7 @@ class ExportedEngine(Engine):
 
             unflattened: Any = unflatten(model)
             unflattened._ty = _model_class(model)  # torch 2.8 names those of the layers alone
+            _finish(unflattened)
             _set_modes(unflattened, model.graph.nodes)
             self._unflattened[model] = unflattened
         return self._unflattened[model]
@@ -95,6 +96,13 @@ def _model_class(program: ExportedProgram) -> str | None:
     """Return the qualified name of the class that was exported, where the graph knows it."""
     stacks = (node.meta.get("nn_module_stack") or {} for node in program.graph.nodes)
     return next((kind for stack in stacks for path, kind in stack.values() if not path), None)
+
+
+def _finish(model: nn.Module) -> None:
+    """Finish the modules that torch leaves unfinished: some of those that have several names."""
+    for module in model.modules():
+        if "graph" in vars(module) and "graph_module" not in vars(module):
+            module.finalize()  # type: ignore[operator]
 
 
 def _set_modes(model: nn.Module, nodes: Iterable[fx.Node]) -> None:
