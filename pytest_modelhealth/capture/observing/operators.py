@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.source_lines import line_of_node
+from pytest_modelhealth.capture.observing.source_lines import source_line
 from pytest_modelhealth.capture.observing.tensors import holds_numbers
 
 _lock = threading.RLock()
@@ -105,7 +105,7 @@ def note_lines(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target in _SHOWN:
             index = next(value for value in node.args if type(value) is int)
-            _tell(Listener.line, index, line_of_node(node))
+            _tell(Listener.line, index, source_line(node.meta.get("stack_trace")))
 
 
 def _is_recomputation() -> bool:

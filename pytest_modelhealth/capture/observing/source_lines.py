@@ -33,6 +33,8 @@ def note_source_lines(recorder: Recorder) -> None:
     """Take down the line of each layer that a graph knows it of, as ``torch.export`` does."""
     root: nn.Module | None = None  # of a program, whose parts tell paths from there
     for module, layer in list(recorder.by_module.items()):
+        if isinstance(line := vars(module).get("_source"), str):  # of a transcript
+            recorder.note_source(layer, line)
         graph = _graph(module)
         if graph is None:
             continue
@@ -69,7 +71,7 @@ def _functional_calls(
         if name is not None:
             inside = _submodule(module, containers.get(id(node), ""), recorder) or layer
             place = inside.name, name
-            yield FunctionalCall(*place, counts[place]), line_of_node(node)
+            yield FunctionalCall(*place, counts[place]), source_line(node.meta.get("stack_trace"))
             counts[place] += 1
 
 
@@ -77,7 +79,7 @@ def _calls(
     node: fx.Node, module: nn.Module, root: nn.Module, recorder: Recorder
 ) -> Iterator[tuple[Layer, str]]:
     """Yield the layers that a node came from or calls, each with the line that calls it."""
-    frames = _frames(node)
+    frames = _frames(node.meta.get("stack_trace"))
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if node.op == "call_module" and (layer := _submodule(module, str(node.target), recorder)):
         yield layer, _innermost(frames)
@@ -102,14 +104,14 @@ def _is_users(kind: Any) -> bool:
     return not home.startswith("torch.")
 
 
-def line_of_node(node: fx.Node) -> str:
-    """Return ``path:line`` of the user's code that made a node; ``""`` where it is not known."""
-    return _innermost(_frames(node))
+def source_line(stack_trace: str | None) -> str:
+    """Return ``path:line`` of the innermost frame outside torch; ``""`` where there is none."""
+    return _innermost(_frames(stack_trace))
 
 
-def _frames(node: fx.Node) -> list[_Frame]:
-    """Return the frames outside torch in which the user's code made a node, the outermost first."""
-    found = [match.groups() for match in _FRAME.finditer(node.meta.get("stack_trace") or "")]
+def _frames(stack_trace: str | None) -> list[_Frame]:
+    """Return the frames of the user's code in a trace, the outermost first."""
+    found = [match.groups() for match in _FRAME.finditer(stack_trace or "")]
     return [
         _Frame(f"{path}:{line}", function == "forward")
         for path, line, function in found
