@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from torch import fx, nn
 
 from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.pt2.archive import archive_of, is_pt2, only_model
 from pytest_modelhealth.capture.step.forward import observed_eagerly
 from pytest_modelhealth.capture.step.run import Watch, run_step
 from pytest_modelhealth.errors import InspectionError
@@ -26,13 +27,22 @@ class ExportedEngine(Engine):
     """
 
     precedence = 1
+    files: ClassVar[str] = "exported programs (*.pt2)"
 
     def __init__(self) -> None:
         self._unflattened: WeakKeyDictionary[ExportedProgram, nn.Module] = WeakKeyDictionary()
 
     def supports(self, model: object) -> bool:
-        """Whether `model` came out of `torch.export`."""
-        return _is_program(model) or _is_flat(model)
+        """Whether `model` came out of `torch.export`, or is a path to a file that did."""
+        return _is_program(model) or _is_flat(model) or _is_file(model)
+
+    def load(self, model: Any) -> Any:
+        """Return the program that lies in a file.
+
+        Raises:
+            InspectionError: there are several, or it cannot be loaded.
+        """
+        return _loaded(model) if _is_file(model) else model
 
     def module(self, model: Any) -> nn.Module:
         """Return the program's modules, with copies of its parameters and buffers.
@@ -90,6 +100,22 @@ def _explained(program: ExportedProgram) -> Iterator[None]:
 
 def _is_program(model: object) -> bool:
     return type(model).__name__ == "ExportedProgram"
+
+
+def _is_file(model: object) -> bool:
+    return is_pt2(model) and bool(archive_of(model).programs)
+
+
+def _loaded(path: Any) -> Any:
+    import torch.export
+
+    only_model(path, archive_of(path).programs, "exported_programs")
+    try:
+        return torch.export.load(path)
+    except (RuntimeError, ValueError) as error:
+        raise InspectionError(
+            f"torch {torch.__version__} cannot load the exported program in {str(path)!r}: {error}"
+        ) from error
 
 
 def _model_class(program: ExportedProgram) -> str | None:

@@ -149,7 +149,8 @@ class Comparison(HasVerdict):
     @cached_property
     def changed_names(self) -> tuple[Pair, ...]:
         """The layers that were renamed, moved, retyped, inserted or removed."""
-        return tuple(p for p in self.alignment.pairs if p.change is not Change.MATCHED)
+        pairs = (p for p in self.alignment.pairs if p.change is not Change.MATCHED)
+        return tuple(pair for pair in pairs if not pair.is_out_of_sight)
 
     @cached_property
     def diverged(self) -> tuple[AlignedLayer, ...]:

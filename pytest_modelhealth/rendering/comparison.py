@@ -45,16 +45,19 @@ def line(comparison: Comparison) -> str:
             f"not equivalent (strict_names): {_pair(first)}; every number is the same, by "
             f"{comparison.basis}"
         )
-    layers = _compared(comparison)
-    compared = plural(layers, "layer") if layers else "all its outputs"
     return printable(
         f"equivalent by {comparison.basis}: {comparison.candidate} computes what "
-        f"{comparison.reference} does, in {compared}"
+        f"{comparison.reference} does, in {_compared(comparison)}"
     )
 
 
-def _compared(comparison: Comparison) -> int:
-    return sum(bool(layer.tensors) for layer in comparison.layers.values())
+def _compared(comparison: Comparison) -> str:
+    """Return in what the two were compared."""
+    compared = [layer for layer in comparison.layers.values() if layer.tensors]
+    is_whole = any(layer.name for layer in compared) or len(comparison.layers) == 1
+    if compared and is_whole:
+        return plural(len(compared), "layer")
+    return "its outputs alone: no layer inside was compared"
 
 
 def overview(comparison: Comparison) -> str:
@@ -78,7 +81,8 @@ def _layers(comparison: Comparison) -> list[AlignedLayer]:
     return [
         layer
         for layer in comparison.layers.values()
-        if layer.tensors or layer.pair.change is not Change.MATCHED
+        if layer.tensors
+        or (layer.pair.change is not Change.MATCHED and not layer.pair.is_out_of_sight)
     ]
 
 
@@ -243,7 +247,7 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
     alignment = comparison.alignment
     parts = []
     for change in (Change.RENAMED, Change.RETYPED, Change.MOVED, Change.INSERTED, Change.REMOVED):
-        pairs = [pair for pair in alignment.of(change) if not pair.note or pair.aligned]
+        pairs = [pair for pair in alignment.of(change) if not pair.reason or pair.aligned]
         if pairs:
             names = _names(_pair(pair, short=True) for pair in pairs)
             parts.append(f"{len(pairs)} {change} ({names})")
@@ -258,7 +262,7 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
 
 def _tells(pair: Pair) -> bool:
     """Whether a pair has a note that no other pair's note says too."""
-    return pair.reason is not None and not pair.is_noted_elsewhere
+    return bool(pair.note) and not pair.is_noted_elsewhere
 
 
 def _names(names: Iterable[str]) -> str:

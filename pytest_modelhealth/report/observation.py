@@ -487,6 +487,15 @@ class Observation:
     sample_deviation: float | None = None
     costs: Costs | None = None
     replayed: Replayed | None = None
+    unlisted: str = ""
+
+    @property
+    def outputs_only(self) -> str:
+        """Why its inputs and outputs alone were seen, nothing inside; ``""`` where more was."""
+        inner = [record for record in self.layers.values() if record.name]
+        if self.unlisted or any(record.status is not Status.OPAQUE for record in inner):
+            return self.unlisted
+        return inner[0].reason if inner else ""
 
     @property
     def is_of_own_step(self) -> bool:
@@ -536,6 +545,7 @@ class Observation:
             ),
             costs=self.costs,
             replayed=self.replayed,
+            unlisted=self.unlisted,
         )
 
 
