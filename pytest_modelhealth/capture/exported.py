@@ -76,8 +76,9 @@ class ExportedEngine(Engine):
         return measured(request, self._run)
 
     def _run(self, request: Request, watch: Watch) -> Observation:
+        module = self.module(request.model)
         with _explained(request.model):
-            return run_step(request, self.module(request.model), [], watch)
+            return run_step(request, module, [], watch)
 
 
 @contextmanager

@@ -463,6 +463,8 @@ class Observation:
             was not asked for.
         replayed: how it compares with the inspection that was saved; ``None`` where it is no
             replay.
+        unlisted: why nothing inside the model could be seen, not even which layers it has; ``""``
+            where that could be.
     """
 
     layers: Mapping[str, LayerRecord]

@@ -285,6 +285,8 @@ class Hooks:
                 self._hook_gradient(layer, tensor, dimension)
         if is_new:
             recorder.compare_samples(layer, frame.inputs, returned, entries)
+        if layer.replays:
+            recorder.forget()
 
     _complete_function = guarded(_see_output)
 

@@ -25,6 +25,7 @@ class Layer:
         functional: whether it is a function.
         activation: canonical name of the activation that it is.
         is_torchs_own: whether it is one of torch's own modules that calls no functional layer.
+        replays: whether it replays a CUDA graph, which writes to memory without a new version.
         frozen: names of the parameters that required no gradient before the forward.
         opaque: why it cannot be observed, if it cannot.
         unsupported: what kept a tensor of it from being read.
@@ -53,6 +54,7 @@ class Layer:
     functional: bool = False
     activation: str | None = None
     is_torchs_own: bool = False
+    replays: bool = False
     frozen: frozenset[str] = frozenset()
     opaque: str = ""
     unsupported: str = ""

@@ -29,6 +29,7 @@ from pytest_modelhealth.layers import (
     activation_of,
     calls_no_functional_layer,
     original_class,
+    replays_cuda_graph,
     type_name,
 )
 from pytest_modelhealth.report import Option
@@ -107,6 +108,7 @@ class Recorder:
                 aliases=aliases,
                 activation=activation_of(module),
                 is_torchs_own=calls_no_functional_layer(module),
+                replays=replays_cuda_graph(module),
                 opaque=opaque,
                 frozen=frozenset([n for n, p in held if p is not None and not p.requires_grad]),
             )
@@ -126,6 +128,11 @@ class Recorder:
                     entries[:] = [Entry.of(merged)]
         self.reader.forget()
         self.reader.ledger.turn_over()
+
+    def note(self, text: str) -> None:
+        """Take down what a reader should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     # What a layer is.
 
