@@ -95,7 +95,8 @@ class StandInModel(StandIn):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Let the runtime run the batch, and play back what it did."""
         values, output = self._runtime.execute(Inputs(*args, **kwargs))
-        Run(self._layers, self._playback, values).make(self._call)
+        with self._playback.at_hand():
+            Run(self._layers, self._playback, values).make(self._call)
         return output
 
 
