@@ -24,7 +24,7 @@ class Graph:
 
     def replay(self) -> None:
         """Make the same operators on the same memory, which writes no version of a tensor."""
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             for function, args, kwargs, static in self.made:
                 results = tree_leaves(function(*args, **kwargs))
                 for result, held in zip(results, static, strict=True):

@@ -122,8 +122,8 @@ class PassiveWatch:
         assert step is not None
         if is_capturing():
             raise InspectionError(
-                f"cannot end a step of {type(self._model).__name__} while a CUDA graph is "
-                "captured: reading what was seen would end the capture; end the step after it"
+                "which was ended while a CUDA graph was captured: reading what was seen would end "
+                "the capture; end the step after it"
             )
         try:
             return step.settle(loss)
