@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -56,19 +56,18 @@ class PackageRuntime(Runtime):
         Raises:
             InspectionError: it has another, or lies on another device.
         """
-        expected = pytree.treespec_loads(self._model.loader.get_call_spec()[0])
-        args, names = expected.children_specs
-        if set(inputs.kwargs) != set(names.context) or len(inputs.args) != args.num_children:
+        form = pytree.treespec_loads(self._model.loader.get_call_spec()[0])
+        args, kwargs = pytree.tree_unflatten([None] * form.num_leaves, form)
+        if set(inputs.kwargs) != set(kwargs) or len(inputs.args) != len(args):
             raise InspectionError(
-                f"the package was compiled for {_call(args.num_children, names.context)}, and the "
-                f"batch is {_call(len(inputs.args), list(inputs.kwargs))}"
+                f"the package was compiled for {_call(args, kwargs)}, and the batch is "
+                f"{_call(inputs.args, inputs.kwargs)}"
             )
-        kwargs = {name: inputs.kwargs[name] for name in names.context}
-        form = pytree.tree_structure((inputs.args, kwargs))
-        if form.num_leaves != expected.num_leaves:
+        count = len(pytree.tree_leaves((inputs.args, inputs.kwargs)))
+        if count != form.num_leaves:
             raise InspectionError(
-                f"the package was compiled for {expected.num_leaves} values nested in its "
-                f"arguments, and the batch has {form.num_leaves}"
+                f"the package was compiled for {form.num_leaves} values nested in its arguments, "
+                f"and the batch has {count}"
             )
         device = self._model.get_metadata().get("AOTI_DEVICE_KEY", "")
         given = {tensor.device.type for tensor in find_tensors((inputs.args, inputs.kwargs))}
@@ -94,10 +93,9 @@ def _checked_inputs() -> Iterator[None]:
 _CHECK = "AOTI_RUNTIME_CHECK_INPUTS"
 
 
-def _call(count: int, names: list[str]) -> str:
-    parts = [f"{count} positional arguments" if count != 1 else "1 positional argument"]
-    parts += [f"{name}=" for name in names]
-    return " and ".join(parts)
+def _call(args: Sequence[Any], kwargs: Iterable[str]) -> str:
+    positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
+    return " and ".join([positional, *(f"{name}=" for name in kwargs)])
 
 
 def is_package(model: object) -> bool:
