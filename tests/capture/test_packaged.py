@@ -56,7 +56,7 @@ class AOTICompiledModel:
         self._function, self._names, self._device = function, names, device
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # no function of torch is called
             return self._function(*args, **kwargs)
 
     def get_constant_fqns(self) -> list[str]:
