@@ -106,6 +106,11 @@ def test_a_verdict_on_a_model_that_is_one_graph_says_that_nothing_inside_was_jud
     result = compare(net(), model, batch, backward=False, strict_names=True)
     assert result.equivalent
     assert "no layer inside was compared" in str(result)
+    with torch.no_grad():
+        model.body[0].weight[0, 0] += 1.0
+    result = compare(net(), model, batch, backward=False)
+    assert result.first_divergence is not None
+    assert result.first_divergence.cause.startswith("body.0: weight differs in 1 of 16 values")
 
 
 def test_a_forward_of_the_users_own_is_no_graph(cuda: Cuda) -> None:

@@ -115,6 +115,8 @@ def test_outputs_that_are_wrong_fail() -> None:
     assert not result.equivalent
     assert result.first_divergence is not None
     assert result.first_divergence.layer == ""
+    assert "no layer inside the candidate can be seen" in str(result)
+    assert "is gone" not in str(result)
 
 
 def test_batches_of_another_form_are_refused() -> None:
