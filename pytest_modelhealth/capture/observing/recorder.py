@@ -46,7 +46,7 @@ class FunctionalCall(NamedTuple):
 
     caller: str
     function: str
-    index: int
+    number: int
 
 
 class Recorder:
