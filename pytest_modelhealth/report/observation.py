@@ -101,8 +101,7 @@ class LayerRecord:
             there was a NaN or positive infinity (a mask is made of negative ones); of the first
             batch that had one.
         watched: the roles that were to be observed.
-        source: ``path:line`` of the code that calls it, where a traced graph knows it, else ``""``;
-            `Observation.called_at` knows of more.
+        source: ``path:line`` of the user's code that first calls it, ``""`` where it is not known.
         options: how the module or the call is set up, where a check reads it: ``dim`` of a softmax,
             ``training`` of a module, ``num_embeddings`` and ``padding_idx`` of an embedding.
         equal_samples: whether its activations were the same for every sample of the batch; ``None``

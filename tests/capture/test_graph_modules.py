@@ -185,5 +185,5 @@ def test_each_layer_has_the_line_it_comes_from_where_the_graph_knows_it() -> Non
     }
     judged = Inspector(exported, max_grad_norm=0.0, layers="0.fc")
     report = judged.run_inspection(torch.randn(40, 6))
-    with pytest.raises(ModelHealthError, match=f"source: .*:{LINE}"):
+    with pytest.raises(ModelHealthError, match=rf"called at \S+:{LINE}"):
         report.assert_healthy()

@@ -200,6 +200,8 @@ class Hooks:
             self.recorder.enter(layer)
             frame.inputs = self.recorder.add_inputs(layer, tensors)
             frame.call = self.flow.enter(layer, tensors)
+            if frame.call is not None and layer.place is None:
+                layer.place = frame.call.place
 
     _enter_function = guarded(_see_inputs)
 
