@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from pytest_modelhealth.capture.costing.further import FurtherRun
+    from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import ModelSummary
     from pytest_modelhealth.statistics import TensorStatistics
 
@@ -275,12 +276,9 @@ class Inspector:
             InspectionError: there was no batch, a batch is no pair although there is a loss, or
                 `batches`, `max_batches` or `progress` is of a wrong type.
         """
-        _require_batches(batches)
+        _require_batches(batches, "run_batches")
         self._begin()
-        if not _is_count(max_batches):
-            raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
-        if not isinstance(progress, bool | None):
-            raise InspectionError(f"progress must be True, False or None, not {progress!r}")
+        _require_how_many(max_batches, progress)
         merged: Observation | None = None
         for index, batch in enumerate(
             track(batches, "inspecting batches", most=max_batches, shown=progress)
@@ -295,6 +293,52 @@ class Inspector:
         if merged is None:
             raise InspectionError("there was no batch to run: batches is empty, or max_batches=0")
         return self._reported(merged, self._settings)
+
+    def removable(
+        self,
+        batches: Iterable[Any],
+        *,
+        loss: Loss | None = None,
+        held_out: Iterable[Any] | None = None,
+        max_batches: int | None = None,
+        progress: bool | None = None,
+    ) -> RemovableUnits:
+        """Find the units that can go: inactive ones, duplicates of others, and those nothing reads.
+
+        Units are the outputs of linear layers and convolutions. They are found on most of the
+        batches and proven on the rest: with them masked, each output must be the same. The model
+        runs in evaluation mode and is left as it was, bit for bit. The report has what the batches
+        showed that units were found on.
+
+        Args:
+            batches: with a `loss`, pairs of inputs and target, as a DataLoader of a labelled data
+                set gives; without one, inputs.
+            loss: ``loss(output, target)``. Units that it does not depend on look unread; without
+                one, those that no output depends on.
+            held_out: batches for the proof; ``None`` takes the last fifth of `batches`, and one at
+                least.
+            max_batches: stop after so many of `batches`.
+            progress: as in `run_batches`.
+
+        Raises:
+            InspectionError: there are too few batches, one has no tensors or is no pair although
+                there is a loss, the model is none whose weights can be masked, or an argument is of
+                a wrong type.
+            Exception: whatever the model or the loss raises, untouched.
+        """
+        from pytest_modelhealth.removal.result import RemovableUnits
+        from pytest_modelhealth.removal.search import Batches, search
+
+        self._require_module("removable masks the weights of a torch.nn.Module")
+        _require_batches(batches, "removable")
+        if held_out is not None:
+            _require_batches(held_out, "removable")
+        _require_how_many(max_batches, progress)
+        self._begin()
+        request = self._request(None, None, loss, None, None)
+        asked = Batches(batches, held_out, max_batches, loss is not None, progress)
+        record, observation = search(self._engine, request, self._observe, asked)
+        return RemovableUnits(record, self._reported(observation, self._settings), self._model)
 
     def monitor(
         self,
@@ -551,7 +595,14 @@ def _module_types(types: object) -> tuple[type[nn.Module], ...]:
     return listed
 
 
-def _require_batches(batches: object) -> None:
+def _require_how_many(max_batches: object, progress: object) -> None:
+    if not _is_count(max_batches):
+        raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
+    if not isinstance(progress, bool | None):
+        raise InspectionError(f"progress must be True, False or None, not {progress!r}")
+
+
+def _require_batches(batches: object, method: str) -> None:
     if isinstance(batches, Dataset) and not isinstance(batches, Iterable):
         raise InspectionError(
             f"batches is a data set of samples ({type(batches).__name__}); "
@@ -565,8 +616,8 @@ def _require_batches(batches: object) -> None:
     if isinstance(batches, Tensor):
         shape = "x".join(map(str, batches.shape))
         warnings.warn(
-            f"run_batches takes each row of the tensor {shape} for a batch; run_inspection takes "
-            "the tensor as one batch, and run_batches(x.unbind()) says that rows are meant",
+            f"{method} takes each row of the tensor {shape} for a batch; run_inspection takes the "
+            f"tensor as one batch, and {method}(x.unbind()) says that rows are meant",
             ModelHealthWarning,
             stacklevel=3,
         )

@@ -14,6 +14,7 @@ from pytest_modelhealth.report.course import Course
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.removable import Removable
 from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.report.stepping import Stepped
 
@@ -467,6 +468,7 @@ class Observation:
             replay.
         unlisted: why nothing inside the model could be seen, not even which layers it has; ``""``
             where that could be.
+        removable: the units that can go; ``None`` where nobody asked for them.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -492,6 +494,7 @@ class Observation:
     costs: Costs | None = None
     replayed: Replayed | None = None
     unlisted: str = ""
+    removable: Removable | None = None
 
     @property
     def outputs_only(self) -> str:
@@ -550,6 +553,7 @@ class Observation:
             costs=self.costs,
             replayed=self.replayed,
             unlisted=self.unlisted,
+            removable=self.removable,
         )
 
 
