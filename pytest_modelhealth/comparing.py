@@ -77,7 +77,7 @@ def compare(
         reference: the model that is right.
         candidate: a model that should compute the same: refactored, compiled, exported, scripted,
             of another dtype, quantised, on another device; a `state_dict`, which is loaded into a
-            copy of the reference; or an ONNX model or file, of which the outputs are compared.
+            copy of the reference; or an ONNX model, session or file.
         inputs: the batch, as for `Inspector.run_inspection`. It is brought to the dtype and device
             of the candidate's parameters.
         target: what `loss` compares the output with.
@@ -205,9 +205,7 @@ def _missing(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[Te
 def _other_structure(a: Trace, b: Trace, results: Sequence[TensorResult]) -> Divergence | None:
     """Return the divergence of outputs that are built in another way."""
     counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
-    if counts[0] == counts[1] and (
-        container(a.output) == container(b.output) or not b.observation.layers
-    ):
+    if counts[0] == counts[1] and (b.is_flat or container(a.output) == container(b.output)):
         return None
     story = f"the reference returns {a.output}, the candidate {b.output}"
     first = next((result for result in results if result.key.role == "outputs"), None)

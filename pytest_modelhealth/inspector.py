@@ -92,7 +92,7 @@ class Inspector:
             raise InspectionError(f"Inspector takes the model alone{_NEXT_CALL}")
         _require_switches(on_report, calibrate)
         self._engine = find_engine(model, compiled=compiled)
-        self._model = model
+        self._model = self._engine.load(model)
         base = default_settings() if settings is None else settings
         if not isinstance(base, Settings):
             raise SettingsError(
@@ -371,7 +371,8 @@ class Inspector:
             self._on_report(report)
 
     def _require_module(self, what: str) -> None:
-        if self._engine.compiled or not isinstance(self._model, nn.Module):
+        is_trained = self._engine.runs_in_torch and isinstance(self._model, nn.Module)
+        if self._engine.compiled or not is_trained:
             raise InspectionError(
                 f"{what}: make the inspector of that module, without compiled='observe'"
             )
