@@ -40,6 +40,21 @@ change, refactor = SHELF.change, SHELF.refactor
 # ---- the same ------------------------------------------------------------------------------------
 
 
+@refactor("ONNX file of the exporter over TorchScript", residual)
+def _(model: Residual) -> str:
+    return legacy_file(model, batch_of("residual"))
+
+
+@refactor("ONNX file of the exporter over TorchScript", perceptron)
+def _(model: Perceptron) -> str:
+    return legacy_file(model, batch_of("perceptron"), opset_version=20)
+
+
+@refactor("ONNX file of the exporter over TorchScript", gpt)
+def _(model: GPT) -> str:
+    return legacy_file(model, batch_of("gpt"))
+
+
 @refactor("ONNX file", residual)
 def _(model: Residual) -> str:
     return onnx_file(model, batch_of("residual"))
@@ -84,21 +99,6 @@ def _(model: GPT) -> str:
     return path
 
 
-@refactor("ONNX file of the exporter over TorchScript", residual)
-def _(model: Residual) -> str:
-    return legacy_file(model, batch_of("residual"))
-
-
-@refactor("ONNX file of the exporter over TorchScript", perceptron)
-def _(model: Perceptron) -> str:
-    return legacy_file(model, batch_of("perceptron"), opset_version=20)
-
-
-@refactor("ONNX file of the exporter over TorchScript", gpt)
-def _(model: GPT) -> str:
-    return legacy_file(model, batch_of("gpt"))
-
-
 @refactor("ONNX file optimised by onnxruntime", gpt)
 def _(model: GPT) -> str:
     import onnxruntime
@@ -108,6 +108,22 @@ def _(model: GPT) -> str:
     options.optimized_model_filepath = path
     onnxruntime.InferenceSession(onnx_file(model, batch_of("gpt")), options)
     return path
+
+
+# ---- mode -------------------------------------------------------------------------------------
+
+
+@change(
+    "exported to ONNX in training mode",
+    residual,
+    ("bn", "stem"),
+    why="Batch norms use the statistics of the batch.",
+)
+def _(model: Residual) -> str:
+    mode = torch.onnx.TrainingMode.TRAINING
+    return legacy_file(
+        model.train(), batch_of("residual"), training=mode, do_constant_folding=False
+    )
 
 
 # ---- weights -------------------------------------------------------------------------------------
@@ -320,16 +336,3 @@ def _(model: GPT) -> str:
         added.input.append(first)
 
     return edited(legacy_file(model, batch_of("gpt")), edit)
-
-
-@change(
-    "exported to ONNX in training mode",
-    residual,
-    ("bn", "stem"),
-    why="Batch norms use the statistics of the batch.",
-)
-def _(model: Residual) -> str:
-    mode = torch.onnx.TrainingMode.TRAINING
-    return legacy_file(
-        model.train(), batch_of("residual"), training=mode, do_constant_folding=False
-    )
