@@ -64,7 +64,9 @@ def headline(report: HealthReport) -> str:
         return f"inconclusive: {_broken(judgement.broken[0])}"
     if judgement.inconclusive:
         return _inconclusive(report)
-    model = printable(report.observation.model_type)
+    seen = report.observation
+    part = "" if seen.part is None else f" in {seen.part}"
+    model = f"{printable(seen.model_type)}{part}"
     if judgement.warned:
         return f"healthy: no check fails {model}, with {_warned(report)}"
     return f"healthy: no check objects to {model}"
@@ -117,7 +119,9 @@ def run(report: HealthReport) -> str:
     parts = [printable(seen.model_type), counts(report)]
     if seen.samples:
         parts.append(plural(seen.samples, "sample"))
-    if seen.batches != 1:
+    if seen.part is not None:
+        parts.append(str(seen.part))
+    elif seen.batches != 1:
         parts.append(f"{seen.batches:,} batches")
     if seen.loss is not None:
         parts.append(f"loss {number(seen.loss)}")

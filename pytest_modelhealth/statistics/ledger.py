@@ -97,6 +97,21 @@ class Entry:
             return int(results.zero_count(place))
         return self.statistics.zero_count
 
+    @property
+    def reach(self) -> tuple[float, int] | None:
+        """The largest finite magnitude, and how many values are NaN or positive infinity.
+
+        The magnitude is NaN where no value is finite; ``None`` on another device.
+        """
+        if self.waits:
+            return None
+        if self._known is None and self._make is Results.statistics:
+            results, _, place, _ = self._arguments
+            found: tuple[float, int] = results.reach(place)
+            return found
+        seen = self.statistics
+        return seen.abs_max, seen.nan_count + seen.positive_inf_count
+
     @staticmethod
     def of(statistics: TensorStatistics) -> Entry:
         """Return an entry that holds what is known already."""

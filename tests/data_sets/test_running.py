@@ -102,7 +102,11 @@ def test_workers_end_however_the_run_ends(how: str) -> None:
     if how == "early":
         report = Inspector(net()).run_batches(loader, loss=loss, max_batches=2)
         assert report.part is not None
-        assert (report.part.batches, report.part.of, report.part.ended_by) == (2, 7, "max_batches=2")
+        assert (report.part.batches, report.part.of, report.part.ended_by) == (
+            2,
+            7,
+            "max_batches=2",
+        )
     else:
         kind = KeyboardInterrupt if how == "ctrl-c" else ZeroDivisionError
         with pytest.raises(kind) as caught:
