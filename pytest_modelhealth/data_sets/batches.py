@@ -95,7 +95,7 @@ class Batches:
                 self._seen += 1
                 yield batch
                 if self._seconds is not None and time.monotonic() - start >= self._seconds:
-                    self._ended_by = f"max_seconds={self._seconds:g}"
+                    self._ended_by = f"max_seconds={self._seconds}"
                     return
         if self._seen == self._most:
             self._ended_by = f"max_batches={self._most}"
@@ -143,10 +143,13 @@ def _opened(batches: Iterable[Any]) -> Iterator[Iterator[Any]]:
     try:
         yield iterator
     finally:
-        if iterator is batches:
-            pass
-        elif isinstance(iterator, Generator):
-            iterator.close()
-        elif isinstance(iterator, _MultiProcessingDataLoaderIter):
-            if not iterator._persistent_workers:  # those stay for the next iteration
-                iterator._shutdown_workers()
+        if iterator is not batches:
+            _end(iterator)
+
+
+def _end(iterator: Iterator[Any]) -> None:
+    if isinstance(iterator, Generator):
+        iterator.close()
+    is_loaders = isinstance(iterator, _MultiProcessingDataLoaderIter)
+    if is_loaders and not iterator._persistent_workers:  # those stay for the next iteration
+        iterator._shutdown_workers()

@@ -30,7 +30,7 @@ def headline(found: ByClass) -> str:
         parts.append(f"{more:,} more of layer and class")
     if found.alike:
         classes = ", ".join(map(str, found.alike[:MOST_UNITS]))
-        parts.insert(0, f"all samples of class {classes} give the same output")
+        parts.append(f"all samples of class {classes} give the same output")
     return "; ".join(parts)
 
 

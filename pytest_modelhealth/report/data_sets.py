@@ -40,7 +40,7 @@ class Extreme:
 
 
 Extremes = Mapping[str, Extreme]
-"""By role: ``activations`` or ``gradients``."""
+"""By role: ``activations``, ``gradients``, and ``inputs`` of the model."""
 
 
 def larger_of_each(a: Extremes, b: Extremes) -> dict[str, Extreme]:

@@ -187,7 +187,7 @@ def test_one_line_first() -> None:
     report = run(Planted(), batches(*labelled()))
     lines = report.render("by_class").splitlines()
     assert lines[0].startswith("act: no unit fires for class 7 (of 15 that fire for others")
-    assert "1 unit never fires for class 3 (5)" in lines[0]
+    assert "1 unit never fires for class 3 (5; 73 samples)" in lines[0]
     assert "act: no unit fires for class 7" in str(report)
     assert "act: no unit fires for class 7" in report._repr_html_()
     data = report.to_dict()["by_class"]

@@ -10,7 +10,7 @@ from pytest_modelhealth.statistics import Entry
 
 
 class Collector(Protocol):
-    """Sees the activations and their gradients of a run, each with what was found in it."""
+    """Sees activations and their gradients, and what the model was given, as it was read."""
 
     def see(
         self, layer: str, role: str, tensor: Tensor, entry: Entry, unit_dimension: int | None
@@ -19,7 +19,7 @@ class Collector(Protocol):
 
         Args:
             layer: name of the layer.
-            role: ``activations`` or ``gradients``.
+            role: ``activations``, ``gradients``, or ``inputs`` of the model.
             tensor: the tensor; a gradient is still with the loss scale.
             entry: what was found in it; of a gradient, without the loss scale.
             unit_dimension: the dimension of the units; ``None`` for none.

@@ -273,7 +273,11 @@ class Recorder:
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
-        return tensor, version(tensor), self._add(layer, "inputs", tensor)
+        entry = self._add(layer, "inputs", tensor)
+        if entry is not None and not layer.name:  # those of others were activations before
+            for collector in self._collectors:
+                collector.see("", "inputs", tensor, entry, None)
+        return tensor, version(tensor), entry
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Take one tensor that `layer` returned, and where its units lie.

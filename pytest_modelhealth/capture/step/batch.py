@@ -39,7 +39,7 @@ class Inputs:
 
 
 def batch_size(tensors: Iterable[Tensor]) -> int:
-    """Return how many samples a batch of these tensors has: dimension 0 of the first that has one."""
+    """Return how many samples a batch of these tensors has: the first that has a dimension 0."""
     return next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
 
 
