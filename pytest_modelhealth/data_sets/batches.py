@@ -40,7 +40,7 @@ def require_batches(batches: object) -> None:
             f"run_batches takes each row of the tensor {shape} for a batch; run_inspection takes "
             "the tensor as one batch, and run_batches(x.unbind()) says that rows are meant",
             ModelHealthWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 
@@ -150,6 +150,6 @@ def _opened(batches: Iterable[Any]) -> Iterator[Iterator[Any]]:
 def _end(iterator: Iterator[Any]) -> None:
     if isinstance(iterator, Generator):
         iterator.close()
-    is_loaders = isinstance(iterator, _MultiProcessingDataLoaderIter)
-    if is_loaders and not iterator._persistent_workers:  # those stay for the next iteration
-        iterator._shutdown_workers()
+    workers: Any = iterator if isinstance(iterator, _MultiProcessingDataLoaderIter) else None
+    if workers is not None and not workers._persistent_workers:  # those stay for the next iteration
+        workers._shutdown_workers()

@@ -110,6 +110,7 @@ class Classes:
             },
             silent=tuple(silent),
             alike=tuple(c for c in labels if self._made.all_same(c, self._given)),
+            judged=tuple(name for name in can_die if name in order),
             left_out={n: why for n, why in self._left_out.items() if n not in order},
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.memory import Memory
@@ -64,7 +64,7 @@ def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
             module.training = training  # of a script, which keeps it in C++
 
 
-def _set_required(required: list[tuple[object, bool]]) -> None:
+def _set_required(required: list[tuple[Tensor, bool]]) -> None:
     for leaf, requires_grad in required:
-        if leaf.requires_grad != requires_grad:  # type: ignore[attr-defined]
-            leaf.requires_grad_(requires_grad)  # type: ignore[attr-defined]
+        if leaf.requires_grad != requires_grad:
+            leaf.requires_grad = requires_grad

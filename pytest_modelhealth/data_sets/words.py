@@ -14,9 +14,7 @@ MOST_FINDINGS = 3
 
 
 def notes(observation: Observation) -> Iterator[str]:
-    """Yield what a reader should know of a run: which part it saw, what never fires for a class."""
-    if observation.part is not None:
-        yield f"this is a part of the data: {observation.part}"
+    """Yield what a reader should know of a run over batches."""
     found = observation.by_class
     if found is not None and (said := headline(found)):
         yield f"by class: {said}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_modelhealth.data_sets.words import headline
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.rendering.notation import abbreviate, percent, printable, table
+from pytest_modelhealth.rendering.notation import abbreviate, percent, plural, printable, table
 from pytest_modelhealth.report import ByClass, HealthReport
 
 MAX_ROWS = 40
@@ -27,9 +27,8 @@ def render(report: HealthReport, *, max_rows: int | None = MAX_ROWS) -> str:
         raise InspectionError(
             "there are no statistics by class: ask for them in run_batches(batches, by='target')"
         )
-    first = headline(found) or "every unit that fires for some class fires for each"
-    lines = [printable(first)]
-    for rows in (_silent(found), _classes(found)):
+    lines = [printable(headline(found) or _nothing(found))]
+    for rows in (*([_silent(found)] if found.silent else []), _classes(found)):
         most = len(rows) if max_rows is None else max_rows + 1
         lines += ["", *table(rows[:most], left=(0, 1) if len(rows[0]) > 4 else (0,))]
         if len(rows) > most:
@@ -40,6 +39,13 @@ def render(report: HealthReport, *, max_rows: int | None = MAX_ROWS) -> str:
         why = next(iter(found.left_out.values()))
         lines += ["", f"not split: {names}{more}: {printable(why)}"]
     return "\n".join(lines)
+
+
+def _nothing(found: ByClass) -> str:
+    if not found.judged:
+        return "no layer has units that can fall silent: none is an activation with a flat side"
+    layers = plural(len(found.judged), "layer")
+    return f"every unit that fires for some class fires for each ({layers} with a flat side)"
 
 
 def _silent(found: ByClass) -> list[list[str]]:

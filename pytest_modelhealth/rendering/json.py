@@ -116,6 +116,7 @@ def _by_class(found: ByClass) -> dict[str, Any]:
         "samples": {str(label): count for label, count in found.samples.items()},
         "silent": [asdict(one) for one in found.silent],
         "alike": list(found.alike),
+        "judged": list(found.judged),
         "left_out": dict(found.left_out),
         "statistics": {
             str(label): {layer: _statistics(seen) for layer, seen in layers.items()}

@@ -137,10 +137,12 @@ def remarks(report: HealthReport, *, briefly: bool = False) -> list[str]:
 
     Args:
         report: of what.
-        briefly: without the reasons for which probes do not apply.
+        briefly: below violations, where `run` does not stand: with the part of the data that was
+            seen, and without the reasons for which probes do not apply.
     """
     seen, judgement = report.observation, report.judgement
-    lines = [_broken(found) for found in judgement.broken[0 if judgement.violations else 1 :]]
+    lines = [f"of {seen.part}"] if briefly and seen.part is not None else []
+    lines += [_broken(found) for found in judgement.broken[0 if judgement.violations else 1 :]]
     if judgement.inconclusive and not judgement.passes:
         lines.append(_inconclusive(report))
     if judgement.warned and judgement.verdict is not Verdict.HEALTHY:

@@ -109,6 +109,7 @@ class ByClass:
         silent: units that fire for some class and never for another, in layers whose units can
             fall silent, where most of a layer is silent first.
         alike: classes of two samples or more that differ, and whose outputs are all the same.
+        judged: the layers whose units can fall silent: activations with a flat side.
         left_out: layers that were called and are not split, with the reason.
     """
 
@@ -116,4 +117,5 @@ class ByClass:
     statistics: Mapping[Label, Mapping[str, TensorStatistics]] = field(default_factory=dict)
     silent: tuple[SilentUnits, ...] = ()
     alike: tuple[Label, ...] = ()
+    judged: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
