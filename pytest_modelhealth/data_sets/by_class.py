@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -123,7 +125,8 @@ class Classes:
             return
         largest = max((s.abs_max for s in seen.values() if s.finite_count), default=0.0)
         silent = {label: is_silent(layer, s, largest) for label, s in seen.items()}
-        fires = sum(~one for one in silent.values()) > 0
+        # a unit with a NaN is neither silent nor does it fire: it is ill
+        fires = sum(~silent[c] & ~np.isnan(_maximum(s)) for c, s in seen.items()) > 0
         for label, units in silent.items():
             never = (units & fires).nonzero()[0].tolist()
             if never:
@@ -141,6 +144,11 @@ class Classes:
             ordered = ordered.index_select(0, self._order.to(tensor.device))
         parts = ordered.split([count for _, count in self._parts])
         yield from zip((label for label, _ in self._parts), parts, strict=True)
+
+
+def _maximum(seen: TensorStatistics) -> npt.NDArray[np.float64]:
+    assert seen.units is not None
+    return seen.units.maximum
 
 
 class _Sameness:

@@ -99,9 +99,9 @@ class Entry:
 
     @property
     def reach(self) -> tuple[float, int] | None:
-        """The largest finite magnitude, and how many values are NaN or positive infinity.
+        """The finite value of the largest magnitude, and how many are NaN or positive infinity.
 
-        The magnitude is NaN where no value is finite; ``None`` on another device.
+        The value is NaN where none is finite; ``None`` on another device.
         """
         if self.waits:
             return None
@@ -110,7 +110,8 @@ class Entry:
             found: tuple[float, int] = results.reach(place)
             return found
         seen = self.statistics
-        return seen.abs_max, seen.nan_count + seen.positive_inf_count
+        value = seen.max if seen.max >= -seen.min else seen.min
+        return value, seen.nan_count + seen.positive_inf_count
 
     @staticmethod
     def of(statistics: TensorStatistics) -> Entry:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import HealthReport, InspectionError, Inspector
 from tests.data_sets import planted
-from tests.data_sets.planted import Planted, batches, healthy, labelled
+from tests.data_sets.planted import CLASSES, Planted, batches, healthy, labelled
 
 
 def run(model: nn.Module, pairs: Any, by: Any = "target", **options: Any) -> HealthReport:
@@ -55,6 +55,16 @@ def test_activations_that_cannot_die_are_not_said_to(activation: nn.Module) -> N
     assert found is not None
     assert found.silent == ()
     assert found.alike == ()
+
+
+def test_a_nan_is_not_taken_for_a_unit_that_fires() -> None:
+    """A unit with a NaN is ill, neither silent nor alive for its class."""
+    inputs, labels = labelled()
+    inputs[int((labels == 1).nonzero()[0]), CLASSES] = float("nan")
+    found = run(Planted(), batches(inputs, labels)).by_class
+    assert found is not None
+    assert {(s.layer, s.label) for s in found.silent} == {("act", 7), ("act", 3)}
+    assert all(planted.DEAD_UNIT not in s.units for s in found.silent)
 
 
 def outputs_of(model: nn.Module, pairs: Any) -> tuple[dict[str, Any], Any]:

@@ -189,13 +189,14 @@ class Results:
         return int(page.integers[(place & (1 << _PLACE_BITS) - 1) + _ZERO_COUNT])
 
     def reach(self, place: int) -> tuple[float, int]:
-        """Return the largest finite magnitude of the tensor whose result is at `place`.
+        """Return the finite value of the largest magnitude in the tensor whose result is at `place`.
 
         Besides, how many of its values are NaN or positive infinity.
         """
         page = self._pages[place >> _PLACE_BITS]
         found = _RESULT.unpack_from(page.memory, 8 * (place & (1 << _PLACE_BITS) - 1))
-        return max(-found[_MIN], found[_MAX]), found[_NANS] + found[_NANS + 1]
+        low, high = found[_MIN], found[_MAX]
+        return high if high >= -low else low, found[_NANS] + found[_NANS + 1]
 
     def statistics(
         self, subject: Subject, place: int, first_nonfinite: tuple[int, ...] | None = None
