@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.visitor import Visitor
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
@@ -43,6 +44,7 @@ class Request:
             gradients are reported without the scale.
         selection: which roles of which layers to observe.
         visitor: is shown every tensor that is observed.
+        collectors: are shown activations and gradients with what was found in them.
     """
 
     model: Any
@@ -53,6 +55,7 @@ class Request:
     scaler: Any = None
     selection: Selection = field(default_factory=Selection)
     visitor: Visitor | None = None
+    collectors: tuple[Collector, ...] = ()
 
 
 class Engine(ABC):

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.equal_samples import equal_samples
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
 from pytest_modelhealth.capture.observing.layer import Given, Held, Layer
@@ -58,6 +59,7 @@ class Recorder:
         scale: the scale of the loss.
         samples: the size of the batch.
         visitor: is shown each tensor.
+        collectors: are shown activations and gradients with what was found in them.
         compare_outputs: whether to measure by how much samples of the model's outputs deviate,
             which takes a pass over them.
 
@@ -78,6 +80,7 @@ class Recorder:
         scale: LossScale = NO_SCALE,
         samples: int = 0,
         visitor: Visitor | None = None,
+        collectors: Sequence[Collector] = (),
         *,
         compare_outputs: bool = True,
     ) -> None:
@@ -92,6 +95,7 @@ class Recorder:
         self._selection = selection
         self._samples = samples
         self._visitor = visitor
+        self._collectors = collectors
         self._compare_outputs = compare_outputs
         self._deviations: list[Deviation] = []
         self._loss: Entry | float | None = None
@@ -289,7 +293,11 @@ class Recorder:
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
-        return tensor, version(tensor), self._add(layer, "inputs", tensor)
+        entry = self._add(layer, "inputs", tensor)
+        if entry is not None and not layer.name:  # those of others were activations before
+            for collector in self._collectors:
+                collector.see("", "inputs", tensor, entry, None)
+        return tensor, version(tensor), entry
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Take one tensor that `layer` returned, and where its units lie.
@@ -297,7 +305,11 @@ class Recorder:
         Returns:
             What was found; ``None`` where it cannot be read or was not looked at.
         """
-        return self._add(layer, "activations", tensor, unit_dimension)
+        entry = self._add(layer, "activations", tensor, unit_dimension)
+        if entry is not None:
+            for collector in self._collectors:
+                collector.see(layer.name, "activations", tensor, entry, unit_dimension)
+        return entry
 
     def _add(
         self, layer: Layer, role: str, tensor: Tensor, unit_dimension: int | None = None
@@ -321,6 +333,8 @@ class Recorder:
             entry = self.reader.read_gradient(gradient, unit_dimension)
             for layer in layers:
                 _append(layer, "gradients", entry)
+                for collector in self._collectors:
+                    collector.see(layer.name, "gradients", gradient, entry, unit_dimension)
         except UnsupportedTensorError as error:
             for layer in layers:
                 layer.unsupported = str(error)
