@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pytest_modelhealth.alignment.result import Alignment, Fold, Pair
+from pytest_modelhealth.alignment.result import Alignment, Fold, Pair, Split
 from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.comparison.measures import gap
 from pytest_modelhealth.comparison.trace import Trace
@@ -82,7 +82,7 @@ class _Chains:
             is_gone = pair.candidate is None or (
                 self._b.layers[pair.candidate].is_inert and not self._a.layers[name].is_inert
             )
-            if not is_gone or pair.reason is not None:
+            if not is_gone or isinstance(pair.reason, Fold | Split):
                 return
             yield name
 
