@@ -415,7 +415,7 @@ def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
             continue
         is_gone = norm.candidate is None or b.layers[norm.candidate].is_inert
         if is_gone and a.layers[host_name].fingerprint != b.layers[host.candidate].fingerprint:
-            fold = Fold(name, host.candidate)
+            fold = Fold((name,), host.candidate)
             pairs[place[host_name]] = replace(host, reason=fold)
             pairs[place[name]] = replace(norm, reason=fold)
     return pairs

@@ -75,14 +75,29 @@ class ContainerCall:
 
 
 def calls_of_containers(graph: fx.Graph) -> list[ContainerCall]:
-    """Return the calls whose nodes still stand together, the outer ones before those in them."""
+    """Return the calls whose nodes still stand together, the outer ones before those in them.
+
+    Those that a quantised operation reads from are left out: it has lost its place, and may be the
+    last of the call.
+    """
     calls: dict[str, ContainerCall] = {}
     places = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         for key, (path, kind) in (node.meta.get("nn_module_stack") or {}).items():
             if isinstance(kind, type):
                 calls.setdefault(key, ContainerCall(path, kind)).nodes.append(node)
-    return [c for c in calls.values() if places[c.nodes[-1]] - places[c.nodes[0]] < len(c.nodes)]
+    return [
+        call
+        for call in calls.values()
+        if places[call.nodes[-1]] - places[call.nodes[0]] < len(call.nodes)
+        and not any(_is_unplaced(user) for node in call.results() for user in node.users)
+    ]
+
+
+def _is_unplaced(node: fx.Node) -> bool:
+    """Whether `convert_fx` put a node in place of others, of which it keeps no metadata."""
+    name = str(getattr(node.target, "_qualified_op_name", ""))
+    return name.startswith("quantized::") and not node.meta.get("nn_module_stack")
 
 
 def _layer(call: ContainerCall, module: fx.GraphModule, hooks: Hooks) -> Layer | None:

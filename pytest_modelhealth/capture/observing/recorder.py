@@ -30,6 +30,7 @@ from pytest_modelhealth.layers import (
     activation_of,
     calls_no_functional_layer,
     original_class,
+    own_parameters,
     replays_cuda_graph,
     type_name,
 )
@@ -102,7 +103,7 @@ class Recorder:
         self._lines: dict[FunctionalCall, str] = {}
         self._events = 0
         for name, module, aliases, opaque in modules:
-            held = module._parameters.items()
+            held = own_parameters(module).items()
             layer = Layer(
                 name=name,
                 type_name=type_name(module),
@@ -384,13 +385,11 @@ class Recorder:
     # What a model holds, and its loss.
 
     def held(self, kind: Literal["_parameters", "_buffers"]) -> list[Held]:
-        """Return each parameter or buffer once, at the first layer that owns it.
-
-        They are read from the module's own dictionary: a parametrised attribute computes when read.
-        """
+        """Return each parameter or buffer once, at the first layer that owns it."""
         found: dict[int, Held] = {}
         for module, layer in self.by_module.items():
-            for name, tensor in getattr(module, kind).items():
+            own = module._buffers if kind == "_buffers" else own_parameters(module)
+            for name, tensor in own.items():
                 if tensor is not None and id(tensor) not in found:
                     found[id(tensor)] = (layer, name, tensor)
         return list(found.values())
