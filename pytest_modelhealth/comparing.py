@@ -205,9 +205,7 @@ def _missing(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[Te
 def _other_structure(a: Trace, b: Trace, results: Sequence[TensorResult]) -> Divergence | None:
     """Return the divergence of outputs that are built in another way."""
     counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
-    if counts[0] == counts[1] and (
-        container(a.output) == container(b.output) or not b.observation.layers
-    ):
+    if counts[0] == counts[1] and (b.is_flat or container(a.output) == container(b.output)):
         return None
     story = f"the reference returns {a.output}, the candidate {b.output}"
     first = next((result for result in results if result.key.role == "outputs"), None)

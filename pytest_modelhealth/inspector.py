@@ -92,7 +92,7 @@ class Inspector:
             raise InspectionError(f"Inspector takes the model alone{_NEXT_CALL}")
         _require_switches(on_report, calibrate)
         self._engine = find_engine(model, compiled=compiled)
-        self._model = model
+        self._model = self._engine.load(model)
         base = default_settings() if settings is None else settings
         if not isinstance(base, Settings):
             raise SettingsError(

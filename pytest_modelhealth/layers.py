@@ -197,7 +197,7 @@ def original_class(module: nn.Module) -> type:
     return original if is_module else kind
 
 
-_STAND_INS = ("torch.jit.", "torch.export.")
+_STAND_INS = ("torch.jit.", "torch.export.", "pytest_modelhealth.capture.transcript.")
 _MANGLED = re.compile(r"^__torch__\.|___torch_mangle_\d+\.")
 
 
@@ -260,6 +260,8 @@ class _Around(NamedTuple):
 
 
 def _why_opaque(module: nn.Module, around: _Around) -> str:
+    if reason := vars(module).get("_opaque"):
+        return str(reason)
     if around.is_scripted:
         return "TorchScript calls no hooks inside; inspected by itself, the script shows its layers"
     if around.is_traced and not has_forward(module):

@@ -390,7 +390,7 @@ def _moved(a: _Side, b: _Side) -> set[str]:
 
 
 def _change(x: Alignable, y: Alignable, moved: bool) -> Change:
-    if x.kind != y.kind and x.name:
+    if x.kind != y.kind and x.name and y.kind:  # which a deployed model may not tell
         return Change.RETYPED
     if moved:
         return Change.MOVED

@@ -61,12 +61,26 @@ class Engine(ABC):
     precedence: ClassVar[int] = 0
     """Engines of a higher precedence are asked first: special kinds before plain modules."""
 
+    runs_in_torch: ClassVar[bool] = True
+    """Whether torch computes what is seen, so that a model can be perturbed and differentiated."""
+
+    flat_outputs: ClassVar[bool] = False
+    """Whether it returns tensors in a row, however the model nested them."""
+
     compiled: ClassVar[bool] = False
     """Whether this engine observes compiled code as it runs compiled."""
 
     @abstractmethod
     def supports(self, model: object) -> bool:
         """Whether `model` is of this kind."""
+
+    def load(self, model: Any) -> Any:
+        """Return what is run of a model of this kind: itself, unless it lies in a file, say.
+
+        Raises:
+            InspectionError: it cannot be loaded.
+        """
+        return model
 
     def module(self, model: Any) -> nn.Module:
         """Return the module that has the layers of `model`: itself, unless a kind says otherwise.
@@ -128,14 +142,16 @@ def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
             "pass torch.compile(model)"
         )
     raise InspectionError(
-        f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module or "
-        f"a torch.export.ExportedProgram.{_hint(model)}"
+        f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module, a "
+        f"torch.export.ExportedProgram or an ONNX model.{_hint(model)}"
     )
 
 
 def _hint(model: object) -> str:
     if isinstance(model, type):
         return " Pass an instance: Model(), not Model."
+    if isinstance(model, str | Path):
+        return " Load it first: only ONNX files (*.onnx) are read from disk."
     if isinstance(model, Iterable) and not isinstance(model, str | Mapping):
         return " A batch goes into the next call: inspector(model).run_inspection(batch)."
     return ""
@@ -144,4 +160,6 @@ def _hint(model: object) -> str:
 def _describe(model: object) -> str:
     if isinstance(model, type):
         return f"the class {model.__name__}"
+    if isinstance(model, str | Path):
+        return f"the path {str(model)!r}"
     return f"an object of type {type(model).__name__}"

@@ -66,8 +66,6 @@ def coarser_dtype(ours: Side, theirs: Side) -> torch.dtype | None:
     """Return the dtype of the candidate's parameters, if it is coarser than the reference's."""
     dtypes = [
         {p.dtype for p in side.module.parameters() if p.is_floating_point()}
-        if side.engine is not None
-        else set()
         for side in (ours, theirs)
     ]
     if len(dtypes[0]) != 1 or len(dtypes[1]) != 1 or dtypes[0] == dtypes[1]:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +18,9 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.conversion import converted_batch
 from pytest_modelhealth.capture.step.run import run_step
-from pytest_modelhealth.comparison import onnx
-from pytest_modelhealth.comparison.trace import Keeper, Trace, structure
+from pytest_modelhealth.comparison.trace import Keeper, Trace
 from pytest_modelhealth.errors import InspectionError, suggest
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.report import Observation
@@ -36,26 +33,23 @@ class Side:
     Args:
         model: what runs.
         name: ``"reference"`` or ``"candidate"``.
-        engine: what runs it; ``None`` for a model that only gives outputs.
+        engine: what runs it.
         note: what a reader should know of how it came about.
     """
 
     model: Any
     name: str
-    engine: Engine | None
+    engine: Engine
     note: str = ""
 
     @property
     def module(self) -> nn.Module:
         """The module that has the layers."""
-        assert self.engine is not None
         return self.engine.module(self.model)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
         """Every module by its name as a layer."""
-        if self.engine is None:
-            return {}
         return {named.name: named.module for named in named_modules(self.module)}
 
     @property
@@ -70,12 +64,13 @@ def reference_side(model: Any) -> Side:
     Raises:
         InspectionError: it is none.
     """
-    if isinstance(model, Mapping) or onnx.is_onnx(model):
+    side = None if isinstance(model, Mapping) else _side(model, "reference")
+    if side is None or not side.engine.runs_in_torch:
         raise InspectionError(
             f"the reference is a {type(model).__name__}: it must be a model that runs in PyTorch; "
             "a state_dict or an ONNX file can only be the candidate"
         )
-    return Side(model, "reference", _engine(model, "reference"))
+    return side
 
 
 def candidate_side(candidate: Any, reference: Any) -> Side:
@@ -84,21 +79,19 @@ def candidate_side(candidate: Any, reference: Any) -> Side:
     Raises:
         InspectionError: it is nothing of these, or the `state_dict` does not fit the reference.
     """
-    if onnx.is_onnx(candidate):
-        return Side(onnx.load(candidate), "candidate", None, "an ONNX model: outputs only")
     if isinstance(candidate, Mapping):
         loaded = _loaded(candidate, reference)
         note = f"a copy of the reference with the {len(candidate)} tensors of the state_dict"
         return Side(loaded, "candidate", find_engine(loaded), note)
-    return Side(candidate, "candidate", _engine(candidate, "candidate"))
+    return _side(candidate, "candidate")
+
+
+def _side(model: Any, name: str) -> Side:
+    engine = _engine(model, name)
+    return Side(engine.load(model), name, engine)
 
 
 def _engine(model: Any, name: str) -> Engine:
-    if isinstance(model, str | Path):
-        raise InspectionError(
-            f"the {name} is the path {str(model)!r}: load it first; only ONNX files (*.onnx) are "
-            "read from disk"
-        )
     compiled = isinstance(model, nn.Module) and any(map(is_compiled, model.modules()))
     try:
         return find_engine(model, compiled="observe" if compiled else "eager")
@@ -179,8 +172,6 @@ def run(
     """
     keeper = Keeper(store)
     try:
-        if side.engine is None:
-            return _outputs_of(side.model, request.inputs, keeper)
         batch = converted_batch(request.inputs, *like)
         target = converted_batch(request.target, None, like[1]) if like[1] else request.target
         own = replace(request, model=side.model, inputs=batch, target=target, visitor=keeper)
@@ -197,13 +188,7 @@ def run(
         raise InspectionError(
             f"could not keep what the {side.name} computes: {observation.errors[0]}"
         )
-    return Trace(observation, keeper.entries, keeper.output)
-
-
-def _outputs_of(session: Any, inputs: Any, keeper: Keeper) -> Trace:
-    outputs = onnx.run(session, Inputs.of(copied_batch(inputs)))
-    keeper.see_output(outputs)
-    return Trace(Observation({}, "ONNX"), keeper.entries, structure(outputs))
+    return Trace(observation, keeper.entries, keeper.output, side.engine.flat_outputs)
 
 
 def _with_compiled_outputs(
@@ -230,8 +215,6 @@ def placement(side: Side, inputs: Any) -> tuple[torch.dtype | None, torch.device
     A model whose parameters are all of one floating dtype, or all on one device, takes its batch
     likewise.
     """
-    if side.engine is None:
-        return None, None
     parameters = [p for p in side.module.parameters() if not p.is_meta]
     dtypes = {p.dtype for p in parameters if p.is_floating_point()}
     devices = {p.device for p in parameters}

@@ -58,11 +58,13 @@ class Trace:
         observation: the statistics.
         entries: the tensors, by their names.
         output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
+        is_flat: whether the tensors of the output stand in a row, however the model nested them.
     """
 
     observation: Observation
     entries: dict[Key, KeptTensor]
     output: str
+    is_flat: bool = False
 
     @cached_property
     def layers(self) -> dict[str, Alignable]:

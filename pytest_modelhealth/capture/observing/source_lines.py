@@ -22,14 +22,16 @@ def source_lines(recorder: Recorder) -> Iterator[tuple[Layer, str]]:
     """Yield each layer that a graph knows the source of, as ``torch.export`` does, and its line."""
     for module in list(recorder.by_module):
         held = vars(module)  # not the attribute, which a user's class may compute
+        if isinstance(line := held.get("_source"), str) and line:  # of a transcript
+            yield recorder.by_module[module], line
         graph = held.get("_graph", held.get("graph"))
         for node in graph.nodes if is_a(graph, fx.Graph) else ():
             layer = _layer(node, module, recorder)
             if layer is not None and not layer.source:
-                yield layer, _source_line(node.meta.get("stack_trace"))
+                yield layer, source_line(node.meta.get("stack_trace"))
 
 
-def _source_line(stack_trace: str | None) -> str:
+def source_line(stack_trace: str | None) -> str:
     """Return ``path:line`` of the innermost frame outside torch; ``""`` where there is none."""
     frames = [match.groups() for match in _FRAME.finditer(stack_trace or "")]
     own = [frame for frame in frames if not frame[0].startswith(_TORCH)]

@@ -1,0 +1,83 @@
+"""Loads an ONNX model from wherever the user has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pytest_modelhealth.capture.onnx_graphs.session import OnnxRuntime
+from pytest_modelhealth.errors import InspectionError
+
+_KINDS = {
+    ("onnxruntime", "InferenceSession"),
+    ("onnx", "ModelProto"),
+    ("torch", "ONNXProgram"),
+}
+
+
+def is_onnx(model: Any) -> bool:
+    """Whether `model` is a path to an ONNX file, an ONNX model, or a session that runs one."""
+    if isinstance(model, str | Path):
+        return Path(model).suffix == ".onnx"
+    kind = type(model)
+    return (kind.__module__.partition(".")[0], kind.__name__) in _KINDS
+
+
+def load(model: Any) -> OnnxRuntime:
+    """Return what runs an ONNX model.
+
+    Raises:
+        InspectionError: onnxruntime is not installed, there is no such file, or it cannot be run.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise InspectionError(
+            "an ONNX model is run by onnxruntime: pip install 'pytest-modelhealth[onnx]'"
+        ) from None
+    if isinstance(model, onnxruntime.InferenceSession):
+        return OnnxRuntime(model, *_model_of(model))
+    if isinstance(model, str | Path):
+        path = Path(model)
+        if not path.is_file():
+            raise InspectionError(f"there is no ONNX file {str(model)!r}")
+        return OnnxRuntime(_session(str(path), f"{str(path)!r}"), *_read(path))
+    proto = getattr(model, "model_proto", model)  # of a torch.onnx.ONNXProgram
+    return OnnxRuntime(_session(proto.SerializeToString(), "the ONNX model"), proto, None)
+
+
+def _session(source: Any, what: str) -> Any:
+    import onnxruntime
+
+    try:
+        return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise InspectionError(
+            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {reason}; export it with "
+            "an opset_version that this onnxruntime runs, or install a newer one"
+        ) from error
+
+
+def _model_of(session: Any) -> tuple[Any, Path | None]:
+    """Return the model that a session was made of, and where its external data lies."""
+    path, content = getattr(session, "_model_path", None), getattr(session, "_model_bytes", None)
+    if path is not None and Path(path).is_file():
+        return _read(Path(path))
+    return (_parsed(content), None) if content else (None, None)
+
+
+def _read(path: Path) -> tuple[Any, Path | None]:
+    try:
+        import onnx
+    except ImportError:
+        return None, None
+    return onnx.load(path, load_external_data=False), path.parent
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        import onnx
+    except ImportError:
+        return None
+    return onnx.load_model_from_string(content)

@@ -1,0 +1,164 @@
+"""Which operations make up one call of a layer: a program lists them in one flat row."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from pytest_modelhealth.capture.transcript.program import Node, Program, Scope
+
+WHY_MIXED = "the runtime runs its operations mixed with those of other layers"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a layer.
+
+    Args:
+        scope: the layer.
+        steps: the operations and calls that it makes, in order.
+        inputs: names of the values that come in from outside.
+        outputs: names of the values that are used outside.
+    """
+
+    scope: Scope
+    steps: tuple[Step, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """The line of the first operation that it makes itself; ``""`` where there is none."""
+        return next((step.source for step in self.steps if isinstance(step, Node)), "")
+
+
+Step = Node | Call
+
+
+def call_of(program: Program) -> tuple[Call, dict[str, str]]:
+    """Return the call of a model, and the layers whose calls cannot be told, and why."""
+    nesting = _Nesting(program)
+    steps = nesting.steps(program.nodes, 0)
+    root = Call(Scope("", program.type_name), steps, program.inputs, program.outputs)
+    return root, nesting.mixed
+
+
+_Group = Sequence[Node]
+"""One operation, or all operations of one call of a layer."""
+
+
+class _Nesting:
+    """Puts the operations of a program into calls.
+
+    Args:
+        program: the program.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.mixed: dict[str, str] = {}
+        self._computed = {
+            *program.inputs,
+            *(name for node in program.nodes for name in node.outputs),
+        }
+        self._readers: dict[str, set[int]] = defaultdict(set)
+        for node in program.nodes:
+            for name in node.inputs:
+                self._readers[name].add(id(node))
+        for name in program.outputs:
+            self._readers[name].add(0)
+
+    def steps(self, nodes: _Group, depth: int) -> tuple[Step, ...]:
+        """Return the steps of a layer that has `depth` others around it."""
+        return tuple(
+            self._call(group, depth) if _scope(group[0], depth) else group[0]
+            for group in self._groups(nodes, depth)
+        )
+
+    def _call(self, nodes: _Group, depth: int) -> Call:
+        made = [name for node in nodes for name in node.outputs]
+        known = self._computed.difference(made)
+        taken = dict.fromkeys(name for node in nodes for name in node.inputs)
+        inside = set(map(id, nodes))
+        return Call(
+            scope=nodes[0].scopes[depth],
+            steps=self.steps(nodes, depth + 1),
+            inputs=tuple(name for name in taken if name in known),
+            outputs=tuple(name for name in made if self._readers[name] - inside)
+            or nodes[-1].outputs,
+        )
+
+    def _groups(self, nodes: _Group, depth: int) -> list[_Group]:
+        """Return the operations call by call.
+
+        Equal runs of one layer's operations, with others in between, are several calls of it.
+        Unequal ones are one call, if all of it can run together.
+        """
+        runs = _runs(nodes, depth)
+        of_scope: dict[Scope, list[_Group]] = defaultdict(list)
+        for run in runs:
+            if (scope := _scope(run[0], depth)) is not None:
+                of_scope[scope].append(run)
+        torn = {scope for scope, parts in of_scope.items() if len(set(map(_functions, parts))) > 1}
+        if not torn:
+            return runs
+        whole = [[node for part in of_scope[scope] for node in part] for scope in torn]
+        rest = [run for run in runs if _scope(run[0], depth) not in torn]
+        ordered = _ordered([*rest, *whole], {id(node): at for at, node in enumerate(nodes)})
+        if ordered is not None:
+            return ordered
+        self.mixed |= {scope.path: WHY_MIXED for scope in torn}
+        return self._groups([_without(torn, node, depth) for node in nodes], depth)
+
+
+def _runs(nodes: _Group, depth: int) -> list[_Group]:
+    """Return what stands together of one layer, and each operation of none by itself."""
+    found: list[_Group] = []
+    for scope, group in groupby(nodes, lambda node: _scope(node, depth)):
+        run = list(group)
+        found += [run] if scope else [[node] for node in run]
+    return found
+
+
+def _scope(node: Node, depth: int) -> Scope | None:
+    return node.scopes[depth] if len(node.scopes) > depth else None
+
+
+def _functions(nodes: _Group) -> tuple[Any, ...]:
+    return tuple(node.function for node in nodes)
+
+
+def _without(scopes: set[Scope], node: Node, depth: int) -> Node:
+    if _scope(node, depth) not in scopes:
+        return node
+    return replace(node, scopes=(*node.scopes[:depth], *node.scopes[depth + 1 :]))
+
+
+def _ordered(groups: list[_Group], places: dict[int, int]) -> list[_Group] | None:
+    """Return groups in an order in which they can run, as near to the given one as can be.
+
+    Returns:
+        ``None`` where two of them need each other.
+    """
+    maker = {name: at for at, group in enumerate(groups) for node in group for name in node.outputs}
+    waiting_for, needed_by = [], defaultdict(list)
+    for at, group in enumerate(groups):
+        needed = {maker[name] for node in group for name in node.inputs if name in maker} - {at}
+        waiting_for.append(len(needed))
+        for other in needed:
+            needed_by[other].append(at)
+    first = [places[id(group[0])] for group in groups]
+    ready = [(first[at], at) for at, count in enumerate(waiting_for) if not count]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        _, at = heapq.heappop(ready)
+        ordered.append(groups[at])
+        for other in needed_by[at]:
+            waiting_for[other] -= 1
+            if not waiting_for[other]:
+                heapq.heappush(ready, (first[other], other))
+    return ordered if len(ordered) == len(groups) else None
