@@ -39,8 +39,9 @@ BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 _AFTER_INPUT = {1: "weight", 2: "bias"}
 _OF_NORM = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
+LINEAR = ParametricLayer(nn.Linear, _AFTER_INPUT)
 _LAYERS = {
-    "linear": ParametricLayer(nn.Linear, _AFTER_INPUT),
+    "linear": LINEAR,
     "matmul": ParametricLayer(nn.Linear, {1: "weight"}),
     "conv1d": ParametricLayer(nn.Conv1d, _AFTER_INPUT),
     "conv2d": ParametricLayer(nn.Conv2d, _AFTER_INPUT),
@@ -48,6 +49,7 @@ _LAYERS = {
     "conv_transpose1d": ParametricLayer(nn.ConvTranspose1d, _AFTER_INPUT),
     "conv_transpose2d": ParametricLayer(nn.ConvTranspose2d, _AFTER_INPUT),
     "conv_transpose3d": ParametricLayer(nn.ConvTranspose3d, _AFTER_INPUT),
+    "batch_norm": ParametricLayer(nn.modules.batchnorm._BatchNorm, _OF_NORM),
     "layer_norm": ParametricLayer(nn.LayerNorm, {2: "weight", 3: "bias"}),
     "rms_norm": ParametricLayer(nn.RMSNorm, {2: "weight"}),
     "group_norm": ParametricLayer(nn.GroupNorm, {2: "weight", 3: "bias"}),
@@ -57,7 +59,8 @@ _LAYERS = {
     "lstm": ParametricLayer(nn.LSTM, {}),
     "gru": ParametricLayer(nn.GRU, {}),
 }
-_BATCH_NORMS = {3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+_TAKES_MORE = frozenset({"prelu", "threshold"})
+"""Functional layers that cannot be called with their input alone."""
 
 
 def function_name(kind: str, weight_dimensions: int = 0, transposed: bool = False) -> str:
@@ -77,24 +80,16 @@ def function_name(kind: str, weight_dimensions: int = 0, transposed: bool = Fals
 
 @cache
 def function_called(name: str) -> Callable[..., Any]:
-    """Return the function of torch of this name, or an operator where there is none."""
-    found = [getattr(home, name, None) for home in (F, torch, torch.Tensor, torch.special)]
-    known = [function for function in found if callable(function)]
-    layers = [function for function in known if function in FUNCTIONAL_LAYERS]
-    for function in (*layers, *known):
-        return function  # type: ignore[no-any-return]
-    return operator(name)
+    """Return the functional layer of this name, or an operator where the function is none."""
+    function = getattr(F, name, None)
+    if function is None:
+        function = getattr(torch, name, None)
+    is_layer = name not in _TAKES_MORE and function in FUNCTIONAL_LAYERS
+    return function if is_layer and function is not None else operator(name)
 
 
-def parametric_layer(name: str, dimensions: int = 0) -> ParametricLayer | None:
-    """Return the layer that a function makes up by itself, if it has parameters.
-
-    Args:
-        name: the name of the function.
-        dimensions: the number of dimensions of what it computes.
-    """
-    if name == "batch_norm":
-        return ParametricLayer(_BATCH_NORMS.get(dimensions, nn.BatchNorm1d), _OF_NORM)
+def parametric_layer(name: str) -> ParametricLayer | None:
+    """Return the layer that a function makes up by itself, if it has parameters."""
     return _LAYERS.get(name)
 
 

@@ -76,6 +76,11 @@ class Runtime(ABC):
     def program(self) -> Program:
         """What it runs."""
 
+    @property
+    def ran(self) -> Program:
+        """What the last batch ran of it: all, where nothing in it runs on a condition."""
+        return self.program
+
     @abstractmethod
     def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:
         """Run a batch.

@@ -1,0 +1,43 @@
+"""TorchScript that was frozen, or inlined: one graph, in which each node knows its layer."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.torchscript.reading import inlined
+from pytest_modelhealth.capture.transcript.stand_ins import StandInModel, run_program
+from pytest_modelhealth.report import Observation
+
+_NOTE = (
+    "layers are seen in a run of a copy of the script's graph that shows each value; parameters "
+    "are constants there, and have no gradient"
+)
+
+
+class FrozenEngine(Engine):
+    """Scripts and traces that were frozen, optimised for inference, or inlined."""
+
+    precedence = 2
+    runs_in_torch: ClassVar[bool] = False
+    why_not_measured: ClassVar[str] = (
+        "the costs of a frozen script are not measured, as it calls no hooks that would tell its "
+        "layers apart; the module that it was made of has them"
+    )
+
+    def supports(self, model: object) -> bool:
+        """Whether `model` is a script without calls of layers."""
+        is_script = isinstance(model, torch.jit.ScriptModule)
+        return is_script and model._c._has_method("forward") and inlined(model.graph)
+
+    def load(self, model: Any) -> StandInModel:
+        """Return stand-ins for the layers of a frozen script."""
+        from pytest_modelhealth.capture.torchscript.runtime import InlinedScript
+
+        return StandInModel(InlinedScript(model))
+
+    def run(self, request: Request) -> Observation:
+        """Run the batch through a copy of the graph, and play back what it computed."""
+        return run_program(request, request.model, [_NOTE])
