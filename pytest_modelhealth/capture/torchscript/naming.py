@@ -164,12 +164,15 @@ def _qualified(type_name: str, home: str) -> str:
 
 def _name_by_parameters(graph: Graph, operations: list[Operation], naming: Naming) -> None:
     """Make layers of operations with named parameters, where no node tells of any layer."""
+    seen = set()
     for operation in operations:
         layer = parametric_layer(function_of(operation, graph))
-        paths = [graph.paths[v.name] for v in operation.inputs if graph.paths.get(v.name)]
-        owner = paths[0].rpartition(".")[0] if paths else ""
-        if layer is not None and owner:
+        names = [v.name for v in operation.inputs if graph.paths.get(v.name)]
+        owner = graph.paths[names[0]].rpartition(".")[0] if names else ""
+        is_first = not (graph.may_be_several(names[0]) and names[0] in seen) if names else False
+        if layer is not None and owner and is_first:
             naming.scopes[operation] = (Scope(owner, layer.type_name),)
+            seen.update(names)
 
 
 def _restore(
@@ -185,7 +188,7 @@ def _restore(
             continue
         for value in operation.inputs:
             path = graph.paths.get(value.name, "").rpartition(".")[0]
-            if not path or graph.uses.get(value.name) != 1:
+            if not path or graph.may_be_several(value.name):
                 continue
             product = maker.get(operation.inputs[0].name)
             parts = [operation]
@@ -214,9 +217,10 @@ def _number(graph: Graph, operations: list[Operation], naming: Naming) -> None:
         name = function_of(operation, graph)
         layer = parametric_layer(name)
         held = tuple(v.name for v in operation.inputs if v.name in graph.constants)
-        if layer is None or not held or any(graph.paths[name] for name in held):
+        several = any(map(graph.may_be_several, held))
+        if layer is None or not held or (any(graph.paths[n] for n in held) and not several):
             continue
-        key = operation if any(map(graph.may_be_several, held)) else held
+        key = operation if several else held
         if key not in made:
             stem = "linear" if name == "matmul" else name
             own = f"{stem}_{counts[stem]}" if counts[stem] else stem
