@@ -371,7 +371,8 @@ class Inspector:
             self._on_report(report)
 
     def _require_module(self, what: str) -> None:
-        if self._engine.compiled or not isinstance(self._model, nn.Module):
+        is_trained = self._engine.runs_in_torch and isinstance(self._model, nn.Module)
+        if self._engine.compiled or not is_trained:
             raise InspectionError(
                 f"{what}: make the inspector of that module, without compiled='observe'"
             )

@@ -391,7 +391,7 @@ def ensure_match(
             names = [name for name, _ in layers if name]
             nearest = suggest(str(rule.pattern), names)
             raise LayerNotFoundError(
-                f"{rule} matches no layer of {type(model).__name__}{nearest} "
+                f"{rule} matches no layer of {type_name(model)}{nearest} "
                 f"Layers are named as named_modules() spells them, for example "
                 f"{', '.join(map(repr, names[:3])) or repr('')}."
             )

@@ -159,7 +159,7 @@ def test_an_onnx_file_that_is_missing_is_named(tmp_path):
 def test_onnx_without_onnxruntime_says_what_to_install(monkeypatch, tmp_path):
     """Where the optional package is missing, the message is the command that brings it."""
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(InspectionError, match="pip install onnxruntime"):
+    with pytest.raises(InspectionError, match=r"pip install 'pytest-modelhealth\[onnx\]'"):
         compare(seeded(Mlp), Path("model.onnx"), torch.randn(2, 16))
 
 

@@ -52,11 +52,16 @@ def _session(source: Any, what: str) -> Any:
     try:
         return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
         raise InspectionError(
-            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {reason}; export it with "
-            "an opset_version that this onnxruntime runs, or install a newer one"
+            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; export "
+            "it with an opset_version that this onnxruntime runs, or install a newer one"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return what onnxruntime says, without the place in its source."""
+    said = str(error).strip().partition("\n")[0]
+    return said.rpartition(") ")[2] if "/onnxruntime_src/" in said else said
 
 
 def _model_of(session: Any) -> tuple[Any, Path | None]:

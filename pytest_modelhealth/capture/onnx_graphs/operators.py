@@ -70,16 +70,18 @@ def class_of(nodes: Sequence[Any], state: Mapping[str, Any]) -> str:
         ``""`` where they are no layer of torch's for sure.
     """
     parts = [node for node in nodes if node.op_type not in _MATERIAL]
-    if not parts or len({node.op_type for node in parts}) > _MOST_PARTS:
+    operators = list(dict.fromkeys(node.op_type for node in parts))
+    if not operators or len(operators) > _MOST_PARTS:
         return ""
     weights = [state[name] for name in parts[0].input if name in state]
-    kind = _class(parts[0].op_type, len(weights[0].dims) if weights else None)
+    kind = _class(operators, len(weights[0].dims) if weights else None)
     return "" if kind is None else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _class(operator: str, dimensions: int | None) -> type[nn.Module] | None:
+def _class(operators: list[str], dimensions: int | None) -> type[nn.Module] | None:
+    operator = operators[0]
     if operator in _ACTIVATIONS:
-        return _ACTIVATIONS[operator]
+        return _ACTIVATIONS[operator] if len(operators) == 1 else None
     if dimensions is None:
         return None
     if operator in _CONVOLUTIONS:

@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +26,8 @@ _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _TARGET = re.compile(r"\[target=torch\.ops\.([\w.]+)\]")
 
 
-def program_of(model: Any) -> Program:
-    """Return the program of an ``onnx.ModelProto``.
+def program_of(model: Any, folder: Path | None) -> Program:
+    """Return the program of an ``onnx.ModelProto``, whose external data lies in a folder.
 
     The layers are those that `torch.onnx.export` wrote down: in the metadata of each node
     (``dynamo=True``), or in its name (``/encoder/fc1/MatMul``). Where there are neither, each node
@@ -41,7 +42,8 @@ def program_of(model: Any) -> Program:
         nodes = _named_by_their_nodes(nodes, state)
     paths = {scope.path for node in nodes for scope in node.scopes}
     root = next((node.root for node in nodes if node.root), "") or "ONNX"
-    held = {name: tensor_of(state[name]) for name in state if _is_of_a_layer(name, paths, kinds)}
+    names = [name for name in state if _is_of_a_layer(name, paths, kinds)]
+    held = {name: tensor_of(state[name], folder) for name in names}
     outputs = tuple(value.name for value in graph.output)
     buffers = {name for name in held if kinds.get(name) == "BUFFER"}
     return Program(

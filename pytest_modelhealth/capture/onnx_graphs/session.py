@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
@@ -17,7 +18,20 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.transcript.program import Program, Runtime
 from pytest_modelhealth.errors import InspectionError
 
-_ON_CPU = ["CPUExecutionProvider"]
+_DTYPES = {
+    f"tensor({name})": dtype
+    for name, dtype in {
+        "bool": torch.bool,
+        "bfloat16": torch.bfloat16,
+        "double": torch.float64,
+        "float": torch.float32,
+        "float16": torch.float16,
+        "int32": torch.int32,
+        "int64": torch.int64,
+        "int8": torch.int8,
+        "uint8": torch.uint8,
+    }.items()
+}
 _EXTERNAL = "session.model_external_initializers_file_folder_path"
 
 
@@ -39,7 +53,7 @@ class OnnxRuntime(Runtime):
     def program(self) -> Program:
         """What it runs."""
         if self._proto is not None:
-            return program_of(self._proto)
+            return program_of(self._proto, self._folder)
         inputs, outputs = self._plain.get_inputs(), self._plain.get_outputs()
         return Program("ONNX", (), _names(inputs), _names(outputs))
 
@@ -78,7 +92,8 @@ class OnnxRuntime(Runtime):
         Raises:
             InspectionError: they do not.
         """
-        wanted = {node.name: node.shape for node in self._plain.get_inputs()}
+        nodes = self._plain.get_inputs()
+        wanted = {node.name: node for node in nodes}
         given = {n: value for n, value in inputs.kwargs.items() if isinstance(value, Tensor)}
         free = [name for name in wanted if name not in given]
         given |= dict(zip(free, find_tensors(inputs.args), strict=False))
@@ -87,25 +102,31 @@ class OnnxRuntime(Runtime):
                 f"the ONNX model takes {', '.join(map(repr, wanted))}, and the batch has "
                 f"{', '.join(map(repr, given)) or 'no tensor'}"
             )
-        for name, shape in wanted.items():
-            _ensure_shape(name, shape, given[name])
+        for name, node in wanted.items():
+            _ensure_fits(node, given[name])
         return {name: given[name] for name in wanted}
 
 
-def _ensure_shape(name: str, wanted: list[Any], tensor: Tensor) -> None:
-    """Do nothing if a tensor has the shape that an input takes; names stand for any size.
+def _ensure_fits(node: Any, tensor: Tensor) -> None:
+    """Do nothing if a tensor has the shape and dtype that an input takes.
 
     Raises:
-        InspectionError: it has another one.
+        InspectionError: it has not.
     """
-    sizes = tuple(tensor.shape)
+    wanted, sizes = [size if isinstance(size, int) else "?" for size in node.shape], tensor.shape
     fits = len(sizes) == len(wanted) and all(
-        not isinstance(want, int) or want == size for want, size in zip(wanted, sizes, strict=True)
+        want in ("?", size) for want, size in zip(wanted, sizes, strict=True)
     )
     if not fits:
         raise InspectionError(
-            f"the ONNX model takes {name!r} of shape {_shape(wanted)}, and the batch has one of "
-            f"{_shape(sizes)}: give such a batch, or export the model with dynamic shapes"
+            f"the ONNX model takes {node.name!r} of shape {_shape(wanted)}, and the batch has one "
+            f"of {_shape(sizes)}: give such a batch, or export the model with dynamic shapes"
+        )
+    dtype = _DTYPES.get(node.type, tensor.dtype)
+    if dtype != tensor.dtype:
+        raise InspectionError(
+            f"the ONNX model takes {node.name!r} as {dtype}, and the batch has {tensor.dtype}: "
+            f"give it {node.name}.to({dtype})"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ _BY_BITS = {
 """Dtypes that NumPy has from another library, and those it has itself of the same width."""
 
 
-def tensor_of(initializer: Any) -> Tensor:
-    """Return a copy of an initializer."""
+def tensor_of(initializer: Any, folder: Path | None) -> Tensor:
+    """Return a copy of an initializer, whose values may lie in another file of a folder."""
     from onnx import numpy_helper
 
-    return from_array(numpy_helper.to_array(initializer))
+    return from_array(numpy_helper.to_array(initializer, base_dir=str(folder or "")))
 
 
 def from_array(array: Any) -> Tensor:

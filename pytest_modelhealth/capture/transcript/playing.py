@@ -8,6 +8,7 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
@@ -45,6 +46,16 @@ class Playback(TorchFunctionMode):
         super().__init__()
         self._expected: Callable[..., Any] | None = None
         self._result: Any = None
+
+    @contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """Let results be returned, where this mode is not on already below those that watch."""
+        stack = range(torch._C._len_torch_function_stack())
+        if any(torch._C._get_function_stack_at(level) is self for level in stack):
+            yield
+            return
+        with self:
+            yield
 
     def play(self, node: Node, given: Sequence[Tensor], result: Any) -> None:
         """Call the function of an operation, which returns `result`, from the user's line."""

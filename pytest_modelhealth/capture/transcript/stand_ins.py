@@ -97,7 +97,8 @@ class StandInModel(StandIn):
         values, output = self._runtime.execute(Inputs(*args, **kwargs))
         ran = self._runtime.ran
         call = self._call if ran is self.program else call_of(ran)[0]
-        Run(self._layers, self._playback, values).make(call)
+        with self._playback.at_hand():
+            Run(self._layers, self._playback, values).make(call)
         return output
 
 
