@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -43,13 +43,15 @@ LINEAR = ParametricLayer(nn.Linear, _AFTER_INPUT)
 _LAYERS = {
     "linear": LINEAR,
     "matmul": ParametricLayer(nn.Linear, {1: "weight"}),
+    "bilinear": ParametricLayer(nn.Bilinear, {2: "weight", 3: "bias"}),
     "conv1d": ParametricLayer(nn.Conv1d, _AFTER_INPUT),
     "conv2d": ParametricLayer(nn.Conv2d, _AFTER_INPUT),
     "conv3d": ParametricLayer(nn.Conv3d, _AFTER_INPUT),
     "conv_transpose1d": ParametricLayer(nn.ConvTranspose1d, _AFTER_INPUT),
     "conv_transpose2d": ParametricLayer(nn.ConvTranspose2d, _AFTER_INPUT),
     "conv_transpose3d": ParametricLayer(nn.ConvTranspose3d, _AFTER_INPUT),
-    "batch_norm": ParametricLayer(nn.modules.batchnorm._BatchNorm, _OF_NORM),
+    "batch_norm": ParametricLayer(nn.BatchNorm1d, _OF_NORM),
+    "instance_norm": ParametricLayer(nn.InstanceNorm1d, _OF_NORM),
     "layer_norm": ParametricLayer(nn.LayerNorm, {2: "weight", 3: "bias"}),
     "rms_norm": ParametricLayer(nn.RMSNorm, {2: "weight"}),
     "group_norm": ParametricLayer(nn.GroupNorm, {2: "weight", 3: "bias"}),
@@ -86,6 +88,18 @@ def function_called(name: str) -> Callable[..., Any]:
         function = getattr(torch, name, None)
     is_layer = name not in _TAKES_MORE and function in FUNCTIONAL_LAYERS
     return function if is_layer and function is not None else operator(name)
+
+
+_OF_DIMENSIONS = {
+    nn.BatchNorm1d: (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    nn.InstanceNorm1d: (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+}
+
+
+def in_dimensions(layer: ParametricLayer, dimensions: int) -> ParametricLayer:
+    """Return the same layer on as many dimensions of space, where its class says how many."""
+    kinds = _OF_DIMENSIONS.get(layer.kind)
+    return layer if kinds is None else replace(layer, kind=kinds[dimensions - 1])
 
 
 def parametric_layer(name: str) -> ParametricLayer | None:

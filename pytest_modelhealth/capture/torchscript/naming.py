@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby, takewhile
 from typing import Any
 
 import torch
@@ -15,18 +17,20 @@ from pytest_modelhealth.capture.torchscript.functions import (
     LINEAR,
     ParametricLayer,
     function_name,
+    in_dimensions,
     parametric_layer,
     recurrent_names,
 )
-from pytest_modelhealth.capture.torchscript.places import Frame
-from pytest_modelhealth.capture.torchscript.reading import Graph, Operation
+from pytest_modelhealth.capture.torchscript.lists import paths
+from pytest_modelhealth.capture.torchscript.reading import Around, Block, Graph, Operation
 from pytest_modelhealth.capture.transcript.program import Scope
 from pytest_modelhealth.settings.layer_names import ancestors
 
+_CONVOLUTION = re.compile(r"conv_?(?:transpose)?(\d)d")
 _OF_TRACE = "__module."
-Site = tuple[Frame, ...]
-Step = tuple[str, Site]
-"""The name of a module around an operation and the lines that lead to its call."""
+_WHY_REPEATED = (
+    "its operations repeat: whether that is one call or several, the script does not tell"
+)
 
 
 @dataclass
@@ -38,28 +42,34 @@ class Naming:
         parameters: what each layer's parameters are, by their fully qualified names.
         buffers: likewise.
         nameless: the layers whose names are made up, since the graph keeps none.
+        opaque: the layers of which nothing can be told, and why.
     """
 
     scopes: dict[Operation, tuple[Scope, ...]] = field(default_factory=dict)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     nameless: list[str] = field(default_factory=list)
+    opaque: dict[str, str] = field(default_factory=dict)
 
 
 def name_layers(graph: Graph) -> Naming:
     """Return the layers of a graph, as far as its nodes and constants tell."""
     naming = Naming()
     operations = [one for one in graph.body.all_operations() if one.matters]
-    lists = _Lists(graph, operations)
-    for operation in operations:
-        naming.scopes[operation] = _scopes_of(operation, lists)
-    known = {scope.path: scope for scopes in naming.scopes.values() for scope in scopes}
+    found = paths(graph, [one for one in operations if not one.made_up])
+    scopes = {one: _scopes_of(one, found.get(one, [])) for one in operations}
+    own = _torchs_own(scopes)
+    for operation, around in scopes.items():
+        naming.scopes[operation] = tuple(replace(s, type_name=own(s)) for s in around)
+    known = {scope.path: scope for around in naming.scopes.values() for scope in around}
+    _lend(operations, naming)
+    restored = _restore(graph, operations, naming, known)
     if not known:
-        _name_by_parameters(graph, operations, naming)
-    _restore(graph, operations, naming, known)
-    _number(graph, operations, naming)
+        restored |= _name_by_parameters(graph, operations, naming)
+    _number(graph, [one for one in operations if one not in restored], naming)
     for operation in operations:
         _take_parameters(operation, graph, naming)
+    _tell_calls_apart(graph.body, naming)
     return naming
 
 
@@ -75,144 +85,115 @@ def function_of(operation: Operation, graph: Graph) -> str:
     return function_name(operation.kind, dimensions, transposed)
 
 
-class _Lists:
-    """Finds the containers that TorchScript leaves out: it says ``0`` of ``layers.0``.
-
-    The names of the parameters that are used in a layer have them. Layers that are called at one
-    place in the code, as in a loop over a list, lie in the same one.
-    """
-
-    def __init__(self, graph: Graph, operations: Iterable[Operation]) -> None:
-        self._votes: dict[tuple[Any, ...], Counter[tuple[str, ...]]] = defaultdict(Counter)
-        seen = set()
-        for operation in operations:
-            steps = _steps(operation)
-            for value in operation.inputs if steps else ():
-                path = graph.paths.get(value.name, "")
-                if path and (value.name not in seen or not graph.may_be_several(value.name)):
-                    seen.add(value.name)
-                    self._vote(steps, path.split(".")[:-1])
-
-    def _vote(self, steps: list[Step], path: list[str]) -> None:
-        left_out = _left_out([name for name, _ in steps], path)
-        for at, names in enumerate(left_out):
-            for key in _keys(steps, at):
-                self._votes[key][names] += 1
-
-    def path(self, steps: list[Step]) -> str:
-        """Return the fully qualified name of the innermost of the modules around an operation."""
-        parts: list[str] = []
-        for at, (name, _) in enumerate(steps):
-            found = next((self._votes[k] for k in _keys(steps, at) if k in self._votes), None)
-            parts += [*(found.most_common(1)[0][0] if found else ()), name]
-        return ".".join(parts)
-
-
-def _keys(steps: list[Step], at: int) -> list[tuple[Any, ...]]:
-    """Return what tells which list a module lies in: it itself, then the place it is called at."""
-    name, site = steps[at]
-    around = tuple(steps[:at])
-    return [(around, name, site), *([(around, site)] if site else [])]
-
-
-def _left_out(names: list[str], path: list[str]) -> list[tuple[str, ...]]:
-    """Return for each name what stands before it in a path, beyond the name before; `[]` if none.
-
-    The last name is the last of the path.
-    """
-    if not names or not path or names[-1] != path[-1]:
-        return []
-    places = []
-    end = len(path)
-    for name in reversed(names):
-        while end and path[end - 1] != name:
-            end -= 1
-        if not end:
-            return []
-        end -= 1
-        places.append(end)
-    places.reverse()
-    starts = [0, *(place + 1 for place in places[:-1])]
-    return [tuple(path[a:b]) for a, b in zip(starts, places, strict=True)]
-
-
-def _steps(operation: Operation) -> list[Step]:
-    return [(one.name, operation.place.site(one.depth)) for one in operation.around]
-
-
-def _scopes_of(operation: Operation, lists: _Lists) -> tuple[Scope, ...]:
-    steps = _steps(operation)
-    types = [
-        _qualified(one.type_name, operation.place.home(one.depth)) for one in operation.around
-    ]
+def _scopes_of(operation: Operation, found: list[str]) -> tuple[Scope, ...]:
+    """Return the layers around an operation, with the bare names of their classes."""
+    types = [one.type_name for one in operation.around]
     if operation.scope:
-        paths = [part.removeprefix(_OF_TRACE) for part in operation.scope.split("/")]
-        if len(paths) != len(types):
-            types = [""] * len(paths)
-    else:
-        paths = [lists.path(steps[: at + 1]) for at in range(len(steps))]
-    return tuple(map(Scope, paths, types))
+        found = [part.removeprefix(_OF_TRACE) for part in operation.scope.split("/")]
+        types = types if len(found) == len(types) else [""] * len(found)
+    return tuple(map(Scope, found, types))
 
 
-def _qualified(type_name: str, home: str) -> str:
-    """Return the qualified name of a class, if its forward stands in a file of torch's layers."""
-    kind = getattr(nn, type_name, None)
-    if isinstance(kind, type) and "torch/nn/" in home.replace("\\", "/"):
-        return f"{kind.__module__}.{kind.__qualname__}"
-    return type_name
+def _torchs_own(scopes: Mapping[Operation, tuple[Scope, ...]]) -> Callable[[Scope], str]:
+    """Return what gives a layer's class its qualified name, where it is one of torch's.
+
+    It is if it has the name of one, and no line of its code stands elsewhere.
+    """
+    others = {
+        around[-1].path
+        for one, around in scopes.items()
+        if around and one.place.mark and not one.place.within_torch
+    }
+
+    def qualified(scope: Scope) -> str:
+        kind = getattr(nn, scope.type_name, None)
+        if isinstance(kind, type) and scope.path not in others:
+            return f"{kind.__module__}.{kind.__qualname__}"
+        return scope.type_name
+
+    return qualified
 
 
-def _name_by_parameters(graph: Graph, operations: list[Operation], naming: Naming) -> None:
-    """Make layers of operations with named parameters, where no node tells of any layer."""
-    seen = set()
+def _name_by_parameters(
+    graph: Graph, operations: list[Operation], naming: Naming
+) -> set[Operation]:
+    """Make layers of operations with named parameters, where no node tells of any layer.
+
+    Returns:
+        The operations.
+    """
+    named, seen = set(), set()
     for operation in operations:
         layer = parametric_layer(function_of(operation, graph))
         names = [v.name for v in operation.inputs if graph.paths.get(v.name)]
         owner = graph.paths[names[0]].rpartition(".")[0] if names else ""
-        is_first = not (graph.may_be_several(names[0]) and names[0] in seen) if names else False
-        if layer is not None and owner and is_first:
+        if layer is None or not owner:
+            continue
+        if not (graph.may_be_several(names[0]) and names[0] in seen):
             naming.scopes[operation] = (Scope(owner, layer.type_name),)
-            seen.update(names)
+            named.add(operation)
+        seen.update(names)
+    return named
+
+
+def _lend(operations: list[Operation], naming: Naming) -> None:
+    """Let operations that an optimisation put between two of a layer be that layer's."""
+    before: tuple[Scope, ...] = ()
+    waiting: list[Operation] = []
+    for operation in operations:
+        if operation.made_up:
+            waiting.append(operation)
+            continue
+        after = naming.scopes[operation]
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+        shared = tuple(scope for scope, _ in pairs)
+        naming.scopes.update(dict.fromkeys(waiting, shared))
+        before, waiting = after, []
 
 
 def _restore(
     graph: Graph, operations: list[Operation], naming: Naming, known: dict[str, Scope]
-) -> None:
+) -> set[Operation]:
     """Give operations that an optimisation put in the place of a layer back to that layer.
 
-    The name of a constant that nothing else takes says which one it was.
+    The name of a constant that no other layer can have says which one it was.
+
+    Returns:
+        The operations.
     """
+    restored: set[Operation] = set()
     maker = {value.name: one for one in operations for value in one.outputs}
     for operation in operations:
-        if not operation.is_made_up or operation.blocks:
+        owners = {
+            graph.paths[value.name].rpartition(".")[0]
+            for value in operation.inputs
+            if graph.paths.get(value.name) and not graph.may_be_several(value.name)
+        }
+        if not operation.made_up or operation.blocks or len(owners) != 1 or "" in owners:
             continue
-        for value in operation.inputs:
-            path = graph.paths.get(value.name, "").rpartition(".")[0]
-            if not path or graph.may_be_several(value.name):
-                continue
-            product = maker.get(operation.inputs[0].name)
-            parts = [operation]
-            kind = ""
-            if product is not None and _is_product(product, graph):
-                parts.append(product)
-                kind = LINEAR.type_name
-            known.setdefault(path, Scope(path, kind))
-            outer = [known[name] for name in reversed(list(ancestors(path))) if name in known]
-            for part in parts:
-                naming.scopes[part] = (*outer, known[path])
+        (path,) = owners
+        product = maker.get(operation.inputs[0].name)
+        is_linear = product is not None and _is_product(product, graph)
+        parts = [product, operation] if product is not None and is_linear else [operation]
+        known.setdefault(path, Scope(path, LINEAR.type_name if is_linear else ""))
+        outer = [known[name] for name in reversed(list(ancestors(path))) if name in known]
+        naming.scopes.update(dict.fromkeys(parts, (*outer, known[path])))
+        restored.update(parts)
+    return restored
 
 
 def _is_product(operation: Operation, graph: Graph) -> bool:
     weight = operation.inputs[1].name if len(operation.inputs) > 1 else ""
-    return operation.kind == "aten::matmul" and operation.is_made_up and weight in graph.constants
+    return operation.kind == "aten::matmul" and operation.made_up and weight in graph.constants
 
 
 def _number(graph: Graph, operations: list[Operation], naming: Naming) -> None:
     """Make layers of operations with parameters where no name of a layer was kept."""
     made: dict[object, Scope] = {}
+    maker = {value.name: one for one in graph.body.all_operations() for value in one.outputs}
     counts: Counter[str] = Counter()
     for operation in operations:
-        if naming.scopes[operation]:
+        if (operation.around or operation.scope) and not operation.made_up:
             continue
         name = function_of(operation, graph)
         layer = parametric_layer(name)
@@ -220,14 +201,77 @@ def _number(graph: Graph, operations: list[Operation], naming: Naming) -> None:
         several = any(map(graph.may_be_several, held))
         if layer is None or not held or (any(graph.paths[n] for n in held) and not several):
             continue
-        key = operation if several else held
+        around = naming.scopes[operation]
+        key = operation if several else (around, held)
         if key not in made:
-            stem = "linear" if name == "matmul" else name
+            stem = ".".join([*(scope.path for scope in around[-1:]), "linear" if name == "matmul" else name])
             own = f"{stem}_{counts[stem]}" if counts[stem] else stem
             counts[stem] += 1
-            made[key] = Scope(own, layer.type_name)
+            made[key] = Scope(own, _in_space(operation, layer, graph, maker))
             naming.nameless.append(own)
-        naming.scopes[operation] = (made[key],)
+        naming.scopes[operation] = (*around, made[key])
+
+
+def _in_space(
+    operation: Operation, layer: ParametricLayer, graph: Graph, maker: Mapping[str, Operation]
+) -> str:
+    """Return the qualified name of a layer's class, after the convolution that it follows."""
+    before: Operation | None = operation
+    while before is not None and before.inputs:
+        before = maker.get(before.inputs[0].name)
+        if before is not None and (found := _CONVOLUTION.fullmatch(function_of(before, graph))):
+            return in_dimensions(layer, int(found[1])).type_name
+    return layer.type_name
+
+
+def _tell_calls_apart(block: Block, naming: Naming) -> None:
+    """Number the calls of layers that follow one another, as far as they can be told apart.
+
+    One of torch's own layers runs no line twice in one call.
+    """
+    for operation in block.operations:
+        for inner in operation.blocks:
+            _tell_calls_apart(inner, naming)
+    depths = [len(naming.scopes.get(one, ())) for one in block.operations]
+    for depth in range(max(depths, default=0)):
+        for scope, run in groupby(block.operations, lambda one: _at(naming, one, depth)):
+            operations = [one for one in run if one.place.mark]
+            keys = [(naming.scopes[one][depth + 1 :], one.kind, one.place.mark) for one in operations]
+            if scope is None or len(set(keys)) == len(keys):
+                continue
+            if scope.type_name.startswith("torch.nn.") and not any(key[0] for key in keys):
+                _number_calls(operations, keys, depth, naming)
+            elif _repeats(keys):
+                naming.opaque[scope.path] = _WHY_REPEATED
+
+
+def _at(naming: Naming, operation: Operation, depth: int) -> Scope | None:
+    scopes = naming.scopes.get(operation, ())
+    return scopes[depth] if depth < len(scopes) else None
+
+
+def _number_calls(
+    operations: list[Operation], keys: list[tuple[Any, ...]], depth: int, naming: Naming
+) -> None:
+    seen: set[tuple[Any, ...]] = set()
+    call = 0
+    for operation, key in zip(operations, keys, strict=True):
+        if key in seen:
+            call += 1
+            seen.clear()
+        seen.add(key)
+        scopes = naming.scopes[operation]
+        numbered = replace(scopes[depth], call=call)
+        naming.scopes[operation] = (*scopes[:depth], numbered, *scopes[depth + 1 :])
+
+
+def _repeats(keys: list[tuple[Any, ...]]) -> bool:
+    """Whether a row is made up of equal parts."""
+    size = len(keys)
+    return any(
+        size % part == 0 and keys == keys[:part] * (size // part)
+        for part in range(1, size // 2 + 1)
+    )
 
 
 def _take_parameters(operation: Operation, graph: Graph, naming: Naming) -> None:
@@ -242,7 +286,7 @@ def _take_parameters(operation: Operation, graph: Graph, naming: Naming) -> None
         if isinstance(tensor, Tensor):
             name = _full_name(path, inner, layer, at)
             if name:
-                is_turned = operation.is_made_up and operation.kind == "aten::matmul"
+                is_turned = operation.made_up and operation.kind == "aten::matmul"
                 _keep(name, tensor.T if is_turned else tensor, naming)
         elif layer is not None and layer.kind in (nn.LSTM, nn.GRU):
             plain = [graph.plain.get(one.name) for one in operation.inputs]

@@ -1,4 +1,4 @@
-"""Where in the source a node of a TorchScript graph came from, and in which layer's code."""
+"""Where in the source a node of a TorchScript graph came from."""
 
 from __future__ import annotations
 
@@ -9,34 +9,11 @@ from typing import Any
 
 import torch
 
-_SCRIPTED = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\w+))?')
-_TRACED = re.compile(r"^(?P<path>\S.*)\((?P<line>\d+)\): (?P<function>\S+)$")
-_HERE = "<--- HERE"
-_CALLS_A_LAYER = "_slow_forward"
-_LIBRARY = "/torch/"
+_SCRIPTED = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)')
+_TRACED = re.compile(r"^(?P<path>\S.*)\((?P<line>\d+)\): \S+$")
+_SERIALIZED = "Serialized"
 _TORCH = str(Path(torch.__file__).parent)
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One line of the code around a node.
-
-    Args:
-        path: the file.
-        line: the number of the line.
-        function: the function that the line is in, ``""`` where that is not known.
-        column: where in the line the call stands, where that is known.
-    """
-
-    path: str
-    line: int
-    function: str = ""
-    column: int = -1
-
-    @property
-    def is_torchs(self) -> bool:
-        """Whether the line is in torch's own code, on this machine or where the file was made."""
-        return self.path.startswith((_TORCH, "<")) or f"/site-packages{_LIBRARY}" in self.path
+_INSTALLED = "/site-packages/torch/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,88 +21,33 @@ class Place:
     """Where a node came from.
 
     Args:
-        frames: the lines of the code, outermost first; those of calls between layers are left out.
-        calls: for each layer around the node, outermost first and the model itself included, the
-            number of the frame in which the code of its forward begins; empty where unknown.
+        source: ``path:line`` of the innermost line outside torch, ``""`` where none is known.
+        within_torch: whether the line that made the node is one of torch's own.
+        mark: tells the place from others: the line, and where in it.
     """
 
-    frames: tuple[Frame, ...] = ()
-    calls: tuple[int, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """``path:line`` of the innermost line outside torch, ``""`` where there is none."""
-        own = [frame for frame in self.frames if not frame.is_torchs]
-        return f"{own[-1].path}:{own[-1].line}" if own else ""
-
-    def home(self, depth: int) -> str:
-        """Return the file in which the forward of the layer at a depth stands, as far as known."""
-        return self.frames[self.calls[depth]].path if depth < len(self.calls) else ""
-
-    def site(self, depth: int) -> tuple[Frame, ...]:
-        """Return the lines that lead to the call of the layer at a depth, as far as known."""
-        return self.frames[: self.calls[depth]] if depth < len(self.calls) else ()
+    source: str = ""
+    within_torch: bool = False
+    mark: str = ""
 
 
-def place_of(node: Any, depth: int) -> Place:
-    """Return where a node came from.
+def place_of(node: Any) -> Place:
+    """Return where a node came from, as far as its source range tells.
 
-    Args:
-        node: a node of a TorchScript graph.
-        depth: how many layers, the calls of functions included, TorchScript says lie around it.
+    A trace has the stack of the Python code there, compiled code the innermost line alone. The
+    stack of calls that TorchScript keeps besides is out of reach: it points to functions that
+    freezing may have deleted.
     """
-    text = node.sourceRange()
-    if not text.strip():
+    mark, _, _ = node.sourceRange().partition(_SERIALIZED)
+    lines = mark.splitlines()
+    pattern = _SCRIPTED if mark.lstrip().startswith("File") else _TRACED
+    frames = [match.groups() for match in map(pattern.match, lines) if match]
+    if not frames:
         return Place()
-    if text.lstrip().startswith("File"):
-        frames = _scripted(_stack(node)) or _scripted(text)
-        whole = len(frames) == depth + 1
-        return Place(frames, tuple(range(depth + 1)) if whole else ())
-    return _traced(text)
+    own = [":".join(frame) for frame in frames if not _is_torchs(frame[0])]
+    return Place(own[0] if own else "", _is_torchs(frames[0][0]), mark)
 
 
-def _stack(node: Any) -> str:
-    """Return the calls that led to a node, which TorchScript tells of a node that raises alone."""
-    graph = torch._C.Graph()
-    text = graph.insertConstant("")
-    raising = graph.create("prim::RaiseException", [text, text], 0)
-    graph.insertNode(raising)
-    graph.registerOutput(text)
-    raising.copyMetadata(node)
-    try:
-        torch._C._create_function_from_graph("forward", graph)()
-    except torch.jit.Error as error:
-        return str(error).partition("serialized code")[0]
-    return ""
-
-
-def _scripted(text: str) -> tuple[Frame, ...]:
-    """Return the frames of code that was compiled, outermost first."""
-    frames: list[Frame] = []
-    for line in text.splitlines():
-        if line.startswith("Serialized"):
-            break
-        if match := _SCRIPTED.match(line):
-            frames.append(Frame(match["path"], int(match["line"]), match["function"] or ""))
-        elif line.endswith(_HERE) and frames and frames[-1].column < 0:
-            last = frames[-1]
-            column = len(line) - len(line.lstrip())
-            frames[-1] = Frame(last.path, last.line, last.function, column)
-    return tuple(frames)
-
-
-def _traced(text: str) -> Place:
-    """Return the place of a node of a trace, which holds the stack of the Python code."""
-    frames: list[Frame] = []
-    calls: list[int] = []
-    for line in reversed(text.splitlines()):
-        match = _TRACED.match(line)
-        if match is None:
-            continue
-        frame = Frame(match["path"], int(match["line"]), match["function"])
-        if frame.path.endswith("/torch/nn/modules/module.py"):
-            if frame.function == _CALLS_A_LAYER:
-                calls.append(len(frames))
-        else:
-            frames.append(frame)
-    return Place(tuple(frames), tuple(calls))
+def _is_torchs(path: str) -> bool:
+    """Whether a file is one of torch's, on this machine or where the script was made."""
+    return path.startswith((_TORCH, "<")) or _INSTALLED in path.replace("\\", "/")

@@ -17,6 +17,15 @@ _OF_SELF = frozenset({"SELF", "UNKNOWN_INSTANCE", "INSTANCE_NAME_UNKNOWN"})
 _SUFFIX = re.compile(r"(_fused_\w+)?(_mkldnn)?((?<=[a-z])\.\d+)?$")
 """What an optimisation adds to the name of a parameter that it changes or copies."""
 
+_OF_LANGUAGE = frozenset(
+    {"prim::TupleConstruct", "prim::ListConstruct", "prim::DictConstruct", "prim::ListUnpack"}
+    | {"prim::TupleUnpack", "prim::If", "prim::Loop", "prim::GetAttr"}
+)
+"""Operators that have no line of their own even where nothing is optimised."""
+
+_UNSET = "prim::Uninitialized"
+"""What stands for a value that a branch that raises does not give."""
+
 _OF_MKLDNN = "prim::ConstantMKLDNNTensor"
 _CONSTANTS = frozenset({"prim::Constant", _OF_MKLDNN})
 _TENSOR = "Tensor"
@@ -29,12 +38,10 @@ class Around:
     Args:
         name: the attribute of the module around it that it is; of one in a list, its number alone.
         type_name: the name of its class.
-        depth: how many calls of modules and functions lie around it.
     """
 
     name: str
     type_name: str
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ class Operation:
         blocks: those of a branch or a loop.
         writes: the input that it writes to, if it does.
         views: whether what it makes is a view of its first input.
+        made_up: whether an optimisation put it there, and forgot what for.
     """
 
     node: Any
@@ -79,17 +87,13 @@ class Operation:
     blocks: tuple[Block, ...] = ()
     writes: str = ""
     views: bool = False
+    made_up: bool = False
 
     @property
     def matters(self) -> bool:
         """Whether a tensor comes out of it, or is written to in it."""
-        made = any(value.holds for value in self.outputs)
+        made = any(value.holds for value in self.outputs) and self.kind != _UNSET
         return made or bool(self.writes) or any(block.matters for block in self.blocks)
-
-    @property
-    def is_made_up(self) -> bool:
-        """Whether an optimisation put it there, and forgot what for."""
-        return not self.around and not self.place.frames
 
 
 @dataclass(eq=False, slots=True)
@@ -215,15 +219,13 @@ def _take_attribute(node: Any, found: Graph) -> bool:
 
 
 def _operation(node: Any, found: Graph) -> Operation:
-    hierarchy = node.getModuleHierarchy()
-    around = _around(hierarchy)
     inputs = tuple(map(_value, node.inputs()))
     for name in {value.name for value in inputs if value.name in found.constants}:
         found.uses[name] = found.uses.get(name, 0) + 1
     operation = Operation(
         node=node,
         kind=node.kind(),
-        around=around,
+        around=_around(node.getModuleHierarchy()),
         scope=node.scopeName(),
         place=Place(),
         inputs=inputs,
@@ -232,7 +234,9 @@ def _operation(node: Any, found: Graph) -> Operation:
     )
     _note_aliases(operation)
     if operation.matters:
-        operation.place = place_of(node, len(_LAYER.findall(hierarchy)))
+        operation.place = place_of(node)
+        where = operation.around or operation.scope or operation.place.mark
+        operation.made_up = not where and node.kind() not in _OF_LANGUAGE
     return operation
 
 
@@ -251,11 +255,7 @@ def _note_aliases(operation: Operation) -> None:
 
 def _around(hierarchy: str) -> tuple[Around, ...]:
     entries = _LAYER.findall(hierarchy)
-    return tuple(
-        Around(name, type_name, depth)
-        for depth, (name, type_name) in enumerate(entries, 1)
-        if name not in _OF_SELF
-    )
+    return tuple(Around(name, type_name) for name, type_name in entries if name not in _OF_SELF)
 
 
 def _value(value: Any) -> Value:

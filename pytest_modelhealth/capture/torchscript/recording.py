@@ -18,6 +18,7 @@ BRANCHES = ("prim::If", "prim::Loop")
 
 _UNNAMED = frozenset(
     {"prim::TupleConstruct", "prim::ListConstruct", "prim::DictConstruct", "prim::unchecked_cast"}
+    | {"prim::Uninitialized"}
 )
 """Operators that only hold together what others made, or say more of its type."""
 

@@ -135,7 +135,7 @@ class _Retelling:
         What lies elsewhere in memory can be written to without the other changing.
         """
         whole = given[0] if len(given) == 1 else given
-        if operation.is_made_up and operation.kind in _LAYOUTS:
+        if operation.made_up and operation.kind in _LAYOUTS:
             items = [*self.names([given[0]]), *self.names(given[1:])]
             return [f"{item}{_COPY}" for item in items[: len(operation.outputs)]]
         if operation.kind in _UNPACK and isinstance(whole, list):

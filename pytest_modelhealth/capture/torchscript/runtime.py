@@ -72,6 +72,7 @@ class InlinedScript(Runtime):
             outputs=outputs,
             parameters=self._naming.parameters,
             buffers=self._naming.buffers,
+            opaque=self._naming.opaque,
         )
 
     def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:

@@ -64,12 +64,12 @@ class _Nesting:
             *program.inputs,
             *(name for node in program.nodes for name in node.outputs),
         }
-        self._readers: dict[str, set[int]] = defaultdict(set)
+        self._readers: dict[str, set[tuple[str, ...]]] = defaultdict(set)
         for node in program.nodes:
             for name in node.inputs:
-                self._readers[name].add(id(node))
+                self._readers[name].add(node.outputs)
         for name in program.outputs:
-            self._readers[name].add(0)
+            self._readers[name].add(())
 
     def steps(self, nodes: _Group, depth: int) -> tuple[Step, ...]:
         """Return the steps of a layer that has `depth` others around it."""
@@ -82,7 +82,7 @@ class _Nesting:
         made = [name for node in nodes for name in node.outputs]
         known = self._computed.difference(made)
         taken = dict.fromkeys(name for node in nodes for name in node.inputs)
-        inside = set(map(id, nodes))
+        inside = {node.outputs for node in nodes}
         return Call(
             scope=nodes[0].scopes[depth],
             steps=self.steps(nodes, depth + 1),

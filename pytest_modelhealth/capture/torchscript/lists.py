@@ -1,0 +1,118 @@
+"""Finds the lists that TorchScript leaves out of the names of layers: it says ``0`` of ``layers.0``.
+
+The parameters that are used in a layer have its whole name. A layer without any lies in the same
+list as one that is called next to it and has the number next to its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from pytest_modelhealth.capture.torchscript.reading import Around, Graph, Operation
+
+Path = tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _Sibling:
+    """One call of a layer, as far as calls can be told, beside others in the same layer.
+
+    Args:
+        around: the layer.
+        operations: what it runs.
+        lists: the names that TorchScript leaves out before its own; ``None`` where not known.
+    """
+
+    around: Around
+    operations: list[Operation]
+    lists: Path | None = None
+
+
+def paths(graph: Graph, operations: Sequence[Operation]) -> dict[Operation, list[str]]:
+    """Return the fully qualified name of each layer around each operation, outermost first."""
+    finder = _Finder(graph)
+    finder.enter(operations, 0, ())
+    return finder.found
+
+
+class _Finder:
+    def __init__(self, graph: Graph) -> None:
+        self.found: dict[Operation, list[str]] = {}
+        self._graph = graph
+        self._seen: set[str] = set()
+
+    def enter(self, operations: Sequence[Operation], depth: int, path: Path) -> None:
+        """Name the layers in a layer that has `depth` layers around its code."""
+        siblings = []
+        for around, run in groupby(operations, lambda one: one.around[depth : depth + 1]):
+            if around:
+                siblings.append(_Sibling(around[0], list(run)))
+            else:
+                for operation in run:
+                    self.found.setdefault(operation, [])
+        for sibling in siblings:
+            sibling.lists = self._by_parameters(sibling, depth, path)
+        for place, sibling in enumerate(siblings):
+            if sibling.lists is None:
+                sibling.lists = _by_neighbours(siblings, place)
+        for sibling in siblings:
+            inner = (*path, *(sibling.lists or ()), sibling.around.name)
+            for operation in sibling.operations:
+                self.found.setdefault(operation, []).append(".".join(inner))
+            self.enter(sibling.operations, depth + 1, inner)
+
+    def _by_parameters(self, sibling: _Sibling, depth: int, path: Path) -> Path | None:
+        """Return what the names of the parameters that a layer uses say most often."""
+        votes: Counter[Path] = Counter()
+        for operation in sibling.operations:
+            names = [one.name for one in operation.around[depth:]]
+            for value in operation.inputs:
+                whole = tuple(self._graph.paths.get(value.name, "").split("."))[:-1]
+                if not whole or whole[: len(path)] != path or not self._tells(value.name, depth):
+                    continue
+                lists = _left_out(names, whole[len(path) :])
+                if lists is not None:
+                    votes[lists] += 1
+        return votes.most_common(1)[0][0] if votes else None
+
+    def _tells(self, name: str, depth: int) -> bool:
+        """Whether a constant can only be this layer's: equal ones of several layers are one."""
+        if not depth and self._graph.may_be_several(name):
+            is_first = name not in self._seen
+            self._seen.add(name)
+            return is_first
+        return not self._graph.may_be_several(name)
+
+
+def _left_out(names: Sequence[str], path: Path) -> Path | None:
+    """Return what stands in a path before the first of some names; ``None`` if they do not fit.
+
+    The last name must be the last of the path.
+    """
+    if not names or not path or names[-1] != path[-1]:
+        return None
+    end = len(path)
+    for name in reversed(names):
+        while end and path[end - 1] != name:
+            end -= 1
+        if not end:
+            return None
+        end -= 1
+    return path[:end]
+
+
+def _by_neighbours(siblings: Sequence[_Sibling], place: int) -> Path | None:
+    """Return the list of the layer that is called before or after this one, and numbered so."""
+    name = siblings[place].around.name
+    if not name.isdigit():
+        return ()
+    known = {s.lists for s in siblings if s.lists and s.around.name.isdigit()}
+    for step in (-1, 1):
+        at = place + step
+        if 0 <= at < len(siblings) and siblings[at].lists:
+            if siblings[at].around.name == str(int(name) + step):
+                return siblings[at].lists
+    return known.pop() if len(known) == 1 else ()
