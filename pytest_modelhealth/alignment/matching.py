@@ -62,6 +62,7 @@ class _Side:
         containers: names of all others; they are what their leaves make them.
         own: names of the leaves and of the idle ones.
         place: place of each leaf in execution order.
+        holds_layers: whether the model holds layers, rather than being the only one.
         taken: counterpart of each layer that is matched.
     """
 
@@ -69,6 +70,7 @@ class _Side:
         self.layers = layers
         self.taken: dict[str, str] = {}
         holders = containers(layers)
+        self.holds_layers = "" in holders and "" in layers
         self.containers: list[str] = []
         self.idle: list[str] = []
         self.leaves: list[str] = []
@@ -130,6 +132,8 @@ class _Matcher:
     def match_leaves(self) -> None:
         """Match the layers that compute something themselves."""
         a, b = self.a, self.b
+        if a.holds_layers and b.holds_layers:
+            self.add("", "")  # whatever parameters a model has besides those of its layers
         self._match_merged()
         anchors = self._anchors()
         self.add_all(anchors)
@@ -189,7 +193,8 @@ class _Matcher:
         their places: there the names count.
         """
         a, b = self.a, self.b
-        ours, theirs = a.by_fingerprint(a.leaves), b.by_fingerprint(b.leaves)
+        ours = a.by_fingerprint(a.free(a.leaves))
+        theirs = b.by_fingerprint(b.free(b.leaves))
         unique = [
             (names[0], theirs[key][0])
             for key, names in ours.items()

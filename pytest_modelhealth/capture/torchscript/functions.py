@@ -39,6 +39,7 @@ BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 _AFTER_INPUT = {1: "weight", 2: "bias"}
 _OF_NORM = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
+BIAS = ParametricLayer(nn.Linear, {1: "bias"})
 LINEAR = ParametricLayer(nn.Linear, _AFTER_INPUT)
 _LAYERS = {
     "linear": LINEAR,
@@ -100,6 +101,11 @@ def in_dimensions(layer: ParametricLayer, dimensions: int) -> ParametricLayer:
     """Return the same layer on as many dimensions of space, where its class says how many."""
     kinds = _OF_DIMENSIONS.get(layer.kind)
     return layer if kinds is None else replace(layer, kind=kinds[dimensions - 1])
+
+
+def is_of(layer: ParametricLayer, type_name: str) -> bool:
+    """Whether a layer is of a class, on any number of dimensions."""
+    return any(in_dimensions(layer, count).type_name == type_name for count in (1, 2, 3))
 
 
 def parametric_layer(name: str) -> ParametricLayer | None:

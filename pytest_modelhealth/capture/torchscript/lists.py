@@ -1,4 +1,4 @@
-"""Finds the lists that TorchScript leaves out of the names of layers: it says ``0`` of ``layers.0``.
+"""Finds the lists that TorchScript leaves out of names: it says ``0`` of ``layers.0``.
 
 The parameters that are used in a layer have its whole name. A layer without any lies in the same
 list as one that is called next to it and has the number next to its own.
@@ -6,8 +6,8 @@ list as one that is called next to it and has the number next to its own.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -33,16 +33,32 @@ class _Sibling:
 
 def paths(graph: Graph, operations: Sequence[Operation]) -> dict[Operation, list[str]]:
     """Return the fully qualified name of each layer around each operation, outermost first."""
-    finder = _Finder(graph)
-    finder.enter(operations, 0, ())
+    finder = _Finder(graph, _beside(operations))
+    finder.enter([one for one in operations if not one.made_up], 0, ())
     return finder.found
 
 
+def _beside(operations: Sequence[Operation]) -> dict[Operation, list[Operation]]:
+    """Return the operations next to each that an optimisation put there, which have no layer."""
+    beside: dict[Operation, list[Operation]] = defaultdict(list)
+    before: list[Operation] = []
+    last: Operation | None = None
+    for operation in operations:
+        if not operation.made_up:
+            beside[operation] += before
+            before, last = [], operation
+            continue
+        before.append(operation)
+        if last is not None:
+            beside[last].append(operation)
+    return beside
+
+
 class _Finder:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, beside: Mapping[Operation, Sequence[Operation]]) -> None:
         self.found: dict[Operation, list[str]] = {}
         self._graph = graph
-        self._seen: set[str] = set()
+        self._beside = beside
 
     def enter(self, operations: Sequence[Operation], depth: int, path: Path) -> None:
         """Name the layers in a layer that has `depth` layers around its code."""
@@ -65,26 +81,28 @@ class _Finder:
             self.enter(sibling.operations, depth + 1, inner)
 
     def _by_parameters(self, sibling: _Sibling, depth: int, path: Path) -> Path | None:
-        """Return what the names of the parameters that a layer uses say most often."""
-        votes: Counter[Path] = Counter()
+        """Return what the names of the parameters that a layer uses say most often.
+
+        Equal ones of several layers are one constant, which has the name of any of them.
+        """
+        votes: Counter[Path | None] = Counter()
         for operation in sibling.operations:
             names = [one.name for one in operation.around[depth:]]
-            for value in operation.inputs:
-                whole = tuple(self._graph.paths.get(value.name, "").split("."))[:-1]
-                if not whole or whole[: len(path)] != path or not self._tells(value.name, depth):
-                    continue
-                lists = _left_out(names, whole[len(path) :])
-                if lists is not None:
-                    votes[lists] += 1
+            votes.update(_left_out(names, whole) for whole in self._owners(operation, path))
+            for hint in self._beside.get(operation, ()):
+                inside = [w for w in self._owners(hint, path) if names[0] in w[:-1]]
+                votes.update(whole[: whole.index(names[0])] for whole in inside)
+        del votes[None]
         return votes.most_common(1)[0][0] if votes else None
 
-    def _tells(self, name: str, depth: int) -> bool:
-        """Whether a constant can only be this layer's: equal ones of several layers are one."""
-        if not depth and self._graph.may_be_several(name):
-            is_first = name not in self._seen
-            self._seen.add(name)
-            return is_first
-        return not self._graph.may_be_several(name)
+    def _owners(self, operation: Operation, path: Path) -> Iterator[Path]:
+        """Yield which layers in the one at `path` the parameters that an operation takes are of."""
+        for value in operation.inputs:
+            full = self._graph.paths.get(value.name)
+            owner = tuple(full.split("."))[:-1] if full else ()
+            is_inside = bool(owner) and owner[: len(path)] == path
+            if is_inside and not self._graph.may_be_several(value.name):
+                yield owner[len(path) :]
 
 
 def _left_out(names: Sequence[str], path: Path) -> Path | None:
@@ -92,7 +110,7 @@ def _left_out(names: Sequence[str], path: Path) -> Path | None:
 
     The last name must be the last of the path.
     """
-    if not names or not path or names[-1] != path[-1]:
+    if not names or names[-1:] != list(path[-1:]):
         return None
     end = len(path)
     for name in reversed(names):
@@ -112,7 +130,7 @@ def _by_neighbours(siblings: Sequence[_Sibling], place: int) -> Path | None:
     known = {s.lists for s in siblings if s.lists and s.around.name.isdigit()}
     for step in (-1, 1):
         at = place + step
-        if 0 <= at < len(siblings) and siblings[at].lists:
-            if siblings[at].around.name == str(int(name) + step):
-                return siblings[at].lists
+        is_next = 0 <= at < len(siblings) and siblings[at].around.name == str(int(name) + step)
+        if is_next and siblings[at].lists:
+            return siblings[at].lists
     return known.pop() if len(known) == 1 else ()

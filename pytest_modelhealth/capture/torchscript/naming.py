@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -13,16 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.torchscript.functions import (
+    BIAS,
     BUFFERS,
     LINEAR,
     ParametricLayer,
     function_name,
     in_dimensions,
+    is_of,
     parametric_layer,
     recurrent_names,
 )
 from pytest_modelhealth.capture.torchscript.lists import paths
-from pytest_modelhealth.capture.torchscript.reading import Around, Block, Graph, Operation
+from pytest_modelhealth.capture.torchscript.reading import Block, Graph, Operation
 from pytest_modelhealth.capture.transcript.program import Scope
 from pytest_modelhealth.settings.layer_names import ancestors
 
@@ -56,17 +59,19 @@ def name_layers(graph: Graph) -> Naming:
     """Return the layers of a graph, as far as its nodes and constants tell."""
     naming = Naming()
     operations = [one for one in graph.body.all_operations() if one.matters]
-    found = paths(graph, [one for one in operations if not one.made_up])
+    found = paths(graph, operations)
     scopes = {one: _scopes_of(one, found.get(one, [])) for one in operations}
     own = _torchs_own(scopes)
     for operation, around in scopes.items():
         naming.scopes[operation] = tuple(replace(s, type_name=own(s)) for s in around)
     known = {scope.path: scope for around in naming.scopes.values() for scope in around}
     _lend(operations, naming)
-    restored = _restore(graph, operations, naming, known)
-    if not known:
-        restored |= _name_by_parameters(graph, operations, naming)
-    _number(graph, [one for one in operations if one not in restored], naming)
+    told = bool(known)
+    named = _restore(graph, operations, naming, known)
+    if not told:
+        named |= _name_by_parameters(graph, operations, naming)
+    lost = [one for one in operations if one not in named and (one.made_up or not told)]
+    _number(graph, lost, naming)
     for operation in operations:
         _take_parameters(operation, graph, naming)
     _tell_calls_apart(graph.body, naming)
@@ -129,7 +134,7 @@ def _name_by_parameters(
         owner = graph.paths[names[0]].rpartition(".")[0] if names else ""
         if layer is None or not owner:
             continue
-        if not (graph.may_be_several(names[0]) and names[0] in seen):
+        if names[0] not in seen:
             naming.scopes[operation] = (Scope(owner, layer.type_name),)
             named.add(operation)
         seen.update(names)
@@ -167,7 +172,7 @@ def _restore(
         owners = {
             graph.paths[value.name].rpartition(".")[0]
             for value in operation.inputs
-            if graph.paths.get(value.name) and not graph.may_be_several(value.name)
+            if graph.paths.get(value.name) and graph.uses[value.name] == 1
         }
         if not operation.made_up or operation.blocks or len(owners) != 1 or "" in owners:
             continue
@@ -188,28 +193,31 @@ def _is_product(operation: Operation, graph: Graph) -> bool:
 
 
 def _number(graph: Graph, operations: list[Operation], naming: Naming) -> None:
-    """Make layers of operations with parameters where no name of a layer was kept."""
-    made: dict[object, Scope] = {}
+    """Make a layer of each operation with parameters, where no name of a layer was kept."""
     maker = {value.name: one for one in graph.body.all_operations() for value in one.outputs}
+    biases = {one.inputs[0].name: one for one in operations if _is_bias(one, graph)}
     counts: Counter[str] = Counter()
     for operation in operations:
-        if (operation.around or operation.scope) and not operation.made_up:
-            continue
         name = function_of(operation, graph)
         layer = parametric_layer(name)
-        held = tuple(v.name for v in operation.inputs if v.name in graph.constants)
-        several = any(map(graph.may_be_several, held))
-        if layer is None or not held or (any(graph.paths[n] for n in held) and not several):
+        if layer is None or all(v.name not in graph.constants for v in operation.inputs):
             continue
         around = naming.scopes[operation]
-        key = operation if several else (around, held)
-        if key not in made:
-            stem = ".".join([*(scope.path for scope in around[-1:]), "linear" if name == "matmul" else name])
-            own = f"{stem}_{counts[stem]}" if counts[stem] else stem
-            counts[stem] += 1
-            made[key] = Scope(own, _in_space(operation, layer, graph, maker))
-            naming.nameless.append(own)
-        naming.scopes[operation] = (*around, made[key])
+        own = "linear" if name == "matmul" else name
+        path = f"{around[-1].path}.{own}" if around else own
+        counts[path] += 1
+        path = f"{path}_{counts[path] - 1}" if counts[path] > 1 else path
+        scope = Scope(path, _in_space(operation, layer, graph, maker))
+        naming.scopes[operation] = (*around, scope)
+        if name == "matmul" and (bias := biases.get(operation.outputs[0].name)) is not None:
+            naming.scopes[bias] = (*around, scope)
+        naming.nameless.append(path)
+
+
+def _is_bias(operation: Operation, graph: Graph) -> bool:
+    """Whether an operation adds the bias of a linear layer that an optimisation split."""
+    is_sum = operation.kind == "aten::add" and operation.made_up
+    return is_sum and operation.inputs[1].name in graph.constants
 
 
 def _in_space(
@@ -234,18 +242,19 @@ def _tell_calls_apart(block: Block, naming: Naming) -> None:
             _tell_calls_apart(inner, naming)
     depths = [len(naming.scopes.get(one, ())) for one in block.operations]
     for depth in range(max(depths, default=0)):
-        for scope, run in groupby(block.operations, lambda one: _at(naming, one, depth)):
-            operations = [one for one in run if one.place.mark]
-            keys = [(naming.scopes[one][depth + 1 :], one.kind, one.place.mark) for one in operations]
-            if scope is None or len(set(keys)) == len(keys):
+        runs = groupby(block.operations, partial(_at, naming, depth))
+        for scope, run in [(scope, list(run)) for scope, run in runs if scope is not None]:
+            own = [one for one in run if one.place.mark or one.made_up]
+            keys = [(naming.scopes[one][depth + 1 :], one.kind, one.place.mark) for one in own]
+            if len(set(keys)) == len(keys):
                 continue
             if scope.type_name.startswith("torch.nn.") and not any(key[0] for key in keys):
-                _number_calls(operations, keys, depth, naming)
+                _number_calls(own, keys, depth, naming)
             elif _repeats(keys):
                 naming.opaque[scope.path] = _WHY_REPEATED
 
 
-def _at(naming: Naming, operation: Operation, depth: int) -> Scope | None:
+def _at(naming: Naming, depth: int, operation: Operation) -> Scope | None:
     scopes = naming.scopes.get(operation, ())
     return scopes[depth] if depth < len(scopes) else None
 
@@ -274,17 +283,23 @@ def _repeats(keys: list[tuple[Any, ...]]) -> bool:
     )
 
 
+def _layer_of(operation: Operation, graph: Graph) -> ParametricLayer | None:
+    """Return the layer that an operation makes up, or its part of a linear one that was split."""
+    if operation.made_up and operation.kind == "aten::add":
+        return BIAS
+    return parametric_layer(function_of(operation, graph))
+
+
 def _take_parameters(operation: Operation, graph: Graph, naming: Naming) -> None:
     scopes = naming.scopes[operation]
     inner = scopes[-1] if scopes else Scope("")
-    layer = parametric_layer(function_of(operation, graph))
+    layer = _layer_of(operation, graph)
     for at, value in enumerate(operation.inputs):
         tensor = graph.constants.get(value.name)
         if tensor is None:
             continue
-        path = graph.paths[value.name]
         if isinstance(tensor, Tensor):
-            name = _full_name(path, inner, layer, at)
+            name = _full_name(value.name, at, inner, layer, graph)
             if name:
                 is_turned = operation.made_up and operation.kind == "aten::matmul"
                 _keep(name, tensor.T if is_turned else tensor, naming)
@@ -295,25 +310,27 @@ def _take_parameters(operation: Operation, graph: Graph, naming: Naming) -> None
                 _keep(f"{inner.path}.{own}", part, naming)
 
 
-def _full_name(path: str, inner: Scope, layer: ParametricLayer | None, at: int) -> str:
+def _full_name(
+    name: str, at: int, inner: Scope, layer: ParametricLayer | None, graph: Graph
+) -> str:
     """Return the name of a parameter that an operation of a layer takes; ``""`` if unknown.
 
-    Equal parameters of several layers are one constant, with the name of one of them: a layer of
-    torch's own takes none but its own.
+    Equal parameters of several layers are one constant, with the name of one of them: what a layer
+    takes that is one operation is its own all the same.
     """
+    path = graph.paths[name]
     owner, _, own = path.rpartition(".")
-    own = own or (layer.tensors.get(at, "") if layer is not None else "")
-    if not own:
-        return ""
-    if not path or (owner != inner.path and inner.type_name.startswith("torch.nn.")):
+    if path and (owner == inner.path or inner.path in ancestors(owner)):
+        return path
+    if layer is not None and is_of(layer, inner.type_name) and (at in layer.tensors):
+        own = layer.tensors[at]
         return f"{inner.path}.{own}" if inner.path else own
-    return path
+    return path if graph.uses[name] == 1 else ""
 
 
 def _keep(name: str, tensor: Tensor, naming: Naming) -> None:
     own = name.rpartition(".")[2]
     is_parameter = own not in BUFFERS and (tensor.is_floating_point() or tensor.is_complex())
-    dense = tensor.to_dense() if tensor.layout == torch._mkldnn else tensor  # type: ignore[attr-defined]
+    is_strided = tensor.layout == torch.strided
+    dense = tensor if is_strided else tensor.to_dense()
     (naming.parameters if is_parameter else naming.buffers).setdefault(name, dense.detach())
-
-

@@ -146,8 +146,7 @@ class Shower:
             self._graph.insertNode(node)
             node.output().setType(torch._C.ListType(torch._C.TensorType.get()))
             places.append(self._show(tuple(tensors), (node.output(),)))
-        for value in lists:
-            places.append(self._show((value,), (self._values[value.name],)))
+        places += [self._show((value,), (self._values[value.name],)) for value in lists]
 
     def _bases(self, operation: Operation) -> Iterator[Value]:
         """Yield the tensors that an operation changes by writing to a view of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -93,7 +94,9 @@ class _Retelling:
     def _run(self, operation: Operation) -> None:
         if operation.kind == "prim::If":
             results = [self.run(block) for block in self.branches(operation)]
-            whole = results[0] if len(results) == 1 else [list(r) for r in zip(*results, strict=True)]
+            whole = (
+                results[0] if len(results) == 1 else [list(r) for r in zip(*results, strict=True)]
+            )
             self._assign(operation.outputs, whole)
         elif operation.kind == "prim::Loop":
             self._loop(operation)
@@ -210,7 +213,18 @@ class _Retelling:
 
 
 class Prospect(_Retelling):
-    """All that a graph may run."""
+    """All that a graph may run.
+
+    Where something in it runs on a condition, no run has all of it in this order, and operations
+    are said to take nothing.
+    """
+
+    def run(self, block: Block) -> list[Item]:
+        """Follow the operations of a block, and return what it returns."""
+        results = super().run(block)
+        if any(one.blocks and one.matters for one in block.operations):
+            self.nodes = [replace(node, inputs=()) for node in self.nodes]
+        return results
 
 
 class Retelling(_Retelling):
@@ -223,9 +237,7 @@ class Retelling(_Retelling):
         events: what it showed; emptied on the way.
     """
 
-    def __init__(
-        self, graph: Graph, naming: Naming, shower: Shower, events: deque[Event]
-    ) -> None:
+    def __init__(self, graph: Graph, naming: Naming, shower: Shower, events: deque[Event]) -> None:
         super().__init__(graph, naming, shower)
         self._events = events
 
