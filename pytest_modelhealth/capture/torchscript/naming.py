@@ -31,6 +31,7 @@ from pytest_modelhealth.settings.layer_names import ancestors
 
 _CONVOLUTION = re.compile(r"conv_?(?:transpose)?(\d)d")
 _OF_TRACE = "__module."
+_LONG = frozenset(f"torch.nn.modules.{name}" for name in ("container", "rnn", "transformer"))
 _WHY_REPEATED = (
     "its operations repeat: whether that is one call or several, the script does not tell"
 )
@@ -232,26 +233,38 @@ def _in_space(
     return layer.type_name
 
 
-def _tell_calls_apart(block: Block, naming: Naming) -> None:
+def _tell_calls_apart(block: Block, naming: Naming, outer: int = 0) -> None:
     """Number the calls of layers that follow one another, as far as they can be told apart.
 
-    One of torch's own layers runs no line twice in one call.
+    A simple layer of torch's runs no line twice in one call.
+
+    Args:
+        block: the operations.
+        naming: the layers, whose calls are numbered.
+        outer: how many layers lie around the whole block.
     """
     for operation in block.operations:
         for inner in operation.blocks:
-            _tell_calls_apart(inner, naming)
+            _tell_calls_apart(inner, naming, len(naming.scopes.get(operation, ())))
     depths = [len(naming.scopes.get(one, ())) for one in block.operations]
-    for depth in range(max(depths, default=0)):
+    for depth in range(outer, max(depths, default=0)):
         runs = groupby(block.operations, partial(_at, naming, depth))
         for scope, run in [(scope, list(run)) for scope, run in runs if scope is not None]:
             own = [one for one in run if one.place.mark or one.made_up]
             keys = [(naming.scopes[one][depth + 1 :], one.kind, one.place.mark) for one in own]
             if len(set(keys)) == len(keys):
                 continue
-            if scope.type_name.startswith("torch.nn.") and not any(key[0] for key in keys):
+            if _is_simple(scope):
                 _number_calls(own, keys, depth, naming)
-            elif _repeats(keys):
+            elif _repeats(keys) and not scope.type_name.startswith("torch.nn."):
                 naming.opaque[scope.path] = _WHY_REPEATED
+
+
+def _is_simple(scope: Scope) -> bool:
+    """Whether a layer is one of torch's whose forward is a call or two."""
+    home, _, name = scope.type_name.rpartition(".")
+    is_torchs = home.startswith("torch.nn.modules.") and home not in _LONG
+    return is_torchs and name != nn.MultiheadAttention.__name__
 
 
 def _at(naming: Naming, depth: int, operation: Operation) -> Scope | None:
@@ -270,7 +283,7 @@ def _number_calls(
             seen.clear()
         seen.add(key)
         scopes = naming.scopes[operation]
-        numbered = replace(scopes[depth], call=call)
+        numbered = replace(scopes[depth], call=(call,))
         naming.scopes[operation] = (*scopes[:depth], numbered, *scopes[depth + 1 :])
 
 

@@ -13,7 +13,7 @@ from pytest_modelhealth.capture.torchscript.functions import function_called
 from pytest_modelhealth.capture.torchscript.naming import Naming, function_of
 from pytest_modelhealth.capture.torchscript.reading import Block, Graph, Operation, Value
 from pytest_modelhealth.capture.torchscript.recording import Event, Shower, is_named
-from pytest_modelhealth.capture.transcript.program import Node
+from pytest_modelhealth.capture.transcript.program import Node, Scope
 
 Item = str | list[Any] | None
 """What a value of the graph is: the name of a tensor, a list of such items, or nothing of these."""
@@ -46,6 +46,8 @@ class _Retelling:
         self._items: dict[str, Item] = {}
         self._latest: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
+        self._rounds: list[tuple[int, int]] = []
+        """The loops that run now: how many layers lie around each, and how often it has begun."""
 
     def take_input(self, value: Value, given: Any) -> None:
         """Take one argument of the model."""
@@ -108,9 +110,12 @@ class _Retelling:
     def _loop(self, operation: Operation) -> None:
         (body,) = operation.blocks
         carried = [self._item(value) for value in operation.inputs[2:]]
-        for _ in self.iterations(operation):
+        around = len(self._naming.scopes[operation])
+        for number, _ in enumerate(self.iterations(operation)):
             self._assign(body.inputs[1:], carried)
+            self._rounds.append((around, number))
             carried = self.run(body)[1:]
+            self._rounds.pop()
         self._assign(operation.outputs, carried)
 
     def _hold(self, operation: Operation) -> None:
@@ -167,13 +172,22 @@ class _Retelling:
         if outputs := self.names(made):
             self.nodes.append(
                 Node(
-                    self._naming.scopes[operation],
+                    self._scopes(operation),
                     function_called(function_of(operation, self._graph)),
                     names,
                     outputs,
                     operation.place.source,
                 )
             )
+
+    def _scopes(self, operation: Operation) -> tuple[Scope, ...]:
+        """Return the layers around an operation; each round of a loop calls those in it anew."""
+        return tuple(
+            replace(
+                scope, call=(*(n for around, n in self._rounds if around <= depth), *scope.call)
+            )
+            for depth, scope in enumerate(self._naming.scopes[operation])
+        )
 
     def _new(self, value: Value, found: Tensor | list[Tensor] | None) -> Item:
         """Return the name of a tensor that was made, or a list of them."""

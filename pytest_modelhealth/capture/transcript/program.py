@@ -20,12 +20,12 @@ class Scope:
         path: its fully qualified name.
         type_name: qualified name of its class, such as ``torch.nn.modules.conv.Conv2d``; ``""``
             where it is not known.
-        call: tells calls of it apart that follow one another.
+        call: numbers that tell calls of it apart which follow one another.
     """
 
     path: str
     type_name: str = ""
-    call: int = 0
+    call: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
