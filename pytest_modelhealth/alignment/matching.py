@@ -329,7 +329,8 @@ def _likeness(x: Alignable, y: Alignable) -> float:
     same_name, same_own_name = x.name == y.name, x.own_name == y.own_name
     same_kind, same_output, same_sizes = x.kind == y.kind, x.output == y.output, x.sizes == y.sizes
     if same_kind and same_sizes:
-        return 4.0 + 2 * same_output + same_own_name + 2 * same_name
+        same_values = bool(x.parameters) and x.fingerprint == y.fingerprint
+        return 4.0 + 2 * same_output + same_own_name + 2 * same_name + 3 * same_values
     if same_kind and same_output and bool(x.tied) != bool(y.tied):
         return 3.0  # a tied weight is among the parameters of another layer
     if x.is_inert or y.is_inert:
