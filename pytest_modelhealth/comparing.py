@@ -77,7 +77,7 @@ def compare(
         reference: the model that is right.
         candidate: a model that should compute the same: refactored, compiled, exported, scripted,
             of another dtype, quantised, on another device; a `state_dict`, which is loaded into a
-            copy of the reference; or an ONNX model or file, of which the outputs are compared.
+            copy of the reference; or an ONNX model, session or file.
         inputs: the batch, as for `Inspector.run_inspection`. It is brought to the dtype and device
             of the candidate's parameters.
         target: what `loss` compares the output with.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.alignment.result import Pair
 from pytest_modelhealth.comparison.links import parameter_names
 from pytest_modelhealth.comparison.trace import Trace
-from pytest_modelhealth.report import LayerRecord
+from pytest_modelhealth.report import MEASURED, LayerRecord
 from pytest_modelhealth.tolerance import epsilon_of
 
 Modules = Mapping[str, nn.Module]
@@ -98,7 +98,7 @@ def _named(value: Any) -> str:
 def _options_difference(x: LayerRecord, y: LayerRecord) -> Iterator[str]:
     if x.functional or y.functional:
         for name, ours in x.options.items():
-            if name in y.options and y.options[name] != ours:
+            if name in y.options and y.options[name] != ours and name not in MEASURED:
                 yield f"{name} is {y.options[name]}, was {ours}"
 
 

@@ -30,6 +30,7 @@ from pytest_modelhealth.report.judgement import (
 )
 from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import (
+    MEASURED,
     ROLES,
     ClassTargets,
     GivenTensor,
@@ -59,6 +60,7 @@ from pytest_modelhealth.report.stepping import (
 )
 
 __all__ = [
+    "MEASURED",
     "ROLES",
     "BrokenCheck",
     "Call",

@@ -36,6 +36,9 @@ ROLES = (
 
 Option = float | int | bool | str | None
 
+MEASURED = frozenset({"typical_score", "value_std"})
+"""Options that are no settings, but were measured on the operands of fused attention."""
+
 
 class Status(StrEnum):
     """What became of a layer. Every layer ends with one."""

@@ -6,7 +6,7 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ _SCOPES, _CLASSES, _NODE, _TRACE = (
 )
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _TARGET = re.compile(r"\[target=torch\.ops\.([\w.]+)\]")
+_ARGUMENT = re.compile(r"%(\w+)")
 
 
 def program_of(model: Any, folder: Path | None) -> Program:
@@ -37,7 +38,7 @@ def program_of(model: Any, folder: Path | None) -> Program:
     nodes = [_Read.of(node) for node in graph.node]
     state = {initializer.name: initializer for initializer in graph.initializer}
     kinds = {info.name: _metadata(info).get(_KIND, "") for info in graph.value_info}
-    nodes = _further_calls(nodes)
+    nodes = _with_scopes(_further_calls(nodes))
     if not any(node.scopes for node in nodes):
         nodes = _named_by_their_nodes(nodes, state)
     paths = {scope.path for node in nodes for scope in node.scopes}
@@ -65,6 +66,7 @@ class _Read(NamedTuple):
         scopes: the layers around it, outermost first, without the model.
         root: class of the model.
         target: the operator of `torch.ops` that the operation is.
+        arguments: names of what that is called with, in order.
         source: ``path:line`` of the user's code.
         node: the node.
     """
@@ -73,6 +75,7 @@ class _Read(NamedTuple):
     scopes: tuple[Scope, ...]
     root: str
     target: str
+    arguments: tuple[str, ...]
     source: str
     node: Any
 
@@ -81,11 +84,19 @@ class _Read(NamedTuple):
         known = _metadata(node)
         names, classes = _list(known.get(_SCOPES)), _list(known.get(_CLASSES))
         if not names or len(names) != len(classes):
-            return cls("", _scopes_in(node.name), "", "", "", node)
+            return cls("", _scopes_in(node.name), "", "", (), "", node)
         scopes = tuple(map(Scope, names[1:-1], classes[1:-1]))
-        target = _TARGET.search(known.get(_NODE, ""))
-        line = source_line(known.get(_TRACE))
-        return cls(names[-1], scopes, classes[0], target[1] if target else "", line, node)
+        _, _, call = known.get(_NODE, "").partition(" = ")
+        target = _TARGET.search(call)
+        return cls(
+            operation=names[-1],
+            scopes=scopes,
+            root=classes[0],
+            target=target[1] if target else "",
+            arguments=tuple(_ARGUMENT.findall(call)),
+            source=source_line(known.get(_TRACE)),
+            node=node,
+        )
 
 
 def _metadata(proto: Any) -> dict[str, str]:
@@ -113,6 +124,31 @@ def _scopes_in(name: str) -> tuple[Scope, ...]:
         path = ".".join(filter(None, (path, rest if repeats else part)))
         scopes.append(Scope(path))
     return tuple(scopes)
+
+
+def _with_scopes(nodes: list[_Read]) -> list[_Read]:
+    """Put a node that an optimisation made, without metadata, between those that it stands between.
+
+    It lies in the innermost layer around all that give it something and all that read from it.
+    """
+    makers = {name: read for read in nodes for name in read.node.output}
+    readers: dict[str, list[_Read]] = defaultdict(list)
+    for read in nodes:
+        for name in read.node.input:
+            readers[name].append(read)
+    found = []
+    for read in nodes:
+        around = [makers[name].scopes for name in read.node.input if name in makers]
+        around += [other.scopes for name in read.node.output for other in readers[name]]
+        is_known = read.root or read.scopes or not around
+        found.append(read if is_known else read._replace(scopes=_common(around)))
+    return found
+
+
+def _common(scopes: Sequence[tuple[Scope, ...]]) -> tuple[Scope, ...]:
+    return tuple(
+        level[0] for level in takewhile(lambda of: len(set(of)) == 1, zip(*scopes, strict=False))
+    )
 
 
 _FURTHER = re.compile(r"_\d+$")
@@ -151,24 +187,30 @@ def _is_of_a_layer(name: str, paths: set[str], kinds: Mapping[str, str]) -> bool
 
 def _joined(reads: Sequence[_Read], outputs: Iterable[str], classes: _Classes) -> Iterator[Node]:
     """Yield the operations of the exported program, of which a node may be a part only."""
-    left = Counter(name for read in reads for name in read.node.input)
-    left.update(outputs)
+    readings = Counter(name for read in reads for name in read.node.input)
+    readings.update(outputs)
     for _, group in groupby(enumerate(reads), _operation):
         parts = [read for _, read in group]
-        made = {name for read in parts for name in read.node.output}
-        taken = [name for read in parts for name in read.node.input]
-        inside = Counter(taken)
         first = parts[0]
+        given, made = _given(parts), [name for part in parts for name in part.node.output if name]
+        inside = Counter(name for part in parts for name in part.node.input)
+        used = tuple(name for name in made if readings[name] > inside[name])
         yield Node(
             scopes=tuple(
-                Scope(s.path, s.type_name or classes.get(s.path, "")) for s in first.scopes
+                s if s.type_name else Scope(s.path, classes.get(s.path, "")) for s in first.scopes
             ),
             function=_function(first),
-            inputs=tuple(name for name in dict.fromkeys(taken) if name and name not in made),
-            outputs=tuple(name for name in made if name and left[name] > inside[name])
-            or tuple(filter(None, parts[-1].node.output)),
+            inputs=tuple(name for name in given if name not in made),
+            outputs=used or tuple(filter(None, parts[-1].node.output)),
             source=first.source,
         )
+
+
+def _given(parts: Sequence[_Read]) -> list[str]:
+    """Return what the nodes of an operation take, in the order of its arguments."""
+    order = {name: place for place, name in enumerate(parts[0].arguments)}
+    names = dict.fromkeys(name for part in parts for name in part.node.input if name)
+    return sorted(names, key=lambda name: order.get(name, len(order)))
 
 
 def _operation(numbered: tuple[int, _Read]) -> Any:
