@@ -9,12 +9,11 @@ import torch
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.torchscript.reading import inlined
 from pytest_modelhealth.capture.transcript.stand_ins import StandInModel, run_program
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Observation
 
-_NOTE = (
-    "layers are seen in a run of a copy of the script's graph that shows each value; parameters "
-    "are constants there, and have no gradient"
-)
+_NOTE = "layers are seen in a run of a copy of the script's graph that shows each value"
+_NO_GRADIENTS = "a frozen script has constants in the place of parameters: none has a gradient"
 
 
 class FrozenEngine(Engine):
@@ -39,5 +38,26 @@ class FrozenEngine(Engine):
         return StandInModel(InlinedScript(model))
 
     def run(self, request: Request) -> Observation:
-        """Run the batch through a copy of the graph, and play back what it computed."""
-        return run_program(request, request.model, [_NOTE])
+        """Run the batch through a copy of the graph, and play back what it computed.
+
+        Raises:
+            InspectionError: a backward pass is demanded.
+        """
+        if request.backward:
+            raise InspectionError(
+                f"{_NO_GRADIENTS}; leave backward out, or inspect the module that it was made of"
+            )
+        runtime = request.model.runtime
+        notes = [_NOTE, *([_NO_GRADIENTS] if runtime.is_frozen else [])]
+        return run_program(request, request.model, [*notes, *_notes_on_names(runtime.nameless)])
+
+
+def _notes_on_names(nameless: list[str]) -> list[str]:
+    """Return what to say of layers that have no name in the script."""
+    if not nameless:
+        return []
+    shown = ", ".join(nameless[:3]) + (", ..." if len(nameless) > 3 else "")
+    return [
+        f"the script does not tell the names of {len(nameless)} of its layers, which are named "
+        f"after what they compute: {shown}"
+    ]

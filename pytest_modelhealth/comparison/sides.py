@@ -68,7 +68,7 @@ def reference_side(model: Any) -> Side:
     if side is None or not side.engine.runs_in_torch:
         raise InspectionError(
             f"the reference is a {type(model).__name__}: it must be a model that runs in PyTorch; "
-            "a state_dict or an ONNX file can only be the candidate"
+            "a state_dict, an ONNX file or a frozen script can only be the candidate"
         )
     return side
 

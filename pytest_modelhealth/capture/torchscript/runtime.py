@@ -60,6 +60,11 @@ class InlinedScript(Runtime):
         return self._naming.nameless
 
     @property
+    def is_frozen(self) -> bool:
+        """Whether it holds constants in the place of parameters."""
+        return not any(True for _ in self._script.parameters())
+
+    @property
     def _given(self) -> tuple[Any, ...]:
         return self._graph.body.inputs[1:]
 
