@@ -411,7 +411,7 @@ def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
         if host.candidate is None or "BatchNorm" not in a.layers[name].type_name:
             continue
         is_gone = norm.candidate is None or b.layers[norm.candidate].is_inert
-        if is_gone and a.layers[host_name].fingerprint != b.layers[host.candidate].fingerprint:
+        if is_gone and a.layers[host_name].has_other_values(b.layers[host.candidate]):
             fold = Fold(name, host.candidate)
             pairs[place[host_name]] = replace(host, reason=fold)
             pairs[place[name]] = replace(norm, reason=fold)

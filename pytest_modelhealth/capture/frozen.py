@@ -58,6 +58,8 @@ def _notes_on_names(nameless: list[str]) -> list[str]:
         return []
     shown = ", ".join(nameless[:3]) + (", ..." if len(nameless) > 3 else "")
     return [
-        f"the script does not tell the names of {len(nameless)} of its layers, which are named "
-        f"after what they compute: {shown}"
+        (
+            f"the script does not tell the names of {len(nameless)} of its layers, which are named "
+            f"after what they compute: {shown}"
+        )
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, takewhile
@@ -32,6 +32,10 @@ from pytest_modelhealth.settings.layer_names import ancestors
 _CONVOLUTION = re.compile(r"conv_?(?:transpose)?(\d)d")
 _OF_TRACE = "__module."
 _LONG = frozenset(f"torch.nn.modules.{name}" for name in ("container", "rnn", "transformer"))
+_WHY_UNCERTAIN = (
+    "an optimisation put an operation at its border, and the script does not tell whether it lies "
+    "inside"
+)
 _WHY_REPEATED = (
     "its operations repeat: whether that is one call or several, the script does not tell"
 )
@@ -72,7 +76,9 @@ def name_layers(graph: Graph) -> Naming:
     if not told:
         named |= _name_by_parameters(graph, operations, naming)
     lost = [one for one in operations if one not in named and (one.made_up or not told)]
-    _number(graph, lost, naming)
+    numbered = _number(graph, lost, naming)
+    if told:
+        _hide_uncertain(operations, numbered, naming)
     for operation in operations:
         _take_parameters(operation, graph, naming)
     _tell_calls_apart(graph.body, naming)
@@ -144,17 +150,37 @@ def _name_by_parameters(
 
 def _lend(operations: list[Operation], naming: Naming) -> None:
     """Let operations that an optimisation put between two of a layer be that layer's."""
-    before: tuple[Scope, ...] = ()
-    waiting: list[Operation] = []
-    for operation in operations:
-        if operation.made_up:
-            waiting.append(operation)
-            continue
-        after = naming.scopes[operation]
+    for before, lost, after in _gaps(operations, naming):
         pairs = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
         shared = tuple(scope for scope, _ in pairs)
-        naming.scopes.update(dict.fromkeys(waiting, shared))
-        before, waiting = after, []
+        naming.scopes.update(dict.fromkeys(lost, shared))
+
+
+def _gaps(
+    operations: list[Operation], naming: Naming
+) -> Iterator[tuple[tuple[Scope, ...], list[Operation], tuple[Scope, ...]]]:
+    """Yield the operations that an optimisation put side by side, and the layers around both."""
+    before: tuple[Scope, ...] = ()
+    lost: list[Operation] = []
+    for operation in operations:
+        if operation.made_up:
+            lost.append(operation)
+            continue
+        after = naming.scopes[operation]
+        if lost:
+            yield before, lost, after
+        before, lost = after, []
+    if lost:
+        yield before, lost, ()
+
+
+def _hide_uncertain(operations: list[Operation], nameless: set[Operation], naming: Naming) -> None:
+    """Call opaque what begins or ends where an operation may be its own or belong around it."""
+    for before, lost, after in _gaps(operations, naming):
+        here = [naming.scopes[one] for one in lost if one in nameless]
+        for scopes in (before, after) if here else ():
+            inner = [scope for scope in scopes if all(scope not in around for around in here)]
+            naming.opaque |= {s.path: _WHY_UNCERTAIN for s in inner if not _is_simple(s)}
 
 
 def _restore(
@@ -181,7 +207,8 @@ def _restore(
         product = maker.get(operation.inputs[0].name)
         is_linear = product is not None and _is_product(product, graph)
         parts = [product, operation] if product is not None and is_linear else [operation]
-        known.setdefault(path, Scope(path, LINEAR.type_name if is_linear else ""))
+        layer = LINEAR if is_linear else parametric_layer(function_of(operation, graph))
+        known.setdefault(path, Scope(path, "" if layer is None else layer.type_name))
         outer = [known[name] for name in reversed(list(ancestors(path))) if name in known]
         naming.scopes.update(dict.fromkeys(parts, (*outer, known[path])))
         restored.update(parts)
@@ -193,8 +220,13 @@ def _is_product(operation: Operation, graph: Graph) -> bool:
     return operation.kind == "aten::matmul" and operation.made_up and weight in graph.constants
 
 
-def _number(graph: Graph, operations: list[Operation], naming: Naming) -> None:
-    """Make a layer of each operation with parameters, where no name of a layer was kept."""
+def _number(graph: Graph, operations: list[Operation], naming: Naming) -> set[Operation]:
+    """Make a layer of each operation with parameters, where no name of a layer was kept.
+
+    Returns:
+        The operations.
+    """
+    numbered: set[Operation] = set()
     maker = {value.name: one for one in graph.body.all_operations() for value in one.outputs}
     biases = {one.inputs[0].name: one for one in operations if _is_bias(one, graph)}
     counts: Counter[str] = Counter()
@@ -213,6 +245,8 @@ def _number(graph: Graph, operations: list[Operation], naming: Naming) -> None:
         if name == "matmul" and (bias := biases.get(operation.outputs[0].name)) is not None:
             naming.scopes[bias] = (*around, scope)
         naming.nameless.append(path)
+        numbered.add(operation)
+    return numbered
 
 
 def _is_bias(operation: Operation, graph: Graph) -> bool:

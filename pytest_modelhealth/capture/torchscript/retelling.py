@@ -24,6 +24,9 @@ _LAYOUTS = frozenset({"aten::to_mkldnn", "aten::to_dense", "prim::BroadcastMKLDN
 _COPY = "\0copy"
 """Ends the name of a tensor that is a copy of another one, as long as it is not written to."""
 
+_CASTS = frozenset({"aten::to", "aten::contiguous", "aten::type_as"})
+"""Operators that return what they take where there is nothing to change."""
+
 _UNPACK = frozenset({"prim::ListUnpack", "prim::TupleUnpack"})
 _PICK = frozenset({"aten::__getitem__", "prim::TupleIndex"})
 _GROW = frozenset({"aten::append", "aten::insert", "aten::extend", "aten::_set_item"})
@@ -134,6 +137,8 @@ class _Retelling:
             given[0].append(given[-1])
         elif (same := self._same(operation, given)) is not None:
             self._assign(operation.outputs, same)
+        elif operation.kind in _CASTS and self._is_given(given[0], found):
+            self._assign(operation.outputs, given[:1])
         else:
             self._make(operation, self.names(given), found)
 
@@ -153,6 +158,15 @@ class _Retelling:
             if isinstance(at, int) and -len(given[0]) <= at < len(given[0]):
                 return [given[0][at]]
         return None
+
+    def _is_given(self, given: Item, found: dict[str, Tensor | list[Tensor]]) -> bool:
+        """Whether an operation returned the very tensor that it was given."""
+        names = self.names([given])
+        before = self.values.get(names[0]) if len(names) == 1 else None
+        after = next(iter(found.values()), None)
+        if not isinstance(after, Tensor) or before is None:
+            return False
+        return after.data_ptr() == before.data_ptr() and after.dtype == before.dtype
 
     def _make(
         self, operation: Operation, names: tuple[str, ...], found: dict[str, Tensor | list[Tensor]]
