@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.torchscript.reading import inlined
+from pytest_modelhealth.capture.torchscript.reading import is_inlined
 from pytest_modelhealth.capture.transcript.stand_ins import StandInModel, run_program
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Observation
@@ -28,8 +28,10 @@ class FrozenEngine(Engine):
 
     def supports(self, model: object) -> bool:
         """Whether `model` is a script without calls of layers."""
-        is_script = isinstance(model, torch.jit.ScriptModule)
-        return is_script and model._c._has_method("forward") and inlined(model.graph)
+        if not isinstance(model, torch.jit.ScriptModule):
+            return False
+        script: Any = model
+        return script._c._has_method("forward") and is_inlined(script)
 
     def load(self, model: Any) -> StandInModel:
         """Return stand-ins for the layers of a frozen script."""

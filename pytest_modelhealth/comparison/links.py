@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
@@ -117,10 +118,33 @@ def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator
         if role == "gradients" and len(left) > 1:  # of several outputs, in any order
             left = sorted(left, key=lambda key: a.entries[key].shape)
             right = sorted(right, key=lambda key: b.entries[key].shape)
+        if role == "activations" and len(left) > len(right) and _calls(ours, theirs, a, b):
+            left, right = _of_shapes_on_both_sides(left, right, a, b)
         for one, other in zip(left, right, strict=False):
             yield Link(one, (other,))
     if pair.output_of is None:
         yield from _parameter_gradients(ours, theirs, a, b)
+
+
+def _calls(ours: str, theirs: str, a: Trace, b: Trace) -> bool:
+    """Whether two layers were called equally often."""
+    return a.observation.layers[ours].calls == b.observation.layers[theirs].calls
+
+
+def _of_shapes_on_both_sides(
+    left: list[Key], right: list[Key], a: Trace, b: Trace
+) -> tuple[list[Key], list[Key]]:
+    """Return the outputs of a layer of which the candidate does not show all, as far as it does.
+
+    One that nothing uses may not be computed there. Of several of one shape it is not known which.
+    """
+    ours = Counter(a.entries[key].shape for key in left)
+    theirs = Counter(b.entries[key].shape for key in right)
+    clear = {shape for shape, count in theirs.items() if count == ours[shape]}
+    return (
+        sorted((k for k in left if a.entries[k].shape in clear), key=lambda k: a.entries[k].shape),
+        sorted((k for k in right if b.entries[k].shape in clear), key=lambda k: b.entries[k].shape),
+    )
 
 
 def _calls_fit(ours: str, theirs: str, a: Trace, b: Trace) -> bool:

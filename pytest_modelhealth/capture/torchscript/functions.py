@@ -91,7 +91,7 @@ def function_called(name: str) -> Callable[..., Any]:
     return function if is_layer and function is not None else operator(name)
 
 
-_OF_DIMENSIONS = {
+_OF_DIMENSIONS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
     nn.BatchNorm1d: (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
     nn.InstanceNorm1d: (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 }

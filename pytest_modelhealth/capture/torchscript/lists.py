@@ -93,7 +93,16 @@ class _Finder:
                 inside = [w for w in self._owners(hint, path) if names[0] in w[:-1]]
                 votes.update(whole[: whole.index(names[0])] for whole in inside)
         del votes[None]
-        return votes.most_common(1)[0][0] if votes else None
+        return votes.most_common(1)[0][0] if votes else self._by_lost(sibling, path)
+
+    def _by_lost(self, sibling: _Sibling, path: Path) -> Path | None:
+        """Return the list of a layer next to this one that an optimisation put operations for."""
+        for operation in sibling.operations:
+            for hint in self._beside.get(operation, ()):
+                for owner in self._owners(hint, path):
+                    if _are_neighbours(owner[-1:], sibling.around.name):
+                        return owner[:-1]
+        return None
 
     def _owners(self, operation: Operation, path: Path) -> Iterator[Path]:
         """Yield which layers in the one at `path` the parameters that an operation takes are of."""
@@ -103,6 +112,12 @@ class _Finder:
             is_inside = bool(owner) and owner[: len(path)] == path
             if is_inside and not self._graph.may_be_several(value.name):
                 yield owner[len(path) :]
+
+
+def _are_neighbours(names: Path, other: str) -> bool:
+    """Whether a name is that of the layer before or after another in a list."""
+    numbers = [int(name) for name in (*names, other) if name.isdigit()]
+    return len(numbers) == len(names) + 1 == 2 and abs(numbers[0] - numbers[1]) == 1
 
 
 def _left_out(names: Sequence[str], path: Path) -> Path | None:

@@ -160,20 +160,16 @@ def read(graph: Any, module: Any) -> Graph:
     return found
 
 
-def inlined(graph: Any) -> bool:
-    """Whether a graph holds the code of layers, rather than calls of them."""
-    kinds = {node.kind() for node in graph.nodes()}
-    if "prim::CallMethod" in kinds:
+def is_inlined(script: Any) -> bool:
+    """Whether the forward of a script holds the code of its layers, rather than calls of them."""
+    nodes = list(script.graph.nodes())
+    if any(node.kind() == "prim::CallMethod" for node in nodes):
         return False
-    return any(
-        _around(node.getModuleHierarchy()) or _is_a_frozen_tensor(node) for node in graph.nodes()
-    )
-
-
-def _is_a_frozen_tensor(node: Any) -> bool:
-    if node.kind() not in _CONSTANTS or not _holds(str(node.output().type())):
-        return False
-    return any(use.user.kind() != "prim::Return" for use in node.output().uses())
+    if any(_around(node.getModuleHierarchy()) for node in nodes):
+        return True
+    constants = (node for node in nodes if node.kind() in _CONSTANTS)
+    has_parameters = next(script.parameters(), None) is not None
+    return not has_parameters and any(_holds(str(node.output().type())) for node in constants)
 
 
 def _block(block: Any, found: Graph) -> Block:

@@ -101,7 +101,7 @@ class Shower:
         self._graph = graph
         self._aliases = graph.alias_db()
         self._values = {value.debugName(): value for value in _all_values(graph)}
-        self._written = {
+        self._written: dict[str, bool] = {
             name: self._aliases.has_writers(value) for name, value in self._values.items()
         }
         self._makers = {v.name: one for one in read.body.all_operations() for v in one.outputs}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.jit._fuser import optimized_execution
 
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.torchscript.naming import name_layers
@@ -93,7 +94,7 @@ class InlinedScript(Runtime):
             retelling = Retelling(self._graph, self._naming, self._shower, events)
             for value, argument in zip(self._given, given, strict=True):
                 retelling.take_input(value, argument)
-            with torch.jit.optimized_execution(False):
+            with optimized_execution(False):
                 output = self._function(copy.deepcopy(self._script), *given, clock)
         self._ran = self._told(retelling, tuple(retelling.values))
         return retelling.values, output

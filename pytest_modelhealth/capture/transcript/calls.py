@@ -11,6 +11,9 @@ from typing import Any
 
 from pytest_modelhealth.capture.transcript.program import Node, Program, Scope
 
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Names of functions that return what a layer returns, used or not."""
+
 WHY_MIXED = "the runtime runs its operations mixed with those of other layers"
 
 
@@ -96,7 +99,7 @@ class _Nesting:
         where a runtime computes it in the first of them alone: this is none.
         """
         inside = set(made)
-        used = [name for name in made if name in self._returned or self._outside(name, inside)]
+        used = [name for name in made if self._is_used(name, inside)]
         alike = [
             name
             for name in used
@@ -105,6 +108,12 @@ class _Nesting:
             and not self._takes_parameters(name, inside)
         ]
         return tuple(name for name in used if name not in alike) or tuple(used)
+
+    def _is_used(self, name: str, inside: set[str]) -> bool:
+        """Whether a value is used outside, or came with one that is out of a recurrent layer."""
+        node = self._makers[name]
+        together = node.outputs if node.function.__name__ in _RECURRENT else (name,)
+        return any(one in self._returned or self._outside(one, inside) for one in together)
 
     def _outside(self, name: str, inside: set[str]) -> list[Node]:
         """Return the operations that read a value, but for those of the call that made it."""
