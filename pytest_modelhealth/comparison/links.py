@@ -118,32 +118,33 @@ def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator
         if role == "gradients" and len(left) > 1:  # of several outputs, in any order
             left = sorted(left, key=lambda key: a.entries[key].shape)
             right = sorted(right, key=lambda key: b.entries[key].shape)
-        if role == "activations" and len(left) > len(right) and _calls(ours, theirs, a, b):
-            left, right = _of_shapes_on_both_sides(left, right, a, b)
+        if not b.is_ordered:
+            left, right = _told_apart(left, right, (ours, theirs), a, b)
         for one, other in zip(left, right, strict=False):
             yield Link(one, (other,))
     if pair.output_of is None:
         yield from _parameter_gradients(ours, theirs, a, b)
 
 
-def _calls(ours: str, theirs: str, a: Trace, b: Trace) -> bool:
-    """Whether two layers were called equally often."""
-    return a.observation.layers[ours].calls == b.observation.layers[theirs].calls
-
-
-def _of_shapes_on_both_sides(
-    left: list[Key], right: list[Key], a: Trace, b: Trace
+def _told_apart(
+    left: list[Key], right: list[Key], layers: tuple[str, str], a: Trace, b: Trace
 ) -> tuple[list[Key], list[Key]]:
-    """Return the outputs of a layer of which the candidate does not show all, as far as it does.
+    """Return the tensors of a layer that are known to be the same ones in a run without order.
 
-    One that nothing uses may not be computed there. Of several of one shape it is not known which.
+    They are those of a shape that each call has once. What nothing uses is not computed there, nor
+    is what was computed before, so calls that are not as many are others.
     """
+    calls = a.observation.layers[layers[0]].calls
+    if calls != b.observation.layers[layers[1]].calls:
+        return [], []
     ours = Counter(a.entries[key].shape for key in left)
     theirs = Counter(b.entries[key].shape for key in right)
-    clear = {shape for shape, count in theirs.items() if count == ours[shape]}
+    once = [shape for shape in ours if ours[shape] == theirs[shape] == calls]
+    if len(ours) == len(theirs) == 1 and len(left) == len(right) == calls:
+        return left, right  # in another layout, maybe
     return (
-        sorted((k for k in left if a.entries[k].shape in clear), key=lambda k: a.entries[k].shape),
-        sorted((k for k in right if b.entries[k].shape in clear), key=lambda k: b.entries[k].shape),
+        [key for shape in once for key in left if a.entries[key].shape == shape],
+        [key for shape in once for key in right if b.entries[key].shape == shape],
     )
 
 

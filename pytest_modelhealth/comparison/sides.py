@@ -188,7 +188,10 @@ def run(
         raise InspectionError(
             f"could not keep what the {side.name} computes: {observation.errors[0]}"
         )
-    return Trace(observation, keeper.entries, keeper.output, side.engine.flat_outputs)
+    engine, entries = side.engine, keeper.entries
+    return Trace(
+        observation, entries, keeper.output, engine.flat_outputs, is_ordered=engine.runs_in_torch
+    )
 
 
 def _with_compiled_outputs(

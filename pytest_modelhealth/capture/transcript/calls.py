@@ -85,12 +85,11 @@ class _Nesting:
         made = [name for node in nodes for name in node.outputs]
         known = self._computed.difference(made)
         taken = dict.fromkeys(name for node in nodes for name in node.inputs)
-        return Call(
-            scope=nodes[0].scopes[depth],
-            steps=self.steps(nodes, depth + 1),
-            inputs=tuple(name for name in taken if name in known),
-            outputs=self._outputs(made, nodes[0].scopes[depth]) or nodes[-1].outputs,
-        )
+        inputs = tuple(name for name in taken if name in known)
+        given = self._outputs(made, nodes[0].scopes[depth])
+        if not given and inputs:  # without either it is what was left of a call
+            given = nodes[-1].outputs
+        return Call(nodes[0].scopes[depth], self.steps(nodes, depth + 1), inputs, given)
 
     def _outputs(self, made: list[str], scope: Scope) -> tuple[str, ...]:
         """Return the values that a call gave, of those that it made.
