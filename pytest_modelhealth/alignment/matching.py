@@ -32,12 +32,13 @@ MOST_PARTS = 8
 """A layer is split into no more parts than these."""
 
 
-def align(reference: Layers, candidate: Layers) -> Alignment:
+def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Alignment:
     """Return which layer of `candidate` is which of `reference`.
 
     Args:
         reference: layers by name.
         candidate: likewise.
+        is_blind: whether nothing inside the candidate was seen.
     """
     a, b = _Side(reference), _Side(candidate)
     matcher = _Matcher(a, b)
@@ -47,6 +48,8 @@ def align(reference: Layers, candidate: Layers) -> Alignment:
         matcher.match_leaves()
         matcher.match_idle()
         matcher.match_containers()
+    if is_blind:
+        return Alignment(tuple(_out_of_sight(_pairs(matcher))), (), reference, candidate)
     splits = tuple(_splits(matcher))
     pairs = _with_splits(_with_folds(_pairs(matcher), a, b), splits)
     return Alignment(tuple(pairs), splits, reference, candidate)
@@ -387,6 +390,12 @@ def _pairs(found: _Matcher) -> list[Pair]:
     return pairs
 
 
+def _out_of_sight(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """Yield the pairs of a candidate inside of which nothing is seen: none of it is known."""
+    for pair in pairs:
+        yield pair if pair.aligned else replace(pair, reason=Unseen(is_all=True))
+
+
 def _moved(a: _Side, b: _Side) -> set[str]:
     """Return the leaves that run at another place among the others."""
     ours = [name for name in a.leaves if name in a.taken]
@@ -412,7 +421,7 @@ def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
             continue
         is_gone = norm.candidate is None or b.layers[norm.candidate].is_inert
         if is_gone and a.layers[host_name].has_other_values(b.layers[host.candidate]):
-            fold = Fold(name, host.candidate)
+            fold = Fold((name,), host.candidate)
             pairs[place[host_name]] = replace(host, reason=fold)
             pairs[place[name]] = replace(norm, reason=fold)
     return pairs

@@ -17,6 +17,10 @@ def notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> list[str]:
     notes = [theirs.note] if theirs.note else []
     if theirs.quantised:
         notes.append("a quantised model has no gradients: the forward pass is compared")
+    elif theirs.is_frozen and a.observation.backward and not b.observation.backward:
+        notes.append(
+            "nothing of the candidate is trained (requires_grad=False): the forward pass is compared"
+        )
     for side, trace in ((ours, a), (theirs, b)):
         notes += [f"{side.name}: {note}" for note in trace.observation.notes]
     return notes

@@ -206,7 +206,7 @@ def _take_attribute(node: Any, found: Graph) -> bool:
     path, module = owner
     own, name = node.s("name"), node.output().debugName()
     full = f"{path}.{own}" if path else own
-    value = getattr(module, own)
+    value = module._c.getattr(own)
     if node.output().type().kind() == "ClassType":
         found.modules[name] = (full, value)
     else:

@@ -145,6 +145,9 @@ def _one_or_all(tensors: list[Tensor]) -> Any:
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
+_WHY_UNLISTED = "the runtime gives the outputs of the model alone"
+
+
 def run_program(request: Request, model: StandInModel, notes: list[str]) -> Observation:
     """Run the request's batch and play it back, watched.
 
@@ -159,4 +162,5 @@ def run_program(request: Request, model: StandInModel, notes: list[str]) -> Obse
         )
     own = replace(request, model=model, backward=False)
     watch = partial(observed_playback, playback=model._playback)
-    return run_step(own, model, notes, watch)
+    observation = run_step(own, model, notes, watch)
+    return observation if model.program.nodes else replace(observation, unlisted=_WHY_UNLISTED)
