@@ -13,7 +13,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Observation
 
 _NOTE = "layers are seen in a run of a copy of the script's graph that shows each value"
-_NO_GRADIENTS = "a frozen script has constants in the place of parameters: none has a gradient"
+_NO_GRADIENTS = "a frozen script has constants in the place of parameters, which have no gradients"
 
 
 class FrozenEngine(Engine):
@@ -50,8 +50,8 @@ class FrozenEngine(Engine):
                 f"{_NO_GRADIENTS}; leave backward out, or inspect the module that it was made of"
             )
         runtime = request.model.runtime
-        notes = [_NOTE, *([_NO_GRADIENTS] if runtime.is_frozen else [])]
-        return run_program(request, request.model, [*notes, *_notes_on_names(runtime.nameless)])
+        note = f"{_NOTE}; {_NO_GRADIENTS}" if runtime.is_frozen else _NOTE
+        return run_program(request, request.model, [note, *_notes_on_names(runtime.nameless)])
 
 
 def _notes_on_names(nameless: list[str]) -> list[str]:

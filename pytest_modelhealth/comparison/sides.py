@@ -80,7 +80,7 @@ def reference_side(model: Any) -> Side:
     if side is None or not side.engine.runs_in_torch:
         raise InspectionError(
             f"the reference is a {type(model).__name__}: it must be a model that runs in PyTorch; "
-            "a state_dict, an ONNX model, a compiled package or a frozen script can only be the "
+            "a state_dict, an ONNX model, a frozen script or a compiled package can only be the "
             "candidate"
         )
     return side

@@ -335,7 +335,7 @@ def test_a_backward_pass_is_refused(net: nn.Module, images: Tensor) -> None:
         Inspector(script).run_inspection(images, backward=True)
     report = Inspector(script).run_inspection(images)
     assert report["head"].gradients is None
-    assert any("none has a gradient" in note for note in report.observation.notes)
+    assert any("have no gradients" in note for note in report.observation.notes)
 
 
 def test_a_batch_that_does_not_fit_is_refused(net: nn.Module, images: Tensor) -> None:

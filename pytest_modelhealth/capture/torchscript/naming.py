@@ -51,6 +51,7 @@ class Naming:
         buffers: likewise.
         nameless: the layers whose names are made up, since the graph keeps none.
         opaque: the layers of which nothing can be told, and why.
+        training: the layers that run in training mode.
     """
 
     scopes: dict[Operation, tuple[Scope, ...]] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Naming:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     nameless: list[str] = field(default_factory=list)
     opaque: dict[str, str] = field(default_factory=dict)
+    training: set[str] = field(default_factory=set)
 
 
 def name_layers(graph: Graph) -> Naming:
@@ -81,6 +83,8 @@ def name_layers(graph: Graph) -> Naming:
         _hide_uncertain(operations, numbered, naming)
     for operation in operations:
         _take_parameters(operation, graph, naming)
+        if _is_training(operation, graph) and naming.scopes[operation]:
+            naming.training.add(naming.scopes[operation][-1].path)
     _tell_calls_apart(graph.body, naming)
     return naming
 
@@ -335,6 +339,12 @@ def _layer_of(operation: Operation, graph: Graph) -> ParametricLayer | None:
     if operation.made_up and operation.kind == "aten::add":
         return BIAS
     return parametric_layer(function_of(operation, graph))
+
+
+def _is_training(operation: Operation, graph: Graph) -> bool:
+    """Whether an operation was made in training mode: it takes the statistics of each batch."""
+    is_norm = operation.kind == "aten::batch_norm"
+    return is_norm and graph.plain.get(operation.inputs[5].name) is True
 
 
 def _take_parameters(operation: Operation, graph: Graph, naming: Naming) -> None:

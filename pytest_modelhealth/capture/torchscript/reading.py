@@ -168,8 +168,10 @@ def is_inlined(script: Any) -> bool:
     if any(_around(node.getModuleHierarchy()) for node in nodes):
         return True
     constants = (node for node in nodes if node.kind() in _CONSTANTS)
-    has_parameters = next(script.parameters(), None) is not None
-    return not has_parameters and any(_holds(str(node.output().type())) for node in constants)
+    if not any(_holds(str(node.output().type())) for node in constants):
+        return False
+    has_layers = next(script.children(), None) is not None
+    return has_layers or next(script.parameters(), None) is None
 
 
 def _block(block: Any, found: Graph) -> Block:
@@ -206,7 +208,7 @@ def _take_attribute(node: Any, found: Graph) -> bool:
     path, module = owner
     own, name = node.s("name"), node.output().debugName()
     full = f"{path}.{own}" if path else own
-    value = module._c.getattr(own)
+    value = getattr(module, "_c", module).getattr(own)
     if node.output().type().kind() == "ClassType":
         found.modules[name] = (full, value)
     else:

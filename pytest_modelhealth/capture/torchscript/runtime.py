@@ -79,6 +79,7 @@ class InlinedScript(Runtime):
             parameters=self._naming.parameters,
             buffers=self._naming.buffers,
             opaque=self._naming.opaque,
+            training=frozenset(self._naming.training),
         )
 
     def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:

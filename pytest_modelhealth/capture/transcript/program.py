@@ -59,6 +59,7 @@ class Program:
         parameters: the parameters that can be read, by their fully qualified names.
         buffers: the buffers that can be read, likewise.
         opaque: layers of which nothing can be seen, and why.
+        training: layers that run in training mode.
     """
 
     type_name: str
@@ -68,6 +69,7 @@ class Program:
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     opaque: Mapping[str, str] = field(default_factory=dict)
+    training: frozenset[str] = frozenset()
 
 
 class Runtime(ABC):

@@ -60,6 +60,8 @@ class StandInModel(StandIn):
         self._add_called(self._call)
         for path, reason in {**mixed, **program.opaque}.items():
             self._layer(path)._opaque = reason
+        for path in program.training:
+            self._layer(path).training = True
         self._add_state(program)
 
     def _add_called(self, call: Call) -> None:

@@ -189,7 +189,7 @@ class Results:
         return int(page.integers[(place & (1 << _PLACE_BITS) - 1) + _ZERO_COUNT])
 
     def reach(self, place: int) -> tuple[float, int]:
-        """Return the finite value of the largest magnitude in the tensor whose result is at `place`.
+        """Return the finite value of the largest magnitude of the result at `place`.
 
         Besides, how many of its values are NaN or positive infinity.
         """
