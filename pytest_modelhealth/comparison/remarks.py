@@ -43,7 +43,9 @@ def remarks(search: Search, divergence: Divergence | None) -> Iterator[str]:
     if both_nan:
         layers = list(dict.fromkeys(r.key.layer or a.observation.model_type for r in both_nan))
         yield f"equal, but NaN on both sides: {_listed(layers)}"
-    unused = [name for name, found in search.changed.items() if found.phrases]
+    folded = {pair.reference for pair in search.alignment.pairs if pair.output_of is not None}
+    changed = [name for name, found in search.changed.items() if found.phrases]
+    unused = [name for name in changed if name not in folded]
     if unused and divergence is None:
         phrase = search.changed[unused[0]].phrases[0]
         yield f"parameters differ that this batch does not show: {unused[0]}: {phrase}"

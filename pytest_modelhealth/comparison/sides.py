@@ -80,7 +80,8 @@ def reference_side(model: Any) -> Side:
     if side is None or not side.engine.runs_in_torch:
         raise InspectionError(
             f"the reference is a {type(model).__name__}: it must be a model that runs in PyTorch; "
-            "a state_dict, an ONNX model or a compiled package can only be the candidate"
+            "a state_dict, an ONNX model, a frozen script or a compiled package can only be the "
+            "candidate"
         )
     return side
 
@@ -204,7 +205,10 @@ def run(
         raise InspectionError(
             f"could not keep what the {side.name} computes: {observation.errors[0]}"
         )
-    return Trace(observation, keeper.entries, keeper.output, side.engine.flat_outputs)
+    engine, entries = side.engine, keeper.entries
+    return Trace(
+        observation, entries, keeper.output, engine.flat_outputs, is_ordered=engine.runs_in_torch
+    )
 
 
 def _no_loss(*_: Any) -> Tensor:
