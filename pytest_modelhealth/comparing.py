@@ -15,9 +15,11 @@ from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.first_divergence import Search
-from pytest_modelhealth.comparison.links import link, missing_gradients
+from pytest_modelhealth.comparison.folds import with_folds
+from pytest_modelhealth.comparison.links import is_adapted, link, missing_gradients
 from pytest_modelhealth.comparison.model_changes import Changed, changed_values
 from pytest_modelhealth.comparison.precision import coarser_dtype, machine_epsilons
+from pytest_modelhealth.comparison.quantisation import quantisation
 from pytest_modelhealth.comparison.remarks import (
     notes_on_runs,
     notes_on_settings,
@@ -77,7 +79,7 @@ def compare(
         reference: the model that is right.
         candidate: a model that should compute the same: refactored, compiled, exported, scripted,
             of another dtype, quantised, on another device; a `state_dict`, which is loaded into a
-            copy of the reference; or an ONNX model or file, of which the outputs are compared.
+            copy of the reference; or an ONNX model, session or file.
         inputs: the batch, as for `Inspector.run_inspection`. It is brought to the dtype and device
             of the candidate's parameters.
         target: what `loss` compares the output with.
@@ -107,19 +109,26 @@ def compare(
         with task("running the candidate"):
             b = run(theirs, request, store, placement(theirs, inputs))
         notes = notes_on_runs(ours, theirs, a, b)
-        alignment = align(a.layers, b.layers)
+        is_blind = bool(b.observation.outputs_only)
+        alignment = with_folds(align(a.layers, b.layers, is_blind=is_blind), a, b, store)
+        if is_adapted(alignment, b):
+            notes.append(
+                "the candidate trains layers that were added, the others are frozen for it: "
+                "gradients that only these lack are no difference"
+            )
         lower, epsilons = coarser_dtype(ours, theirs), machine_epsilons(ours, theirs, a, b)
         further = Further(replace(request, model=ours.module), noise_runs, notes)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
         links = link(alignment, a, b, {name for name, found in changed.items() if found.others})
-        results = compare_tensors(links, a, b, store, further, epsilons, lower, factor)
+        modules = ours.modules, theirs.modules
+        rounding = quantisation(alignment, links, a, b, modules) if theirs.quantised else None
+        results = compare_tensors(links, a, b, store, further, epsilons, lower, factor, rounding)
         results += _missing(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
         set_aside = without_effect(results)
         notes += notes_without_effect(set_aside, a)
         aside = set(map(id, set_aside))
         results = [result for result in results if id(result) not in aside]
-        modules = ours.modules, theirs.modules
         search = Search(alignment, a, b, modules, changed, tuple(results))
         return _comparison(search, notes, strict_names, store.on_disk)
 
@@ -217,6 +226,7 @@ def _other_structure(a: Trace, b: Trace, results: Sequence[TensorResult]) -> Div
 def _basis(results: Sequence[TensorResult]) -> str:
     sources = {result.source for result in results}
     for source, phrase in (
+        ("quantised", "the reference rounded as the candidate is"),
         ("perturbed", "runs of the reference perturbed by rounding"),
         ("float64", "the reference's own distance from a float64 run"),
         ("lower precision", "the reference in the candidate's precision"),

@@ -15,7 +15,7 @@ from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.data_sets.batches import require_batches
+from pytest_modelhealth.data_sets.batches import require_batches, require_how_many
 from pytest_modelhealth.data_sets.labels import By
 from pytest_modelhealth.data_sets.running import Limits, Run
 from pytest_modelhealth.errors import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from pytest_modelhealth.capture.costing.further import FurtherRun
+    from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import ModelSummary
     from pytest_modelhealth.statistics import TensorStatistics
 
@@ -301,7 +302,7 @@ class Inspector:
             Exception: whatever the batches, the model, the loss or `by` raise, with a note on the
                 batch.
         """
-        require_batches(batches)
+        require_batches(batches, "run_batches")
         self._begin()
         limits = Limits(training, by, max_batches, max_seconds, progress)
 
@@ -313,6 +314,53 @@ class Inspector:
             self._engine, self._model, self._settings, limits, has_loss, request, self._observe
         )
         return self._reported(run.over(batches), self._settings)
+
+    def removable(
+        self,
+        batches: Iterable[Any],
+        *,
+        loss: Loss | None = None,
+        held_out: Iterable[Any] | None = None,
+        max_batches: int | None = None,
+        progress: bool | None = None,
+    ) -> RemovableUnits:
+        """Find the units that can go: inactive ones, duplicates of others, and those nothing reads.
+
+        Units are the outputs of linear layers and convolutions. They are found on most of the
+        batches and proven on the rest: with them masked, each output must be the same. The model
+        runs in evaluation mode and is left as it was, bit for bit. The report has what the batches
+        showed that units were found on.
+
+        Args:
+            batches: with a `loss`, pairs of inputs and target, as a DataLoader of a labelled data
+                set gives; without one, inputs.
+            loss: ``loss(output, target)``. Units that it does not depend on look unread; without
+                one, those that no output depends on.
+            held_out: batches for the proof; ``None`` takes the last fifth of `batches`, and one at
+                least.
+            max_batches: stop after so many of `batches`.
+            progress: as in `run_batches`.
+
+        Raises:
+            InspectionError: there are too few batches, one has no tensors or is no pair although
+                there is a loss, the model is none whose weights can be masked, or an argument is of
+                a wrong type.
+            Exception: whatever the model or the loss raises, untouched.
+        """
+        from pytest_modelhealth.removal.result import RemovableUnits
+        from pytest_modelhealth.removal.search import Batches, search
+
+        self._require_module("removable masks the weights of a torch.nn.Module")
+        require_batches(batches, "removable")
+        if held_out is not None:
+            require_batches(held_out, "removable")
+        require_how_many(max_batches, progress)
+        self._begin()
+        request = self._request(None, None, loss, None, None)
+        asked = Batches(batches, held_out, max_batches, loss is not None, progress)
+        record, observation, held = search(self._engine, request, self._observe, asked)
+        report = self._reported(observation, self._settings)
+        return RemovableUnits(record, report, self._model, held)
 
     def monitor(
         self,

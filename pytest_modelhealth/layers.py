@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -222,6 +223,46 @@ def has_forward(module: nn.Module | None) -> bool:
     return next(base for base in kind.__mro__ if "forward" in vars(base)) is not nn.Module
 
 
+_QUANTISED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Whether a module of torch computes with quantised numbers, which have no gradient."""
+    return type(module).__module__.startswith(_QUANTISED)
+
+
+def stops_gradients(module: nn.Module) -> bool:
+    """Whether a module rounds what it takes to a grid, and so passes no gradient on."""
+    if is_quantised(module):
+        return True
+    held = (p for p in module._parameters.values() if p is not None)
+    return any(getattr(parameter, "act_quant_kwargs", None) is not None for parameter in held)
+
+
+def own_parameters(module: nn.Module) -> Mapping[str, torch.Tensor | None]:
+    """Return the parameters of a module by their own names, those that torch keeps packed too.
+
+    They are read from the module's own dictionary: a parametrised attribute computes when read.
+    """
+    return module._parameters or (_packed_parameters(module) if is_quantised(module) else {})
+
+
+def _packed_parameters(module: Any) -> dict[str, torch.Tensor | None]:
+    """Return copies of the quantised weights and the biases that torch unpacks."""
+    if hasattr(module, "get_weight"):  # a recurrent layer
+        held = {**module.get_weight(), **module.get_bias()}
+    else:
+        held = {n: getattr(module, n)() for n in ("weight", "bias") if _is_method(module, n)}
+    packed = getattr(module, "_packed_params", None)
+    if getattr(packed, "dtype", None) is torch.float16:  # unpacked as float32
+        held["weight"] = held["weight"].half()
+    return {name: None if one is None else one.detach() for name, one in held.items()}
+
+
+def _is_method(module: nn.Module, name: str) -> bool:
+    return callable(getattr(type(module), name, None))
+
+
 def named_modules(model: nn.Module) -> list[NamedModule]:
     """Return each distinct module once, in registration order, under its canonical name.
 
@@ -243,12 +284,33 @@ def named_modules(model: nn.Module) -> list[NamedModule]:
     return list(found.values())
 
 
+def replays_cuda_graph(module: nn.Module) -> bool:
+    """Whether a module replays a CUDA graph in the mode it is in.
+
+    `torch.cuda.make_graphed_callables` gives it a forward that knows the mode of the capture.
+    """
+    forward = vars(module).get("forward")
+    if type(forward) is not FunctionType or forward.__module__ != "torch.cuda.graphs":
+        return False
+    held = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
+    mode = held.get("graph_training_state")
+    return mode is not None and mode.cell_contents == module.training
+
+
 class _Around(NamedTuple):
-    """The modules that another one lies in, and whether they run it as code of their own."""
+    """The modules that another one lies in, and whether they run it as code of their own.
+
+    Args:
+        modules: the modules.
+        is_scripted: whether one is a script.
+        is_traced: whether one is a graph.
+        is_graphed: whether one replays a CUDA graph.
+    """
 
     modules: tuple[nn.Module, ...] = ()
     is_scripted: bool = False
     is_traced: bool = False
+    is_graphed: bool = False
 
     def within(self, module: nn.Module) -> _Around:
         """Return what is around the modules that `module` holds."""
@@ -256,12 +318,18 @@ class _Around(NamedTuple):
             (*self.modules, module),
             self.is_scripted or isinstance(module, torch.jit.ScriptModule),
             self.is_traced or isinstance(module, torch.fx.GraphModule),
+            self.is_graphed or replays_cuda_graph(module),
         )
 
 
 def _why_opaque(module: nn.Module, around: _Around) -> str:
     if reason := vars(module).get("_opaque"):
         return str(reason)
+    if around.is_graphed:
+        return (
+            "a CUDA graph replays it with the module that torch.cuda.make_graphed_callables was "
+            "given, and no hook fires; inspected before that, it is seen"
+        )
     if around.is_scripted:
         return "TorchScript calls no hooks inside; inspected by itself, the script shows its layers"
     if around.is_traced and not has_forward(module):
@@ -282,7 +350,7 @@ def _find(
         found[module] = NamedModule(path, module, (), _why_opaque(module, around))
     else:
         found[module] = first._replace(aliases=(*first.aliases, path))
-    children = module._modules
+    children = {} if is_quantised(module) else module._modules  # there they hold packed weights
     if not children:
         return
     inside = around.within(module)

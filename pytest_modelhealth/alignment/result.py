@@ -23,21 +23,22 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class Fold:
-    """A batch norm that the layer before it has taken over.
+    """Layers that the one before them has taken over: a batch norm, say, and an activation.
 
     Args:
-        norm: name of the batch norm in the reference.
-        host: name in the candidate of the layer that gives what the norm gave.
+        layers: their names in the reference, in order; the last gave what the host gives.
+        host: name in the candidate of the layer that took them over.
     """
 
-    norm: str
+    layers: tuple[str, ...]
     host: str
     word = "folded"
 
     def note(self, pair: Pair) -> str:
-        """Return what it means for one of the two layers."""
-        is_norm = pair.reference == self.norm
-        return f"is folded into {self.host}" if is_norm else f"has {self.norm} folded into it"
+        """Return what it means for one of the layers."""
+        if pair.reference in self.layers:
+            return f"is folded into {self.host}"
+        return f"has {', '.join(self.layers)} folded into it"
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,18 @@ class Split:
 
 @dataclass(frozen=True)
 class Unseen:
-    """A function that nothing watches inside a candidate of compiled or scripted code."""
+    """A layer that nothing watches inside a candidate of compiled or scripted code.
 
+    Args:
+        is_all: whether nothing inside the candidate is seen, rather than no functional layer.
+    """
+
+    is_all: bool = False
     word = "unseen"
 
     def note(self, pair: Pair) -> str:
-        """Return what it means for the layer."""
-        return "a functional layer, which cannot be seen in the candidate"
+        """Return what it means for the layer; ``""`` where it is so of all layers."""
+        return "" if self.is_all else "a functional layer, which cannot be seen in the candidate"
 
 
 @dataclass(frozen=True)
@@ -126,13 +132,18 @@ class Pair:
     @property
     def output_of(self) -> str | None:
         """The layer of the reference whose outputs the candidate's are, where that is another."""
-        if isinstance(self.reason, Fold) and self.reason.norm != self.reference:
-            return self.reason.norm
+        if isinstance(self.reason, Fold) and self.reference not in self.reason.layers:
+            return self.reason.layers[-1]
         return None
 
     @property
+    def is_out_of_sight(self) -> bool:
+        """Whether it may well be in the candidate, inside of which nothing is seen."""
+        return isinstance(self.reason, Unseen) and self.reason.is_all
+
+    @property
     def is_folded(self) -> bool:
-        """Whether it is a batch norm that another layer has taken over."""
+        """Whether another layer has taken it over."""
         return isinstance(self.reason, Fold) and self.output_of is None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
@@ -11,6 +12,7 @@ from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.step.forward import observed_eagerly
 from pytest_modelhealth.capture.step.run import Watch, run_step
 from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.layers import stops_gradients
 from pytest_modelhealth.report import Observation
 
 
@@ -44,6 +46,9 @@ class EagerEngine(Engine):
             notes.append("the model is lazy: a copy was inspected, the model is not initialised")
             model = _copy_of_lazy(model, state.lazy)
             state = State(model)
+        if request.backward is None and any(map(stops_gradients, state.modules)):
+            notes.append("no gradient flows through quantised layers: the forward pass alone ran")
+            request = replace(request, backward=False)
         return run_step(request, model, notes, watch, state)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.alignment.result import Alignment, Pair, Split
+from pytest_modelhealth.alignment.result import Alignment, Change, Pair, Split
 from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import Status
@@ -88,10 +89,9 @@ def link(alignment: Alignment, a: Trace, b: Trace, given: Set[str]) -> list[Link
         given: layers of the reference whose buffers differ before the step already.
     """
     links = list(_outputs(a, b))
-    folded = {pair.output_of for pair in alignment.pairs if pair.output_of is not None}
     for pair in alignment.pairs:
         if pair.reference is not None and pair.candidate is not None:
-            if pair.reference in folded:
+            if pair.is_folded:
                 continue  # what it gave, the layer that it is folded into gives
             links += _of_pair(pair, pair.reference, pair.candidate, a, b)
             if pair.reference not in given:
@@ -117,10 +117,34 @@ def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator
         if role == "gradients" and len(left) > 1:  # of several outputs, in any order
             left = sorted(left, key=lambda key: a.entries[key].shape)
             right = sorted(right, key=lambda key: b.entries[key].shape)
+        if not b.is_ordered:
+            left, right = _told_apart(left, right, (ours, theirs), a, b)
         for one, other in zip(left, right, strict=False):
             yield Link(one, (other,))
     if pair.output_of is None:
         yield from _parameter_gradients(ours, theirs, a, b)
+
+
+def _told_apart(
+    left: list[Key], right: list[Key], layers: tuple[str, str], a: Trace, b: Trace
+) -> tuple[list[Key], list[Key]]:
+    """Return the tensors of a layer that are known to be the same ones in a run without order.
+
+    They are those of a shape that each call has once. What nothing uses is not computed there, nor
+    is what was computed before, so calls that are not as many are others.
+    """
+    calls = a.observation.layers[layers[0]].calls
+    if calls != b.observation.layers[layers[1]].calls:
+        return [], []
+    ours = Counter(a.entries[key].shape for key in left)
+    theirs = Counter(b.entries[key].shape for key in right)
+    once = [shape for shape in ours if ours[shape] == theirs[shape] == calls]
+    if len(ours) == len(theirs) == 1 and len(left) == len(right) == calls:
+        return left, right  # in another layout, maybe
+    return (
+        [key for shape in once for key in left if a.entries[key].shape == shape],
+        [key for shape in once for key in right if b.entries[key].shape == shape],
+    )
 
 
 def _calls_fit(ours: str, theirs: str, a: Trace, b: Trace) -> bool:
@@ -217,13 +241,27 @@ def _is_other_way(whole: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> b
     return stacked != whole and whole == stacked[::-1]
 
 
+def is_adapted(alignment: Alignment, b: Trace) -> bool:
+    """Whether a candidate trains layers that were added, and most of the others are frozen."""
+    layers = b.observation.layers
+    added = [layers[p.candidate] for p in alignment.of(Change.INSERTED) if p.candidate is not None]
+    if not any(set(layer.parameters) - set(layer.frozen) for layer in added):
+        return False
+    kept = [layers[theirs.name] for _, _, theirs in alignment.aligned]
+    kept = [layer for layer in kept if layer.parameters]
+    frozen = [layer for layer in kept if set(layer.parameters) <= set(layer.frozen)]
+    return 2 * len(frozen) > len(kept)
+
+
 def missing_gradients(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[Key, str]]:
     """Yield what has a gradient in the reference and none in the candidate, and why.
 
-    Where the candidate's layers cannot be seen, nothing is missed.
+    Where the candidate's layers cannot be seen, nothing is missed; nor where what is trained there
+    was added, and the rest frozen for it.
     """
     if not (a.observation.backward and b.observation.backward):
         return
+    adapted = is_adapted(alignment, b)
     lost = (Status.NO_GRAD_PATH, Status.UNUSED_IN_LOSS)
     for pair in alignment.pairs:
         if pair.reference is None or pair.candidate is None or pair.output_of is not None:
@@ -232,7 +270,7 @@ def missing_gradients(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tupl
             a.observation.layers[pair.reference],
             b.observation.layers[pair.candidate],
         )
-        if x.status is Status.OBSERVED and y.status in lost:
+        if x.status is Status.OBSERVED and y.status in lost and not adapted:
             for key in a.of_role[pair.reference, "gradients"][:1]:
                 yield key, y.reason
         names = parameter_names(pair.reference, pair.candidate, a, b)
@@ -240,4 +278,6 @@ def missing_gradients(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tupl
             other = names.get(key.tensor, key.tensor)
             if other in y.parameters and other not in y.parameter_gradients:
                 frozen = other in y.frozen
+                if frozen and adapted:
+                    continue
                 yield key, f"{other} is frozen there" if frozen else "the loss does not reach it"

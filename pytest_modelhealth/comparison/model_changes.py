@@ -12,15 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.alignment.result import Pair
+from pytest_modelhealth.comparison.folded_weights import folded_parameters
 from pytest_modelhealth.comparison.links import parameter_names
+from pytest_modelhealth.comparison.quantisation import fitted
 from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.layers import has_forward, is_quantised, own_parameters
 from pytest_modelhealth.report import MEASURED, LayerRecord
+from pytest_modelhealth.statistics.quantised import is_dequantisable, step
 from pytest_modelhealth.tolerance import epsilon_of
 
 Modules = Mapping[str, nn.Module]
 
 SAME = 10
 """Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
+
+
+HALF = 0.51
+"""Quantised weights are at most half a step from what they were, and rounding makes that more."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,9 @@ def other_settings(
         return
     ours, theirs = modules[0].get(pair.reference), modules[1].get(pair.candidate)
     if ours is not None and theirs is not None:
-        if ours.training != theirs.training:
+        has_mode = has_forward(theirs) and not is_quantised(theirs)
+        has_mode = has_mode and None not in (ours.training, theirs.training)
+        if has_mode and ours.training != theirs.training:
             yield f"it {_mode(theirs)}, the reference {_mode(ours)}"
         yield from _settings_difference(ours, theirs)
     layers = a.observation.layers[pair.reference], b.observation.layers[pair.candidate]
@@ -115,11 +125,12 @@ def changed_values(
     if x is None or y is None:
         return Changed()
     names = parameter_names(pair.reference, pair.candidate, a, b)
-    theirs: dict[str, Tensor | None] = {**y._parameters, **y._buffers}
+    theirs: dict[str, Tensor | None] = {**own_parameters(y), **y._buffers}
+    folded = folded_parameters(pair, modules[0]) or {}
     parameters: dict[str, str] = {}
     others: dict[str, str] = {}
-    for name, own in (*x._parameters.items(), *x._buffers.items()):
-        other = theirs.get(names.get(name, name))
+    for name, held in (*own_parameters(x).items(), *x._buffers.items()):
+        own, other = folded.get(name, held), theirs.get(names.get(name, name))
         if own is None or other is None or own is other:
             continue
         phrase = _values_difference(name, own, other, epsilon)
@@ -133,6 +144,8 @@ def _dense(tensor: Tensor) -> Tensor:
     """Return a tensor's values as they lie in a plain one, which comparisons need."""
     if tensor.is_nested:
         return tensor.values()
+    if tensor.is_quantized or is_dequantisable(tensor):
+        return tensor.dequantize()
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
@@ -140,6 +153,7 @@ def _values_difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float) 
     if ours.is_meta or theirs.is_meta:
         return ""
     with torch.no_grad():
+        distance = step(theirs)
         x, y = (_dense(tensor.detach()).cpu() for tensor in (ours, theirs))
         if x.dtype == y.dtype and torch.equal(x, y):
             return ""
@@ -147,12 +161,14 @@ def _values_difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float) 
             return f"{name} has shape {tuple(y.shape)}, was {tuple(x.shape)}"
         if x.shape != y.shape:
             y = y.T if x.ndim == 2 and x.shape == y.shape[::-1] else y.reshape(x.shape)
-        x, y = (t.dequantize() if t.is_quantized else t for t in (x, y))
         wide = torch.complex128 if x.is_complex() else torch.float64
         rounded, x, y = x.to(y.dtype).to(wide), x.to(wide), y.to(wide)
         slack = max(epsilon, SAME * epsilon_of(ours.dtype))
         least = x.abs().clamp_min(float(x.abs().square().mean().sqrt()))
-        apart = ((x - y).abs() > slack * least) & (rounded != y)
+        allowed = slack * least
+        if distance is not None:
+            allowed = allowed + HALF * fitted(distance, theirs, x)
+        apart = ((x - y).abs() > allowed) & (rounded != y)
         apart |= x.isnan() != y.isnan()
         count = int(apart.sum())
         if not count or (x.ndim == 2 and x.shape[0] == x.shape[1] and torch.equal(x, y.T)):

@@ -7,7 +7,7 @@ import torch
 from pytest_modelhealth.comparison.measures import coarser
 from pytest_modelhealth.comparison.sides import Side
 from pytest_modelhealth.comparison.trace import Trace
-from pytest_modelhealth.tolerance import QUANTISED, TF32, coarsest_epsilon, epsilon_of
+from pytest_modelhealth.tolerance import TF32, coarsest_epsilon, epsilon_of
 
 
 def machine_epsilons(ours: Side, theirs: Side, a: Trace, b: Trace) -> tuple[float, float]:
@@ -48,8 +48,6 @@ def _takes_floats(trace: Trace, layer: str) -> bool:
 def _epsilon(side: Side, seen: float) -> float:
     """Return the machine epsilon of a model's numbers, `seen` in its run, and of its products."""
     found = seen or epsilon_of(torch.float32)
-    if side.quantised:
-        found = max(found, QUANTISED)
     if any(
         p.is_cuda
         for module in side.modules.values()

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -25,10 +26,12 @@ from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.step.conversion import default_dtype
 from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
+from pytest_modelhealth.comparison.quantisation import Quantisation, move
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
 from pytest_modelhealth.progress import task, track
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (
+    QUANTISED,
     TRUSTED,
     converted,
     floor,
@@ -55,7 +58,8 @@ class TensorResult:
         difference: what separates the two; ``None`` where they cannot be compared.
         ratio: the error by the natural noise; infinite where no rounding explains it.
         source: what the noise was measured by: ``"equal"``, ``"floor"``, ``"float64"``,
-            ``"lower precision"``, ``"perturbed"``, or ``"none"`` where there is nothing to measure.
+            ``"lower precision"``, ``"perturbed"``, ``"quantised"``, or ``"none"`` where there is
+            nothing to measure.
         noise: the natural noise, relative to the reference's norm.
         limit: the ratio up to which the two are equivalent.
         problem: what is wrong, where it is no number that is off: a shape, a missing gradient.
@@ -157,6 +161,7 @@ def compare_tensors(
     epsilons: tuple[float, float],
     lower: torch.dtype | None,
     factor: float,
+    rounding: Quantisation | None = None,
 ) -> list[TensorResult]:
     """Return what became of each linked tensor.
 
@@ -169,6 +174,7 @@ def compare_tensors(
         epsilons: machine epsilon of the reference and of the candidate.
         lower: the dtype of the candidate's parameters, if it is less precise than the reference's.
         factor: how many times the noise a difference may be.
+        rounding: the steps of a quantised candidate.
     """
     cases = [_Case(one) for one in links]
     _measure(cases, a, b, store)
@@ -176,12 +182,14 @@ def compare_tensors(
     open_ = [case for case in cases if _is_open(case, factor)]
     if open_:  # the runs are made, so what is near the limit may be told its true noise too
         open_ = [case for case in cases if _is_open(case, factor / 3)]
-    if open_ and epsilons[1] > epsilons[0]:
+    if open_ and rounding is not None:
+        _measure_rounding(open_, a, store, further, epsilons[0], rounding)
+    elif open_ and epsilons[1] > epsilons[0]:
         _measure_lower(open_, a, store, further, lower)
     elif open_:
         _measure_truth(open_, a, b, store, further)
     rest = [case for case in open_ if _is_open(case, factor)]
-    if rest or any(_is_implausible(case, epsilons[0]) for case in open_):
+    if rounding is None and (rest or any(_is_implausible(case, epsilons[0]) for case in open_)):
         doubtful = [case for case in open_ if _is_open(case, factor / 3) or not case.is_trusted()]
         _measure_noise(doubtful, a, store, further, max(epsilons), factor)
     return [_result(case, a, b, factor) for case in cases]
@@ -411,6 +419,52 @@ def _measure_lower(
         )
     if failure:
         further.notes.append(f"the reference does not run in {lower}: {failure}")
+
+
+class _Rounding(_Beside):
+    """Moves each tensor of a copy that the candidate rounds, before it is measured and used."""
+
+    def __init__(
+        self,
+        cases: list[_Case],
+        see: Callable[[_Case, Tensor], None],
+        rounding: Quantisation,
+        seed: int,
+    ) -> None:
+        super().__init__(cases, see)
+        self._rounding = rounding
+        self._seed = seed
+
+    def take(self, key: Key, value: Tensor) -> None:
+        """Move a tensor in place, then measure it."""
+        move(value, self._rounding.step_of(key, value), crc32(repr((self._seed, *key)).encode()))
+        super().take(key, value)
+
+
+def _measure_rounding(
+    cases: list[_Case],
+    a: Trace,
+    store: TensorStore,
+    further: Further,
+    epsilon: float,
+    rounding: Quantisation,
+) -> None:
+    """Measure the noise of a quantised candidate by runs that are rounded as it is."""
+
+    def see(case: _Case, value: Tensor) -> None:
+        expected = store[a.entries[case.link.reference].slot]
+        if value.shape == expected.shape:
+            seen = gap(expected, value)
+            case.noise = max(case.noise[0], seen[0]), max(case.noise[1], seen[1])
+            case.source = "quantised"
+
+    for seed in track(range(further.runs), "running the reference rounded"):
+        made = partial(rounding.rounded, epsilon=epsilon, seed=seed)
+        failure = further.run(made, _Rounding(cases, see, rounding, seed))
+        if failure:
+            further.notes.append(f"the noise of quantisation could not be measured: {failure}")
+            _set_floors(cases, a, QUANTISED)
+            return
 
 
 def _measure_noise(

@@ -22,8 +22,10 @@ from pytest_modelhealth.capture.step.conversion import converted_batch
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.comparison.trace import Keeper, Trace
 from pytest_modelhealth.errors import InspectionError, suggest
-from pytest_modelhealth.layers import named_modules
+from pytest_modelhealth.layers import is_quantised as is_quantised_module
+from pytest_modelhealth.layers import named_modules, own_parameters
 from pytest_modelhealth.report import Observation
+from pytest_modelhealth.statistics.quantised import is_quantised
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,18 @@ class Side:
 
     @property
     def quantised(self) -> bool:
-        """Whether layers of it compute with quantised numbers, through which no gradient flows."""
-        return any(".quantized" in type(module).__module__ for module in self.modules.values())
+        """Whether layers of it compute with quantised numbers, or keep quantised weights."""
+        return any(
+            is_quantised_module(module)
+            or any(p is not None and is_quantised(p) for p in own_parameters(module).values())
+            for module in self.modules.values()
+        )
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it has parameters, and none of them is trained."""
+        parameters = list(self.module.parameters())
+        return bool(parameters) and not any(p.requires_grad for p in parameters)
 
 
 def reference_side(model: Any) -> Side:
@@ -68,7 +80,8 @@ def reference_side(model: Any) -> Side:
     if side is None or not side.engine.runs_in_torch:
         raise InspectionError(
             f"the reference is a {type(model).__name__}: it must be a model that runs in PyTorch; "
-            "a state_dict or an ONNX file can only be the candidate"
+            "a state_dict, an ONNX model, a frozen script or a compiled package can only be the "
+            "candidate"
         )
     return side
 
@@ -175,12 +188,16 @@ def run(
         batch = converted_batch(request.inputs, *like)
         target = converted_batch(request.target, None, like[1]) if like[1] else request.target
         own = replace(request, model=side.model, inputs=batch, target=target, visitor=keeper)
-        if side.quantised:
+        if side.quantised or (side.is_frozen and request.backward is None):
             own = replace(own, backward=False)
+        if side.engine.flat_outputs:  # which the loss was not written for
+            own = replace(own, loss=_no_loss)
         with hinted(own):
             observation = side.engine.run(own)
         if side.engine.compiled:
             observation = _with_compiled_outputs(side, own, keeper, observation)
+        if side.engine.flat_outputs:
+            observation = replace(observation, loss=None)
     except Exception as error:
         error.add_note(f"raised while the {side.name} of compare(reference, candidate, ...) ran")
         raise
@@ -188,7 +205,14 @@ def run(
         raise InspectionError(
             f"could not keep what the {side.name} computes: {observation.errors[0]}"
         )
-    return Trace(observation, keeper.entries, keeper.output, side.engine.flat_outputs)
+    engine, entries = side.engine, keeper.entries
+    return Trace(
+        observation, entries, keeper.output, engine.flat_outputs, is_ordered=engine.runs_in_torch
+    )
+
+
+def _no_loss(*_: Any) -> Tensor:
+    return torch.zeros(())
 
 
 def _with_compiled_outputs(

@@ -23,6 +23,7 @@ from pytest_modelhealth.capture.observing.tensors import (
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
 from pytest_modelhealth.statistics.dense import dense_values
+from pytest_modelhealth.statistics.quantised import step
 
 
 class Key(NamedTuple):
@@ -42,12 +43,14 @@ class KeptTensor(NamedTuple):
         moment: its place in the order in which the tensors of the run appeared.
         shape: its shape, complex and sparse ones as real and dense.
         dtype: its dtype, likewise.
+        step: the distance between neighbouring values, where it is quantised; else 0.
     """
 
     slot: int
     moment: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    step: float = 0.0
 
 
 @dataclass
@@ -59,12 +62,14 @@ class Trace:
         entries: the tensors, by their names.
         output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
         is_flat: whether the tensors of the output stand in a row, however the model nested them.
+        is_ordered: whether tensors of a call come in the order of its arguments and outputs.
     """
 
     observation: Observation
     entries: dict[Key, KeptTensor]
     output: str
     is_flat: bool = False
+    is_ordered: bool = True
 
     @cached_property
     def layers(self) -> dict[str, Alignable]:
@@ -159,7 +164,9 @@ class Keeper(Watcher):
         if known is None:
             values = dense_values(value).values
             slot = self.store.put(values)
-            known = KeptTensor(slot, 0, tuple(values.shape), values.dtype)
+            distance = step(value)
+            largest = 0.0 if distance is None else float(distance.max())
+            known = KeptTensor(slot, 0, tuple(values.shape), values.dtype, largest)
             if version(value) is not None:  # a write would not show
                 self._slots.put(value, known)
         self.entries[key] = known._replace(moment=len(self.entries))

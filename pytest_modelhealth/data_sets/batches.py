@@ -18,7 +18,7 @@ from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import Part
 
 
-def require_batches(batches: object) -> None:
+def require_batches(batches: object, method: str) -> None:
     """Do nothing if these may be batches; warn of rows of a tensor.
 
     Raises:
@@ -37,11 +37,23 @@ def require_batches(batches: object) -> None:
     if isinstance(batches, Tensor):
         shape = "x".join(map(str, batches.shape))
         warnings.warn(
-            f"run_batches takes each row of the tensor {shape} for a batch; run_inspection takes "
-            "the tensor as one batch, and run_batches(x.unbind()) says that rows are meant",
+            f"{method} takes each row of the tensor {shape} for a batch; run_inspection takes the "
+            f"tensor as one batch, and {method}(x.unbind()) says that rows are meant",
             ModelHealthWarning,
             stacklevel=3,
         )
+
+
+def require_how_many(max_batches: object, progress: object) -> None:
+    """Do nothing if these say how many batches to take, and whether to show how far a run is.
+
+    Raises:
+        InspectionError: one is of a wrong type.
+    """
+    if not (max_batches is None or (type(max_batches) is int and max_batches >= 0)):
+        raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
+    if not isinstance(progress, bool | None):
+        raise InspectionError(f"progress must be True, False or None, not {progress!r}")
 
 
 def _described(batches: object) -> str:

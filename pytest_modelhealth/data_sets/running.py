@@ -14,7 +14,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.checks.dead_units import can_die, silent_units
 from pytest_modelhealth.checks.facts import called
-from pytest_modelhealth.data_sets.batches import Batches, pair
+from pytest_modelhealth.data_sets.batches import Batches, pair, require_how_many
 from pytest_modelhealth.data_sets.by_class import Classes
 from pytest_modelhealth.data_sets.extremes import Extremes
 from pytest_modelhealth.data_sets.labels import By, read_labels, require_by
@@ -45,17 +45,14 @@ class Limits:
     progress: bool | None
 
     def __post_init__(self) -> None:
-        most, seconds = self.max_batches, self.max_seconds
-        if not (most is None or (type(most) is int and most >= 0)):
-            raise InspectionError(f"max_batches must be a whole number, not {most!r}")
+        require_how_many(self.max_batches, self.progress)
+        seconds = self.max_seconds
         if not (seconds is None or (type(seconds) in (int, float) and 0 <= seconds < math.inf)):
             raise InspectionError(
                 f"max_seconds must be a number of seconds from 0 on, or None, not {seconds!r}"
             )
-        for name in ("progress", "training"):
-            given = getattr(self, name)
-            if not isinstance(given, bool | None):
-                raise InspectionError(f"{name} must be True, False or None, not {given!r}")
+        if not isinstance(self.training, bool | None):
+            raise InspectionError(f"training must be True, False or None, not {self.training!r}")
         require_by(self.by)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.rendering.places import called_at, defined_at
+from pytest_modelhealth.rendering.places import called_at, class_place, defined_at
 from pytest_modelhealth.rendering.summary import STATISTICS
 from pytest_modelhealth.report import ROLES, ByClass, HealthReport, LayerRecord, LossCall, Violation
 from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
@@ -70,12 +70,12 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         ],
         "unused_waivers": [asdict(waiver) for waiver in judgement.unused_waivers],
         "settings": dict(report.settings),
-        "layers": [_layer(record) for record in report],
+        "layers": [_layer(record, called_at(report, record.name)) for record in report],
     }
     return {key: plain(value) for key, value in data.items()}
 
 
-def _layer(record: LayerRecord) -> dict[str, Any]:
+def _layer(record: LayerRecord, source: str) -> dict[str, Any]:
     data: dict[str, Any] = {
         "name": record.name,
         "type_name": record.type_name,
@@ -88,7 +88,8 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
         "calls": record.calls,
         "aliases": list(record.aliases),
         "frozen": sorted(record.frozen),
-        "source": record.source,
+        "source": source,
+        "defined_at": class_place(record),
         "options": dict(record.options),
         "unreached": sorted(record.unreached),
         "read_in_vain": sorted(record.read_in_vain),

@@ -15,6 +15,7 @@ from pytest_modelhealth.report.data_sets import ByClass, Extremes, Part, larger_
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.removable import Removable
 from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.report.stepping import Stepped
 
@@ -102,7 +103,7 @@ class LayerRecord:
             there was a NaN or positive infinity (a mask is made of negative ones); of the first
             batch that had one.
         watched: the roles that were to be observed.
-        source: ``path:line`` of the code that calls it, where a traced graph knows it, else ``""``.
+        source: ``path:line`` of the user's code that first calls it, ``""`` where it is not known.
         options: how the module or the call is set up, where a check reads it: ``dim`` of a softmax,
             ``training`` of a module, ``num_embeddings`` and ``padding_idx`` of an embedding.
         equal_samples: whether its activations were the same for every sample of the batch; ``None``
@@ -481,6 +482,9 @@ class Observation:
             was not asked for.
         replayed: how it compares with the inspection that was saved; ``None`` where it is no
             replay.
+        unlisted: why nothing inside the model could be seen, not even which layers it has; ``""``
+            where that could be.
+        removable: the units that can go; ``None`` where nobody asked for them.
         part: that a run over batches ended before the last one; ``None`` where all were run.
         by_class: statistics by class; ``None`` where that was not asked for, and of merged runs.
     """
@@ -507,13 +511,30 @@ class Observation:
     sample_deviation: float | None = None
     costs: Costs | None = None
     replayed: Replayed | None = None
+    unlisted: str = ""
+    removable: Removable | None = None
     part: Part | None = None
     by_class: ByClass | None = None
+
+    @property
+    def outputs_only(self) -> str:
+        """Why its inputs and outputs alone were seen, nothing inside; ``""`` where more was."""
+        inner = [record for record in self.layers.values() if record.name]
+        if self.unlisted or any(record.status is not Status.OPAQUE for record in inner):
+            return self.unlisted
+        return inner[0].reason if inner else ""
 
     @property
     def is_of_own_step(self) -> bool:
         """Whether steps of the user's own training were seen, not a run of ours."""
         return self.flow is None and not (self.stepped is None and self.course is None)
+
+    def called_at(self, layer: str) -> str:
+        """Return ``path:line`` of the user's code that first called a layer; ``""`` if unknown."""
+        record = self.layers.get(layer)
+        if record is not None and record.source:
+            return record.source
+        return self.flow.line(layer) if self.flow is not None and layer in self.flow else ""
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.
@@ -552,6 +573,8 @@ class Observation:
             ),
             costs=self.costs,
             replayed=self.replayed,
+            unlisted=self.unlisted,
+            removable=self.removable,
         )
 
 

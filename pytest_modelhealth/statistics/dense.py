@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pytest_modelhealth.statistics.quantised import is_dequantisable
+
 KERNEL_DTYPES = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32}
     | {torch.int16, torch.int8, torch.uint8, torch.bool}
@@ -76,7 +78,7 @@ def dense_values(tensor: Tensor) -> DenseValues:
         raise UnsupportedTensorError(reason)
     try:
         return _dense_values(tensor)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, NotImplementedError) as error:
         cause = str(error).partition("\n")[0]
         raise UnsupportedTensorError(
             f"torch cannot read {tensor.dtype} values in layout {tensor.layout}: {cause}"
@@ -96,7 +98,7 @@ def _why_unreadable(tensor: Any) -> str:
     if _is_distributed(tensor):
         partial = any(placement.is_partial() for placement in tensor.placements)
         return "a DTensor's partial sums are no values until they are reduced" if partial else ""
-    if tensor.is_nested:
+    if tensor.is_nested or is_dequantisable(tensor):
         return ""
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return f"{type(tensor).__name__} is a tensor subclass that keeps its values to itself"
@@ -127,8 +129,8 @@ def _dense_values(tensor: Any) -> DenseValues:
         return _sparse_values(tensor)
     if tensor.is_mkldnn:
         tensor = tensor.to_dense()
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
+    if tensor.is_quantized or is_dequantisable(tensor):
+        tensor = tensor.detach().dequantize()
     return DenseValues(_real(tensor), shape)
 
 

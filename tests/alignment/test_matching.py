@@ -219,7 +219,7 @@ def test_a_batch_norm_folded_into_a_convolution_is_said():
     alignment = align(seen(reference, batch), seen(candidate, batch))
     assert alignment.by_reference["conv"].output_of == "bn"
     assert alignment.by_reference["bn"].change is Change.REMOVED
-    assert alignment.by_reference["bn"].reason == Fold("bn", "conv")
+    assert alignment.by_reference["bn"].reason == Fold(("bn",), "conv")
     assert alignment.by_reference["bn"].note == "is folded into conv"
     assert alignment.to_candidate["act"] == "act"
 

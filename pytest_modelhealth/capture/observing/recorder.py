@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ from pytest_modelhealth.layers import (
     activation_of,
     calls_no_functional_layer,
     original_class,
+    own_parameters,
+    replays_cuda_graph,
     type_name,
 )
 from pytest_modelhealth.report import Option
@@ -39,6 +41,14 @@ from pytest_modelhealth.statistics import (
     TensorStatistics,
     UnsupportedTensorError,
 )
+
+
+class FunctionalCall(NamedTuple):
+    """Names a functional layer before it runs: its caller's name, its function, and which call."""
+
+    caller: str
+    function: str
+    number: int
 
 
 class Recorder:
@@ -90,9 +100,10 @@ class Recorder:
         self._compare_outputs = compare_outputs
         self._deviations: list[Deviation] = []
         self._loss: Entry | float | None = None
+        self._lines: dict[FunctionalCall, str] = {}
         self._events = 0
         for name, module, aliases, opaque in modules:
-            held = module._parameters.items()
+            held = own_parameters(module).items()
             layer = Layer(
                 name=name,
                 type_name=type_name(module),
@@ -102,6 +113,7 @@ class Recorder:
                 aliases=aliases,
                 activation=activation_of(module),
                 is_torchs_own=calls_no_functional_layer(module),
+                replays=replays_cuda_graph(module),
                 opaque=opaque,
                 frozen=frozenset([n for n, p in held if p is not None and not p.requires_grad]),
             )
@@ -122,6 +134,11 @@ class Recorder:
         self.reader.forget()
         self.reader.ledger.turn_over()
 
+    def note(self, text: str) -> None:
+        """Take down what a reader should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     # What a layer is.
 
     def functional_layer(
@@ -135,6 +152,7 @@ class Recorder:
             if layer is None:
                 layer = Layer(name, function, self._selection.roles(name, None), functional=True)
                 layer.activation = None if function == ATTENTION else function
+                layer.source = self._lines.get(FunctionalCall(caller.name, function, index), "")
                 self.layers[name] = layer
             if layer.module is None:
                 layer.options = options
@@ -151,10 +169,13 @@ class Recorder:
         """Note why a layer cannot be observed, if it cannot."""
         layer.opaque = why
 
-    def note_sources(self, lines: Iterable[tuple[Layer, str]]) -> None:
-        """Take down which line of the user's code each layer came from: the first that is given."""
-        for layer, line in lines:
-            layer.source = layer.source or line
+    def note_source(self, layer: Layer, line: str) -> None:
+        """Take down which line of the user's code calls a layer: the first that is given."""
+        layer.source = layer.source or line
+
+    def note_source_of_function(self, call: FunctionalCall, line: str) -> None:
+        """Take down which line of the user's code makes a functional call."""
+        self._lines.setdefault(call, line)
 
     def note_options(self) -> None:
         """Take down how every module is set up."""
@@ -364,13 +385,11 @@ class Recorder:
     # What a model holds, and its loss.
 
     def held(self, kind: Literal["_parameters", "_buffers"]) -> list[Held]:
-        """Return each parameter or buffer once, at the first layer that owns it.
-
-        They are read from the module's own dictionary: a parametrised attribute computes when read.
-        """
+        """Return each parameter or buffer once, at the first layer that owns it."""
         found: dict[int, Held] = {}
         for module, layer in self.by_module.items():
-            for name, tensor in getattr(module, kind).items():
+            own = module._buffers if kind == "_buffers" else own_parameters(module)
+            for name, tensor in own.items():
                 if tensor is not None and id(tensor) not in found:
                     found[id(tensor)] = (layer, name, tensor)
         return list(found.values())

@@ -16,7 +16,7 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.scaling import LossScale
-from pytest_modelhealth.capture.observing.source_lines import source_lines
+from pytest_modelhealth.capture.observing.source_lines import note_source_lines
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.apart import Inspection
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
@@ -113,7 +113,7 @@ def prepare(request: Request, model: nn.Module, notes: list[str], state: State) 
         request.visitor,
         request.collectors,
     )
-    recorder.note_sources(source_lines(recorder))
+    note_source_lines(recorder)
     parameters = recorder.held("_parameters")
     held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, recorder.held("_buffers")))
     recorder.flow.name_sources(_sources(arguments, request.target, held, state))

@@ -1,0 +1,225 @@
+"""Graphs that PT2E quantisation makes: run node by node, their layers by the metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import takewhile
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.observing.source_lines import source_line
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.transcript.playing import operator
+from pytest_modelhealth.capture.transcript.program import Node, Program, Runtime, Scope
+from pytest_modelhealth.capture.transcript.stand_ins import StandInModel, run_program
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.statistics.dense import unseen
+
+_NAMESPACE = "quantized_decomposed"
+_QUANTISED = {torch.int8: torch.qint8, torch.uint8: torch.quint8}
+_NOTE = (
+    "a PT2E graph, run node by node: a tensor that it quantises is shown with its scale and zero "
+    "point; no gradient flows through it"
+)
+
+
+class Pt2eEngine(Engine):
+    """What `convert_pt2e` returns: one flat graph of an exported program that quantises."""
+
+    precedence = 2
+    runs_in_torch: ClassVar[bool] = False
+    why_not_measured: ClassVar[str] = (
+        "the costs of a PT2E graph are not measured: as it stands it only emulates the kernels "
+        "that a backend makes of it"
+    )
+
+    def supports(self, model: object) -> bool:
+        """Whether `model` is a graph with operations of PT2E quantisation."""
+        graph = vars(model).get("_graph") if isinstance(model, fx.GraphModule) else None
+        return graph is not None and any(map(_is_quantising, graph.nodes))
+
+    def load(self, model: Any) -> StandInModel:
+        """Return stand-ins for the layers of a graph."""
+        return StandInModel(GraphRuntime(model))
+
+    def run(self, request: Request) -> Observation:
+        """Run the batch node by node, and play it back."""
+        return run_program(request, request.model, [_NOTE])
+
+
+def _is_quantising(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "namespace", "") == _NAMESPACE
+
+
+class GraphRuntime(Runtime):
+    """Runs a graph of an exported program, and keeps what every node gives.
+
+    Args:
+        module: the graph and what it holds.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._nodes = list(module.graph.nodes)
+        self._constant = _constants(self._nodes)
+
+    @cached_property
+    def program(self) -> Program:
+        """What it runs."""
+        flowing = [node for node in self._nodes if node not in self._constant]
+        scopes = _scopes(flowing)
+        parameters, buffers = self._state(flowing, scopes)
+        return Program(
+            type_name=_root(self._nodes),
+            nodes=tuple(
+                Node(
+                    scopes=scopes[node],
+                    function=node.target if callable(node.target) else operator(str(node.target)),
+                    inputs=tuple(n.name for n in node.all_input_nodes if n not in self._constant),
+                    outputs=(node.name,),
+                    source=source_line(node.meta.get("stack_trace")),
+                )
+                for node in flowing
+                if node.op == "call_function"
+            ),
+            inputs=tuple(node.name for node in flowing if node.op == "placeholder"),
+            outputs=tuple(
+                n.name for node in flowing if node.op == "output" for n in node.all_input_nodes
+            ),
+            parameters=parameters,
+            buffers=buffers,
+        )
+
+    def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:
+        """Run a batch; a tensor that comes out of rounding is shown as a quantised one."""
+        watched = _Watched(self._module)
+        with unseen():  # the nodes are shown when they are played back
+            output = watched.run(*inputs.args, *inputs.kwargs.values())
+        return watched.values, output
+
+    def _state(
+        self, nodes: list[fx.Node], scopes: Mapping[fx.Node, tuple[Scope, ...]]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the parameters and buffers of layers: what their operations take that is given.
+
+        A parameter that was quantised has lost its name: it takes that of the operation's argument.
+        """
+        watched = _Watched(self._module)
+        found: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+        for node in nodes:
+            path = scopes[node][-1].path if scopes.get(node) else ""
+            for argument, given in _arguments(node):
+                if given not in self._constant:
+                    continue
+                with unseen():
+                    watched.evaluate(given)
+                own = str(given.target).removeprefix(f"{path}." if path else "")
+                name = own if given.op == "get_attr" and "." not in own else argument
+                if path and given.name in watched.values:
+                    is_buffer = name.startswith("running_")
+                    found[is_buffer].setdefault(f"{path}.{name}", watched.values[given.name])
+        return found
+
+
+class _Watched(fx.Interpreter):
+    """Runs a graph and keeps a copy of each tensor by the name of its node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[str, Tensor] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node, and keep what it gives."""
+        result = super().run_node(n)
+        if isinstance(result, Tensor):
+            quantised = self._quantised(n) if _is_quantising(n) else None
+            self.values[n.name] = result.detach().clone() if quantised is None else quantised
+        return result
+
+    def evaluate(self, node: fx.Node) -> None:
+        """Run a node that no batch has a part in, after those that it needs."""
+        for given in node.all_input_nodes:
+            if given not in self.env:
+                self.evaluate(given)
+        if node not in self.env:
+            self.env[node] = self.run_node(node)
+
+    def _quantised(self, node: fx.Node) -> Tensor | None:
+        """Return what a node brought back from whole numbers as a quantised tensor of torch."""
+        if not node.target.__name__.startswith(("dequantize_per_tensor", "dequantize_per_channel")):
+            return None
+        args, _ = self.fetch_args_kwargs_from_env(node)
+        whole, scale, zero_point = args[:3]
+        if whole.dtype not in _QUANTISED:
+            return None
+        if node.target.__name__.startswith("dequantize_per_tensor"):
+            made = torch._make_per_tensor_quantized_tensor(whole, float(scale), int(zero_point))
+        else:
+            points = scale.double(), zero_point.long()
+            made = torch._make_per_channel_quantized_tensor(whole, *points, args[3])
+        return made
+
+
+def _constants(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that no batch has a part in."""
+    found: set[fx.Node] = set()
+    for node in nodes:
+        is_given = node.op == "call_function" and all(n in found for n in node.all_input_nodes)
+        if node.op == "get_attr" or (is_given and node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _arguments(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
+    """Yield the nodes that an operation is called with, by the names of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or _is_quantising(node):
+        return
+    for argument, value in zip(schema.arguments, node.args, strict=False):
+        if isinstance(value, fx.Node):
+            yield argument.name, value
+
+
+def _scopes(nodes: list[fx.Node]) -> dict[fx.Node, tuple[Scope, ...]]:
+    """Return the layers around each node, outermost first.
+
+    What quantisation put in lies in the innermost layer around what it stands between.
+    """
+    found: dict[fx.Node, tuple[Scope, ...]] = {}
+    for node in nodes:
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        if stack:
+            found[node] = tuple(Scope(path, _class_name(kind)) for path, kind in stack if path)
+    before, after = dict(found), dict(found)
+    for node in nodes:
+        before.setdefault(node, _common(before, node.all_input_nodes))
+    for node in reversed(nodes):
+        after.setdefault(node, _common(after, node.users))
+    for node in nodes:
+        if node not in found:
+            found[node] = _shared([before[node], after[node]])
+    return found
+
+
+def _common(known: Mapping[fx.Node, tuple[Scope, ...]], nodes: Any) -> tuple[Scope, ...]:
+    return _shared([known[node] for node in nodes if node in known])
+
+
+def _shared(scopes: list[tuple[Scope, ...]]) -> tuple[Scope, ...]:
+    levels = zip(*scopes, strict=False)
+    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+
+
+def _class_name(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+
+
+def _root(nodes: list[fx.Node]) -> str:
+    """Return the class of the model."""
+    stacks = ((node.meta.get("nn_module_stack") or {}).values() for node in nodes)
+    found = (_class_name(kind) for stack in stacks for path, kind in stack if not path)
+    return next(found, "torch.fx.GraphModule")

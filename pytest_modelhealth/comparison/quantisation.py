@@ -1,0 +1,136 @@
+"""What quantisation does to the numbers of a model, measured by the steps that a candidate has.
+
+Copies of the reference are moved by up to half a step wherever the candidate has rounded: weights
+that it keeps quantised, tensors that were quantised when it ran, and what layers with quantised
+weights take, as these may round it inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.alignment.result import Alignment
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.step.conversion import copied
+from pytest_modelhealth.comparison.folded_weights import scale_of_folding
+from pytest_modelhealth.comparison.links import Link, parameter_names
+from pytest_modelhealth.comparison.trace import Key, Trace
+from pytest_modelhealth.layers import named_modules, own_parameters
+from pytest_modelhealth.statistics.quantised import step
+from pytest_modelhealth.tolerance import perturbed_batch
+
+INSIDE = 2.0**-7
+"""The step in which a layer may round what it takes, by the range of that: seven bits, which torch
+uses on some processors for the eight that it says."""
+
+Modules = Mapping[str, nn.Module]
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """The steps of a candidate, as tensors of the reference have them.
+
+    Args:
+        weights: those of parameters, by the names of the layer and of the parameter.
+        values: those of what flows.
+        rounding: what goes into layers that may round it inside.
+    """
+
+    weights: Mapping[tuple[str, str], Tensor]
+    values: Mapping[Key, float]
+    rounding: frozenset[Key]
+
+    def rounded(self, request: Request, epsilon: float, seed: int) -> Request:
+        """Return a request for a copy with the weights moved by up to half a step.
+
+        Raises:
+            InspectionError: the model cannot be copied.
+        """
+        module = copied(find_engine(request.model).module(request.model))
+        generator = torch.Generator().manual_seed(seed)
+        modules = {named.name: named.module for named in named_modules(module)}
+        for (layer, name), distance in self.weights.items():
+            weight = modules[layer]._parameters[name]
+            assert weight is not None
+            weight.data += _noise(distance, weight, generator)
+        inputs = perturbed_batch(request.inputs, epsilon, seed)
+        return replace(request, model=module, inputs=inputs, backward=False)
+
+    def step_of(self, key: Key, value: Tensor) -> float:
+        """Return the step in which the candidate rounds a tensor of the reference; 0 for none."""
+        if key in self.rounding and value.numel():
+            return INSIDE * float(value.max().clamp_min(0) - value.min().clamp_max(0))
+        return self.values.get(key, 0.0)
+
+
+def move(value: Tensor, distance: float, seed: int) -> None:
+    """Move each element of a tensor of a copy by up to half a step, in place."""
+    if distance and value.is_floating_point() and 0 not in value.stride():
+        generator = torch.Generator().manual_seed(seed)
+        value += _noise(torch.tensor(distance), value, generator)
+
+
+def _noise(distance: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
+    u = torch.rand(like.shape, generator=generator, dtype=torch.float64) - 0.5
+    return (u * distance.cpu()).to(like)
+
+
+def quantisation(
+    alignment: Alignment,
+    links: Iterable[Link],
+    a: Trace,
+    b: Trace,
+    modules: tuple[Modules, Modules],
+) -> Quantisation:
+    """Return what is known of the steps of a candidate."""
+    weights: dict[tuple[str, str], Tensor] = {}
+    for pair in alignment.pairs:
+        ours, theirs = pair.reference, pair.candidate
+        if ours not in modules[0] or theirs not in modules[1]:
+            continue
+        folded = scale_of_folding(pair, modules[0])
+        held = own_parameters(modules[1][theirs])
+        for name, other in parameter_names(ours, theirs, a, b).items():
+            own, found = modules[0][ours]._parameters.get(name), held.get(other)
+            distance = None if found is None else step(found)
+            if own is not None and found is not None and distance is not None:
+                distance = fitted(distance, found, own)
+                if folded is not None:
+                    distance = distance / _rows(folded, own)
+                weights[ours, name] = distance
+    values: dict[Key, float] = {}
+    rounding = set()
+    seen = set()
+    layers = {layer for layer, _ in weights}
+    for link in links:
+        key, entry = link.reference, b.entries[link.candidate[0]]
+        if key.role not in ("inputs", "activations") or a.entries[key].slot in seen:
+            continue
+        if entry.step:
+            values[key] = entry.step
+        elif key.role == "inputs" and key.layer in layers and entry.dtype.is_floating_point:
+            rounding.add(key)
+        else:
+            continue
+        seen.add(a.entries[key].slot)
+    return Quantisation(weights, values, frozenset(rounding))
+
+
+def fitted(distance: Tensor, found: Tensor, own: Tensor) -> Tensor:
+    """Return the steps of a weight in the shape of the reference's."""
+    if found.shape == own.shape:
+        return distance
+    if found.ndim == own.ndim == 2 and found.shape == own.shape[::-1]:
+        return distance.expand(found.shape).T
+    if found.numel() == own.numel():
+        return distance.expand(found.shape).reshape(own.shape)
+    return distance.max()
+
+
+def _rows(scale: Tensor, like: Tensor) -> Tensor:
+    """Return numbers of the output channels so that they can be broadcast to a weight."""
+    return scale.abs().clamp_min(1e-12).reshape(-1, *[1] * (like.ndim - 1))

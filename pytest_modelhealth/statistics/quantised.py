@@ -1,0 +1,68 @@
+"""Quantised tensors, of torch and of libraries: which they are, their steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_quantised(tensor: Any) -> bool:
+    """Whether the values of a tensor lie on a grid: of a quantised dtype, or of torchao's kind."""
+    return tensor.is_quantized or (is_dequantisable(tensor) or _scale(tensor) is not None)
+
+
+def is_dequantisable(tensor: Any) -> bool:
+    """Whether the class of a tensor has a way of its own to the values that it stands for."""
+    return type(tensor).dequantize is not Tensor.dequantize
+
+
+def step(tensor: Any) -> Tensor | None:
+    """Return the distance between two neighbouring values of a quantised tensor.
+
+    Returns:
+        One number for each element, in a shape that can be broadcast to the tensor's; of 8-bit
+        floats the step at each value. ``None`` where the tensor is not quantised, or keeps its
+        steps to itself.
+    """
+    if tensor.is_quantized:
+        return _step_of_torch(tensor)
+    scale = _scale(tensor)
+    if scale is None:
+        return None
+    spread = _spread(scale.detach().double().abs(), tensor.shape)
+    stored = getattr(tensor, "qdata", None)
+    if isinstance(stored, Tensor) and stored.dtype.is_floating_point:
+        kind = torch.finfo(stored.dtype)
+        least = spread * kind.smallest_normal
+        return torch.maximum(tensor.dequantize().detach().double().abs(), least) * kind.eps
+    return spread
+
+
+def _step_of_torch(tensor: Tensor) -> Tensor:
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return torch.tensor(tensor.q_scale(), dtype=torch.float64)
+    shape = [1] * tensor.ndim
+    shape[tensor.q_per_channel_axis()] = -1
+    return tensor.q_per_channel_scales().double().reshape(shape)
+
+
+def _scale(tensor: Any) -> Tensor | None:
+    """Return the scales that a tensor class of a library keeps beside its whole numbers."""
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        return None
+    scale = getattr(tensor, "scale", None)
+    return scale if isinstance(scale, Tensor) else None
+
+
+def _spread(scale: Tensor, shape: torch.Size) -> Tensor:
+    """Return scales of blocks for each element; the largest for all where it cannot be told."""
+    if scale.ndim == len(shape) and not any(
+        size % blocks for size, blocks in zip(shape, scale.shape, strict=True)
+    ):
+        for dim, (size, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
+            if blocks not in (1, size):
+                scale = scale.repeat_interleave(size // blocks, dim)
+        return scale
+    return scale.max()
