@@ -102,12 +102,13 @@ def optimised(model: nn.Module, batch: Tensor) -> nn.Module:
 
 def traced(model: nn.Module, batch: Tensor) -> nn.Module:
     """Freeze a trace."""
-    return torch.jit.freeze(torch.jit.trace(model, batch, check_trace=False))
+    return torch.jit.freeze(torch.jit.trace(model, batch, check_trace=False, strict=False))
 
 
 def optimised_trace(model: nn.Module, batch: Tensor) -> nn.Module:
     """Optimise a trace for inference."""
-    return torch.jit.optimize_for_inference(torch.jit.trace(model, batch, check_trace=False))
+    trace = torch.jit.trace(model, batch, check_trace=False, strict=False)
+    return torch.jit.optimize_for_inference(trace)
 
 
 def inlined(model: nn.Module, batch: Tensor) -> nn.Module:
