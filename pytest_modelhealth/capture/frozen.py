@@ -12,8 +12,8 @@ from pytest_modelhealth.capture.transcript.stand_ins import StandInModel, run_pr
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Observation
 
-_NOTE = "layers are seen in a run of a copy of the script's graph that shows each value"
-_NO_GRADIENTS = "a frozen script has constants in the place of parameters, which have no gradients"
+_NOTE = "layers are seen in a run of a copy of the script's graph"
+_NO_GRADIENTS = "a frozen script has constants in the place of parameters, without gradients"
 
 
 class FrozenEngine(Engine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 _SCRIPTED = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)')
 _TRACED = re.compile(r"^(?P<path>\S.*)\((?P<line>\d+)\): \S+$")
+_OF_MODULES = ("prim::GetAttr", "prim::CallMethod")
 _SERIALIZED = "Serialized"
 _TORCH = str(Path(torch.__file__).parent)
 _INSTALLED = "/site-packages/torch/"
@@ -46,6 +48,38 @@ def place_of(node: Any) -> Place:
         return Place()
     own = [":".join(frame) for frame in frames if not _is_torchs(frame[0])]
     return Place(own[0] if own else "", _is_torchs(frames[0][0]), mark)
+
+
+def lines_of(script: Any) -> dict[str, str]:
+    """Return ``path:line`` of the user's code for each layer of a script, by its name.
+
+    It is the line that calls the layer. A trace tells it of torch's own layers, and of others a
+    line inside.
+    """
+    found: dict[str, str] = {}
+    for name, module in script.named_modules():
+        if not module._c._has_method("forward"):
+            continue
+        graph = module._c._get_method("forward").graph
+        inner = {next(iter(graph.inputs())).debugName(): name}
+        for node in _all_nodes(graph):
+            owner = next(node.inputs(), None) if node.kind() in _OF_MODULES else None
+            path = inner.get(owner.debugName()) if owner is not None else None
+            if path is not None and node.kind() == "prim::GetAttr":
+                own = node.s("name")
+                inner[node.output().debugName()] = f"{path}.{own}" if path else own
+            else:
+                source = place_of(node).source
+                if source:
+                    found.setdefault(name if path is None else path, source)
+    return found
+
+
+def _all_nodes(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _all_nodes(inner)
 
 
 def _is_torchs(path: str) -> bool:

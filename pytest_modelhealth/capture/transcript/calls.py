@@ -99,14 +99,15 @@ class _Nesting:
         """
         inside = set(made)
         used = [name for name in made if self._is_used(name, inside)]
-        alike = [
-            name
-            for name in used
-            if name not in self._returned
-            and all(_is_in_another(node, scope) for node in self._outside(name, inside))
-            and not self._takes_parameters(name, inside)
-        ]
+        alike = [name for name in used if self._is_alike(name, scope, inside)]
         return tuple(name for name in used if name not in alike) or tuple(used)
+
+    def _is_alike(self, name: str, scope: Scope, inside: set[str]) -> bool:
+        """Whether a value may be what every layer of a class computes."""
+        readers = self._outside(name, inside)
+        if name in self._returned or not readers or self._takes_parameters(name, inside):
+            return False
+        return all(_is_in_another(node, scope) for node in readers)
 
     def _is_used(self, name: str, inside: set[str]) -> bool:
         """Whether a value is used outside, or came with one that is out of a recurrent layer."""
