@@ -16,7 +16,13 @@ from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.folds import with_folds
-from pytest_modelhealth.comparison.links import is_adapted, link, missing_gradients
+from pytest_modelhealth.comparison.links import (
+    is_adapted,
+    link,
+    missing_gradients,
+    trains_nothing,
+)
+from pytest_modelhealth.comparison.merged import merged_layers
 from pytest_modelhealth.comparison.model_changes import Changed, changed_values
 from pytest_modelhealth.comparison.precision import coarser_dtype, machine_epsilons
 from pytest_modelhealth.comparison.quantisation import quantisation
@@ -27,6 +33,7 @@ from pytest_modelhealth.comparison.remarks import (
     remarks,
 )
 from pytest_modelhealth.comparison.results import (
+    BACKWARD,
     FACTOR,
     Further,
     TensorResult,
@@ -119,7 +126,19 @@ def compare(
         lower, epsilons = coarser_dtype(ours, theirs), machine_epsilons(ours, theirs, a, b)
         further = Further(replace(request, model=ours.module), noise_runs, notes)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
-        links = link(alignment, a, b, {name for name, found in changed.items() if found.others})
+        merged = merged_layers(alignment, changed)
+        for name, beside in merged.items():
+            changed[name] = Changed()
+            notes.append(f"{name} has taken over {', '.join(beside)}: compared together")
+        if merged and trains_nothing(b):
+            b = replace(b, observation=replace(b.observation, backward=False))
+        given = {name for name, found in changed.items() if found.others}
+        links = [
+            one
+            for one in link(alignment, a, b, given)
+            if one.reference.layer not in merged
+            and (b.observation.backward or one.reference.role not in BACKWARD)
+        ]
         modules = ours.modules, theirs.modules
         rounding = quantisation(alignment, links, a, b, modules) if theirs.quantised else None
         results = compare_tensors(links, a, b, store, further, epsilons, lower, factor, rounding)

@@ -98,6 +98,12 @@ class _Side:
         """Return those of these layers that are not matched yet."""
         return [name for name in names if name not in self.taken]
 
+    def leaf_called(self, name: str) -> Alignable | None:
+        """Return the leaf of a name, or of its end where a wrapper was taken off around it."""
+        parts = name.split(".")
+        ends = (".".join(parts[start:]) for start in range(len(parts)))
+        return next((self.layers[end] for end in ends if end in self.place), None)
+
     def by_fingerprint(self, names: Iterable[str]) -> dict[Fingerprint, list[str]]:
         """Return layers with parameters by the values of these."""
         found: dict[Fingerprint, list[str]] = defaultdict(list)
@@ -181,13 +187,13 @@ class _Matcher:
         for one, other in ((self.a, self.b), (self.b, self.a)):
             inside, known = one.held(), one.by_fingerprint(one.leaves)
             for name in one.containers:
-                layer = other.layers.get(name)
-                if name not in other.place or layer is None or not layer.parameters:
-                    continue
                 held = [leaf for leaf in inside[name] if one.layers[leaf].parameters]
+                layer = other.leaf_called(name) if len(held) > 1 else None
+                if layer is None or not layer.parameters or layer.name in other.taken:
+                    continue
                 same_output = one.layers[name].output == layer.output
-                if len(held) > 1 and same_output and layer.fingerprint not in known:
-                    self.add(name, name)
+                if same_output and layer.fingerprint not in known:
+                    one.taken[name], other.taken[layer.name] = layer.name, name
 
     def _anchors(self) -> list[tuple[str, str]]:
         """Return the layers whose parameters have values that no other layer's have.

@@ -129,17 +129,16 @@ class Search:
         What a batch does not show, another will: weights are not rounded, they are given.
         """
         for result in self.results:
-            changed = self.changed.get(result.key.layer)
-            if result.key.role == "activations" and changed and changed.parameters:
-                pair = self.alignment.by_reference[result.key.layer]
-                if pair.aligned and pair.output_of is None:
-                    return result
+            pair = self._pair(result.key.layer) if result.key.role == "activations" else None
+            changed = None if pair is None else self.changed.get(pair.reference or "")
+            if changed and changed.parameters:
+                return result
         return None
 
     def _weights(self, output: TensorResult) -> Divergence:
         """Return the divergence of a layer that has other weights, on inputs that are right."""
-        pair = self.alignment.by_reference[output.key.layer]
-        values = self.changed[output.key.layer].parameters
+        pair = self._pair_or_stand_in(output.key.layer)
+        values = self.changed[pair.reference or ""].parameters
         cause = "; ".join(values.values())
         for tie in self.causes.ties:
             if tie.pair is pair and tie.parameter in values:
@@ -154,7 +153,9 @@ class Search:
         name = pair.reference or ""
         if pair.output_of is not None:
             story = f"same input, and its output is not that of {pair.output_of}, which was folded"
-            return self._made(pair, "computation", first, f"{story} into it")
+            changed = self._values(name)
+            kind = "parameters" if changed else "computation"
+            return self._made(pair, kind, first, f"{story} into it", changed)
         given = "same input" if self.a.of_role[name, "inputs"] else "no input"
         changed = self._values(name)
         if changed:
@@ -163,7 +164,9 @@ class Search:
         owns = self.a.layers[name].parameters and self.b.layers[pair.candidate or ""].parameters
         same = f"{given}, same weights" if owns else given
         cause = _joined(self._settings(pair), self._operations(pair)) or _NO_SETTING
-        return self._made(pair, "computation", first, f"{same}, other output", cause)
+        return self._made(
+            pair, "computation", first, f"{same}, other output", first.coarse or cause
+        )
 
     def _between(self, first: TensorResult, parent: str, seen: str) -> Divergence:
         """Return the divergence where all aligned layers before are right."""
@@ -184,6 +187,9 @@ class Search:
         if called:
             story = f"every layer before is right, {named} is not"
             return self._called(called, first, story, self._settings(pair))
+        if first.coarse:
+            story = f"every layer before is right, {seen} is not"
+            return self._made(pair, "computation", first, story, first.coarse)
         if first.problem:
             story = f"{seen} has another form"
             return self._made(pair, "structure", first, story, first.problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,37 +20,48 @@ def scale_of_folding(pair: Pair, reference: Mapping[str, nn.Module]) -> Tensor |
         pair: the layer.
         reference: the modules of the reference by name.
     """
-    norm = _norm(pair, reference)
-    if norm is None or norm.running_var is None:
+    norms = _folded(pair, reference)
+    if len(norms) != 1 or not _has_statistics(norms[0]):
         return None
+    norm: Any = norms[0]
     scale = (norm.running_var.detach() + norm.eps).rsqrt()
     return scale if norm.weight is None else scale * norm.weight.detach()
 
 
-def folded_parameters(pair: Pair, reference: Mapping[str, nn.Module]) -> dict[str, Tensor] | None:
-    """Return the weight and bias of a layer with the batch norm folded in; ``None`` for none."""
-    norm, host = _norm(pair, reference), reference.get(pair.reference or "")
-    if norm is None or norm.running_mean is None or norm.running_var is None:
+def folded_parameters(
+    pair: Pair, reference: Mapping[str, nn.Module]
+) -> Mapping[str, Tensor] | None:
+    """Return the weight and bias that a layer has with a batch norm folded in.
+
+    Returns:
+        Nothing where what is folded in has no parameters; ``None`` where it is not known.
+    """
+    host: Any = reference.get(pair.reference or "")
+    norms = _folded(pair, reference)
+    if not norms:
+        return {}
+    is_linear = isinstance(host, nn.Linear)
+    if len(norms) > 1 or not (is_linear or isinstance(host, nn.modules.conv._ConvNd)):
+        return None
+    norm: Any = norms[0]
+    if not _has_statistics(norm):
         return None
     args = host.weight, host.bias, norm.running_mean, norm.running_var, norm.eps
-    weight, bias = norm.weight, norm.bias
     with torch.no_grad():
-        if isinstance(host, nn.Linear):
-            folded = fuse_linear_bn_weights(*args, weight, bias)
-        elif isinstance(host, nn.modules.conv._ConvNd):
-            folded = fuse_conv_bn_weights(*args, weight, bias, host.transposed)
+        if is_linear:
+            folded = fuse_linear_bn_weights(*args, norm.weight, norm.bias)
         else:
-            return None
+            folded = fuse_conv_bn_weights(*args, norm.weight, norm.bias, host.transposed)
     return {name: one.detach() for name, one in zip(("weight", "bias"), folded, strict=True)}
 
 
-def _norm(pair: Pair, reference: Mapping[str, nn.Module]) -> _BatchNorm | None:
-    """Return the one batch norm that is folded into a layer."""
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.running_var is not None
+
+
+def _folded(pair: Pair, reference: Mapping[str, nn.Module]) -> list[nn.Module]:
+    """Return the modules with parameters or buffers that are folded into a layer."""
     if not isinstance(pair.reason, Fold) or pair.is_folded:
-        return None
-    norms = [
-        module
-        for name in pair.reason.layers
-        if isinstance(module := reference.get(name), _BatchNorm)
-    ]
-    return norms[0] if len(norms) == 1 else None
+        return []
+    modules = [reference[name] for name in pair.reason.layers if name in reference]
+    return [module for module in modules if module._parameters or module._buffers]

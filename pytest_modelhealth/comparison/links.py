@@ -177,7 +177,9 @@ def _parameter_gradients(ours: str, theirs: str, a: Trace, b: Trace) -> Iterator
 def parameter_names(ours: str, theirs: str, a: Trace, b: Trace) -> dict[str, str]:
     """Return the candidate's name of each parameter of a layer: the same, or that of its values."""
     x, y = a.layers[ours], b.layers[theirs]
-    if set(x.parameters) & set(y.parameters) or len(x.parameters) != len(y.parameters):
+    held = [set(t.observation.layers[name].buffers) for t, name in ((a, ours), (b, theirs))]
+    others = len(x.parameters) != len(y.parameters) or held[0] != held[1]
+    if set(x.parameters) & set(y.parameters) or others:
         return {name: name for name in x.parameters if name in y.parameters}
     if x.fingerprint != y.fingerprint:
         return dict(zip(x.parameters, y.parameters, strict=True))
@@ -239,6 +241,15 @@ def _is_other_way(whole: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> b
         return False
     stacked = sum(part[0] for part in parts), parts[0][1]
     return stacked != whole and whole == stacked[::-1]
+
+
+def trains_nothing(b: Trace) -> bool:
+    """Whether all that can be trained lies in layers that are not called."""
+    return not any(
+        set(layer.parameters) - set(layer.frozen)
+        for layer in b.observation.layers.values()
+        if layer.calls
+    )
 
 
 def is_adapted(alignment: Alignment, b: Trace) -> bool:

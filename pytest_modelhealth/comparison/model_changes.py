@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from pytest_modelhealth.alignment.result import Pair
 from pytest_modelhealth.comparison.folded_weights import folded_parameters
@@ -26,6 +27,9 @@ Modules = Mapping[str, nn.Module]
 SAME = 10
 """Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
 
+
+FOLDED = 1e-4
+"""Folding rounds in an order of its own, and what is subtracted may cancel."""
 
 HALF = 0.51
 """Quantised weights are at most half a step from what they were, and rounding makes that more."""
@@ -124,20 +128,47 @@ def changed_values(
     x, y = modules[0].get(pair.reference), modules[1].get(pair.candidate)
     if x is None or y is None:
         return Changed()
-    names = parameter_names(pair.reference, pair.candidate, a, b)
-    theirs: dict[str, Tensor | None] = {**own_parameters(y), **y._buffers}
-    folded = folded_parameters(pair, modules[0]) or {}
+    names = _names(parameter_names(pair.reference, pair.candidate, a, b), x, y)
+    folded = folded_parameters(pair, modules[0])
+    if folded is None:
+        return Changed()
+    if folded:
+        epsilon = max(epsilon, FOLDED)
     parameters: dict[str, str] = {}
     others: dict[str, str] = {}
-    for name, held in (*own_parameters(x).items(), *x._buffers.items()):
-        own, other = folded.get(name, held), theirs.get(names.get(name, name))
+    for name, theirs in names.items():
+        own, other = folded.get(name, _value(x, name)), _value(y, theirs)
         if own is None or other is None or own is other:
             continue
         phrase = _values_difference(name, own, other, epsilon)
         if phrase:
-            is_read = name in x._parameters and own.numel() == other.numel()
+            is_read = name not in x._buffers and own.numel() == other.numel()
             (parameters if is_read else others)[name] = phrase
     return Changed(parameters, others)
+
+
+def _names(known: Mapping[str, str], x: nn.Module, y: nn.Module) -> dict[str, str]:
+    """Return the candidate's name of each parameter, buffer and weight that is made of others.
+
+    Such a weight is compared in place of those: a pruned one, say, and not what it masks.
+    """
+    stored = *own_parameters(x), *own_parameters(y), *x._buffers
+    names = {name: name for name in stored if _value(x, name) is not None}
+    by_values = {n: other for n, other in known.items() if _value(x, other) is None}
+    return {n: o for n, o in {**names, **by_values}.items() if _value(y, o) is not None}
+
+
+def _value(module: nn.Module, name: str) -> Tensor | None:
+    """Return a parameter or buffer, or a weight that is made of parameters when it is read."""
+    held = own_parameters(module)
+    if name in held or name in module._buffers:
+        return held.get(name, module._buffers.get(name))
+    if isinstance(made := vars(module).get(name), Tensor):  # by a hook, as of torch's pruning
+        return made
+    if is_parametrized(module, name) and not module.training:
+        with torch.no_grad():
+            return getattr(module, name)  # type: ignore[no-any-return]
+    return None
 
 
 def _dense(tensor: Tensor) -> Tensor:

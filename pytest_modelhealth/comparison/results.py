@@ -44,6 +44,9 @@ FACTOR = 10.0
 
 BACKWARD = ("gradients", "parameter_gradients")
 
+DROWNED = 0.5
+"""A model whose outputs rounding moves by this much of their size computes something else."""
+
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
 
@@ -66,6 +69,7 @@ class TensorResult:
         shape: the candidate's shape, where the tensor flows through the layer in another one; else
             ``""``.
         unseen: why it was not seen, where it is the gradient of a layer without parameters.
+        coarse: what rounding does to it, where it leaves little of it.
     """
 
     key: Key
@@ -78,11 +82,12 @@ class TensorResult:
     problem: str = ""
     shape: str = ""
     unseen: str = ""
+    coarse: str = ""
 
     @property
     def diverged(self) -> bool:
         """Whether there is more than rounding explains."""
-        return self.ratio > self.limit
+        return self.ratio > self.limit or bool(self.coarse)
 
 
 @dataclass(eq=False)
@@ -97,6 +102,7 @@ class _Case:
     own: tuple[float, float] = (0.0, 0.0)
     noise: tuple[float, float] = (0.0, 0.0)
     source: str = "floor"
+    coarse: str = ""
 
     def scale(self) -> tuple[float, float]:
         """Return the natural noise: as L2 norm, and for a single element."""
@@ -116,11 +122,21 @@ class _Case:
         hopeless = not self.is_trusted(SETTLED * TRUSTED)
         return self.ratio() > SETTLED * factor and (hopeless or self.is_trusted())
 
+    def is_drowned(self) -> bool:
+        """Whether rounding alone moves the tensor by half its size, and it is off by as much."""
+        half = DROWNED * (self.difference.norm if self.difference is not None else math.inf)
+        return self.source == "quantised" and min(self.noise[0], self.error[0]) > half
+
     def ratio(self) -> float:
-        """Return the error by the noise, of the norm or of the worst element."""
+        """Return the error by the noise, of the norm or of the worst element.
+
+        Of quantised tensors the norm alone: what lies beyond the calibrated range is cut off, of a
+        few elements by many steps.
+        """
         if self.problem or (self.difference is not None and self.difference.nonfinite):
             return math.inf
-        pairs = zip(self.error, self.scale(), strict=True)
+        pairs = list(zip(self.error, self.scale(), strict=True))
+        pairs = pairs[:1] if self.source == "quantised" else pairs
         return max((e / s if s else math.inf) for e, s in pairs) if any(self.error) else 0.0
 
 
@@ -184,6 +200,7 @@ def compare_tensors(
         open_ = [case for case in cases if _is_open(case, factor / 3)]
     if open_ and rounding is not None:
         _measure_rounding(open_, a, store, further, epsilons[0], rounding)
+        _note_drowned(open_)
     elif open_ and epsilons[1] > epsilons[0]:
         _measure_lower(open_, a, store, further, lower)
     elif open_:
@@ -213,6 +230,7 @@ def _result(case: _Case, a: Trace, b: Trace, factor: float) -> TensorResult:
         limit=factor,
         problem=case.problem,
         shape=_shape(other) if unfit else "",
+        coarse=case.coarse,
     )
 
 
@@ -465,6 +483,16 @@ def _measure_rounding(
             further.notes.append(f"the noise of quantisation could not be measured: {failure}")
             _set_floors(cases, a, QUANTISED)
             return
+
+
+def _note_drowned(cases: list[_Case]) -> None:
+    """Call what the model returns unlike the reference's where rounding leaves little of it."""
+    drowned = [case for case in cases if case.is_drowned()]
+    if any(case.link.reference.role == "outputs" for case in drowned):
+        for case in drowned:
+            size = case.difference.norm if case.difference is not None else 0.0
+            moved = f"{case.noise[0] / size:.0%} of its size" if size else "more than its size"
+            case.coarse = f"quantised so coarsely that rounding alone moves it by {moved}"
 
 
 def _measure_noise(
