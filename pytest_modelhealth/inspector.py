@@ -358,8 +358,9 @@ class Inspector:
         self._begin()
         request = self._request(None, None, loss, None, None)
         asked = Batches(batches, held_out, max_batches, loss is not None, progress)
-        record, observation = search(self._engine, request, self._observe, asked)
-        return RemovableUnits(record, self._reported(observation, self._settings), self._model)
+        record, observation, held = search(self._engine, request, self._observe, asked)
+        report = self._reported(observation, self._settings)
+        return RemovableUnits(record, report, self._model, held)
 
     def monitor(
         self,

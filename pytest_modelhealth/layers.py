@@ -227,7 +227,7 @@ _QUANTISED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether a module of torch computes with quantised numbers, through which no gradient flows."""
+    """Whether a module of torch computes with quantised numbers, which have no gradient."""
     return type(module).__module__.startswith(_QUANTISED)
 
 

@@ -1,4 +1,4 @@
-"""Graphs that PT2E quantisation makes: a node of the graph at a time, its layers by the metadata."""
+"""Graphs that PT2E quantisation makes: run node by node, their layers by the metadata."""
 
 from __future__ import annotations
 

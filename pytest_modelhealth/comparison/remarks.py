@@ -19,7 +19,7 @@ def notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> list[str]:
         notes.append("a quantised model has no gradients: the forward pass is compared")
     elif theirs.is_frozen and a.observation.backward and not b.observation.backward:
         notes.append(
-            "nothing of the candidate is trained (requires_grad=False): the forward pass is compared"
+            "the candidate trains nothing (requires_grad=False): the forward pass is compared"
         )
     for side, trace in ((ours, a), (theirs, b)):
         notes += [f"{side.name}: {note}" for note in trace.observation.notes]

@@ -190,10 +190,14 @@ def run(
         own = replace(request, model=side.model, inputs=batch, target=target, visitor=keeper)
         if side.quantised or (side.is_frozen and request.backward is None):
             own = replace(own, backward=False)
+        if side.engine.flat_outputs:  # which the loss was not written for
+            own = replace(own, loss=_no_loss)
         with hinted(own):
             observation = side.engine.run(own)
         if side.engine.compiled:
             observation = _with_compiled_outputs(side, own, keeper, observation)
+        if side.engine.flat_outputs:
+            observation = replace(observation, loss=None)
     except Exception as error:
         error.add_note(f"raised while the {side.name} of compare(reference, candidate, ...) ran")
         raise
@@ -205,6 +209,10 @@ def run(
     return Trace(
         observation, entries, keeper.output, engine.flat_outputs, is_ordered=engine.runs_in_torch
     )
+
+
+def _no_loss(*_: Any) -> Tensor:
+    return torch.zeros(())
 
 
 def _with_compiled_outputs(

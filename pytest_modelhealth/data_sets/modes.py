@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from pytest_modelhealth.errors import InspectionError
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
+def in_mode(model: Any, training: bool | None) -> Iterator[None]:
     """Have `model` be in a mode inside; ``None`` leaves it in its own.
 
     A `train` of the user's own is called, as it may keep parts frozen; what it changes, values of
@@ -26,14 +27,20 @@ def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
     if training is None:
         yield
         return
+    if not isinstance(model, nn.Module) or not hasattr(model, "training"):  # exported, frozen
+        raise InspectionError(_ONE_MODE.format(type(model).__name__))
     with exited_whole(_put_back(model)):
         try:
             model.train(training)
-        except (NotImplementedError, AttributeError) as error:
-            raise InspectionError(
-                f"{type(model).__name__} is in one mode for good ({error}): leave training out"
-            ) from None
+        except NotImplementedError:  # the module of an exported program
+            raise InspectionError(_ONE_MODE.format(type(model).__name__)) from None
         yield
+
+
+_ONE_MODE = (
+    "{} is in the mode it was made in, for good: leave training out, or inspect the model that it "
+    "was made of"
+)
 
 
 @contextmanager

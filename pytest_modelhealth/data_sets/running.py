@@ -114,7 +114,7 @@ class Run:
         if self._limits.training is None:
             yield
             return
-        with in_mode(self._engine.module(self._model), self._limits.training):
+        with in_mode(self._model, self._limits.training):
             yield
 
     def _seen(self, batch: Any, index: int) -> Observation:

@@ -40,6 +40,7 @@ class Prover:
         epsilon: machine epsilon of the model.
 
     Attributes:
+        latest: the inputs of the last batch.
         refused: by layer, why units are no candidates any longer, phrases.
         proof: what was measured.
     """
@@ -48,6 +49,7 @@ class Prover:
     modules: Mapping[str, nn.Module]
     layers: Layers
     epsilon: float
+    latest: Any = None
     refused: dict[str, list[str]] = field(default_factory=dict)
     proof: Proof = field(default_factory=Proof)
 
@@ -65,6 +67,7 @@ class Prover:
             found: what it says itself of the units of each layer.
             samples: how many it has.
         """
+        self.latest = inputs
         for name, layer in list(self.layers.items()):
             if name in found:
                 self._keep(name, self._confirmed(layer, found[name]))
@@ -164,7 +167,7 @@ class Prover:
         doubled = {name: layer for name, layer in self.layers.items() if layer.duplicates}
         if not doubled:
             return 0.0, 0.0
-        limit = FACTOR * self._noise(inputs, base)
+        limit = FACTOR * rounding_noise(self.beside, inputs, base, self.epsilon)
         moved = self._relative(inputs, base, self.layers)
         if moved <= limit:
             return moved, limit
@@ -208,16 +211,31 @@ class Prover:
     def _relative(self, inputs: Any, base: list[Tensor], layers: Layers) -> float:
         return largest_difference(base, self._outputs(inputs, layers, merged=True), relative=True)
 
-    def _noise(self, inputs: Any, base: list[Tensor]) -> float:
-        """Return how far rounding alone moves an output: that of perturbed copies."""
-        noise = self.epsilon
-        for seed in range(RUNS):
-            copy = perturbed_copy(self.beside.model, self.epsilon, seed)
-            batch = Inputs.of(perturbed_batch(inputs, self.epsilon, seed))
-            with self.beside.put_back((batch.args, batch.kwargs), evaluation=True), torch.no_grad():
-                outputs = find_tensors(copy.eval()(*batch.args, **batch.kwargs))
-            noise = max(noise, largest_difference(base, outputs, relative=True))
-        return noise
+
+def rounding_noise(beside: Beside, inputs: Any, base: Sequence[Tensor], epsilon: float) -> float:
+    """Return how far rounding alone moves an output, of its size: perturbed copies.
+
+    Args:
+        beside: the model.
+        inputs: a batch.
+        base: what the model returns for it.
+        epsilon: machine epsilon of the model.
+    """
+    noise = epsilon
+    for seed in range(RUNS):
+        copy = perturbed_copy(beside.model, epsilon, seed)
+        batch = Inputs.of(perturbed_batch(inputs, epsilon, seed))
+        with beside.put_back((batch.args, batch.kwargs), evaluation=True), torch.no_grad():
+            outputs = find_tensors(copy.eval()(*batch.args, **batch.kwargs))
+        moved = largest_difference(floating(base), floating(outputs), relative=True)
+        noise = max(noise, moved)
+    return noise
+
+
+def floating(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return those that rounding moves by a little: an index may jump. All, where there is none."""
+    found = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+    return found or tensors
 
 
 def largest_difference(

@@ -61,8 +61,10 @@ class Batches:
 
 def search(
     engine: Engine, request: Request, observe: Observe, batches: Batches
-) -> tuple[Removable, Observation]:
+) -> tuple[Removable, Observation, Any]:
     """Return the units of a model that can go, and what the batches they were found on showed.
+
+    The third is the inputs of the last held-out batch, for more proofs.
 
     Args:
         engine: runs the model.
@@ -96,14 +98,14 @@ def search(
             prover.add(inputs, said, observation.samples)
             continue
         if merged is None:
-            costs = _costs(engine, request, beside, inputs)
+            costs = multiply_adds(engine, request, beside, inputs)
         merged = observation if merged is None else merged.merge(observation)
         for name, one in said.items():
             found[name] = found[name].merge(one) if name in found else one
     if merged is None or prover is None:
         raise InspectionError(_why_too_few(batches, is_empty=is_empty))
     record = summarised(prover, found, costs, merged.samples)
-    return record, replace(merged, removable=record)
+    return record, replace(merged, removable=record), prover.latest
 
 
 def _why_too_few(batches: Batches, *, is_empty: bool) -> str:
@@ -131,7 +133,7 @@ def _prover(
     return prover
 
 
-def _costs(engine: Engine, request: Request, beside: Beside, inputs: Any) -> MultiplyAdds:
+def multiply_adds(engine: Engine, request: Request, beside: Beside, inputs: Any) -> MultiplyAdds:
     """Return the multiply-adds of a forward."""
     batch = Inputs.of(copied_batch(inputs))
     with beside.put_back((batch.args, batch.kwargs), evaluation=True, watched=True):

@@ -98,9 +98,7 @@ def _why_unreadable(tensor: Any) -> str:
     if _is_distributed(tensor):
         partial = any(placement.is_partial() for placement in tensor.placements)
         return "a DTensor's partial sums are no values until they are reduced" if partial else ""
-    if tensor.is_nested:
-        return ""
-    if is_dequantisable(tensor):
+    if tensor.is_nested or is_dequantisable(tensor):
         return ""
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return f"{type(tensor).__name__} is a tensor subclass that keeps its values to itself"

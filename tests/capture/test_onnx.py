@@ -190,6 +190,13 @@ def test_the_first_layer_that_an_edit_changes_is_named(model, x, path, edit, lay
     assert found == layer, str(comparison)
 
 
+def test_a_loss_of_the_nested_output_is_left_out_where_there_is_none(model, x, path):
+    """ONNX returns tensors in a row, which the user's loss was not written for."""
+    comparison = compare(model, path, x, loss=lambda output: output["logits"].sum())
+    assert comparison.equivalent, str(comparison)
+    assert comparison.losses[1] is None
+
+
 def test_a_deployed_model_gets_a_verdict(path, x):
     """Dead units behind a folded batch norm, and a NaN, where they begin."""
     proto = proto_of(path)

@@ -225,6 +225,19 @@ def test_a_train_of_the_users_own_is_called_and_undone() -> None:
     assert model.norm.weight.requires_grad
 
 
+def test_models_of_one_mode_are_refused_another() -> None:
+    """What was exported or frozen stays in the mode that it was made in."""
+    made = net().eval()
+    program = torch.export.export(made, (torch.ones(4, 6),))
+    for model in (program, program.module(), torch.jit.freeze(torch.jit.script(made))):
+        with pytest.raises(InspectionError, match="for good: leave training out"):
+            Inspector(model).run_batches([torch.ones(4, 6)], training=True)
+    scripted = torch.jit.script(made)
+    report = Inspector(scripted).run_batches([Numbers().x], training=True)
+    assert report["3"].activations.zero_fraction > report["2"].activations.zero_fraction
+    assert not any(module.training for module in scripted.modules())
+
+
 def test_time_ends_a_run_after_the_batch_that_passes_it() -> None:
     """The report says of how many batches it is, and so does its verdict."""
     report = Inspector(net().eval()).run_batches(
