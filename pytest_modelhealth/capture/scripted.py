@@ -80,7 +80,7 @@ def _note_lines(copied: nn.Module, script: nn.Module) -> None:
     layers = dict(copied.named_modules())
     for name, line in lines_of(script).items():
         if name in layers:
-            vars(layers[name])["_source"] = line
+            layers[name].__dict__["_source"] = line
 
 
 def _show_layers(model: nn.Module) -> dict[nn.Module, str]:

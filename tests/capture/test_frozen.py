@@ -342,6 +342,16 @@ def test_lines_of_scripts_that_keep_their_layers(net: nn.Module, images: Tensor)
         assert report["first"].source == f"{__file__}:{expected}"
 
 
+@pytest.mark.parametrize("make", [frozen, optimised, traced, inlined])
+def test_the_flow_is_the_modules(make: Maker, net: nn.Module, images: Tensor) -> None:
+    """Who feeds whom, past folded norms, sums, and conversions to another layout of memory."""
+    flow = inspect(make(net, images), images).flow
+    assert flow.notes == ()
+    feeds = {"second.conv": {"first.relu"}, "act": {"first.relu", "second.relu"}}
+    for name, producers in feeds.items():
+        assert {str(one) for one in flow.producers(name)} == producers
+
+
 def test_a_backward_pass_is_refused(net: nn.Module, images: Tensor) -> None:
     """Parameters are constants; left to itself, none runs."""
     script = frozen(net, images)

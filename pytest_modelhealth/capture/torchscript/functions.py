@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import nn
 
-from pytest_modelhealth.capture.transcript.playing import operator
+from pytest_modelhealth.capture.transcript.playing import activation_called, operator
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 
 
@@ -84,11 +82,10 @@ def function_name(kind: str, weight_dimensions: int = 0, transposed: bool = Fals
 @cache
 def function_called(name: str) -> Callable[..., Any]:
     """Return the functional layer of this name, or an operator where the function is none."""
-    function = getattr(F, name, None)
-    if function is None:
-        function = getattr(torch, name, None)
-    is_layer = name not in _TAKES_MORE and function in FUNCTIONAL_LAYERS
-    return function if is_layer and function is not None else operator(name)
+    function = None if name in _TAKES_MORE else activation_called(name)
+    if function is None or function not in FUNCTIONAL_LAYERS:
+        return operator(name)
+    return function
 
 
 _OF_DIMENSIONS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {

@@ -65,14 +65,15 @@ def see_values(values: list[Tensor], clock: Tensor, place: int) -> None:
     written = showings[place].written or (False,) * len(values)
     several = len(written) != len(values)  # a list, whose length is not known before
     copies = written[:1] * len(values) if several else written
-    log.append((place, [_kept(value, copy) for value, copy in zip(values, copies, strict=True)]))
+    with torch._C.DisableTorchFunction():  # no function of the model's
+        kept = [_kept(value, copy) for value, copy in zip(values, copies, strict=True)]
+    log.append((place, kept))
 
 
 def _kept(value: Tensor, copy: bool) -> Tensor:
-    value = value.detach()
     if value.layout == torch._mkldnn:  # type: ignore[attr-defined]
         return value.to_dense()
-    return value.clone() if copy else value
+    return value.detach().clone() if copy or value.requires_grad else value
 
 
 def is_named(operation: Operation) -> bool:
