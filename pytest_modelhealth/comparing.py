@@ -132,10 +132,10 @@ def compare(
             notes.append(f"{name} has taken over {', '.join(beside)}: compared together")
         if merged and trains_nothing(b):
             b = replace(b, observation=replace(b.observation, backward=False))
-        given = {name for name, found in changed.items() if found.others}
+        others = {name for name, found in changed.items() if found.others}
         links = [
             one
-            for one in link(alignment, a, b, given)
+            for one in link(alignment, a, b, others)
             if one.reference.layer not in merged
             and (b.observation.backward or one.reference.role not in BACKWARD)
         ]

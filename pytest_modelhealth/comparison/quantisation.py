@@ -89,8 +89,8 @@ def quantisation(
     """Return what is known of the steps of a candidate."""
     weights: dict[tuple[str, str], Tensor] = {}
     for pair in alignment.pairs:
-        ours, theirs = pair.reference, pair.candidate
-        if ours not in modules[0] or theirs not in modules[1]:
+        ours, theirs = pair.reference or "", pair.candidate or ""
+        if not pair.aligned or ours not in modules[0] or theirs not in modules[1]:
             continue
         folded = scale_of_folding(pair, modules[0])
         held = own_parameters(modules[1][theirs])
