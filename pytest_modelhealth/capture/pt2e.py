@@ -1,4 +1,4 @@
-"""Graphs that PT2E quantisation makes: a node of the graph at a time, its layers by the metadata."""
+"""Graphs that PT2E quantisation makes: run node by node, their layers told by the metadata."""
 
 from __future__ import annotations
 
@@ -150,18 +150,17 @@ class _Watched(fx.Interpreter):
 
     def _quantised(self, node: fx.Node) -> Tensor | None:
         """Return what a node brought back from whole numbers as a quantised tensor of torch."""
-        if not node.target.__name__.startswith(("dequantize_per_tensor", "dequantize_per_channel")):
+        name = getattr(node.target, "__name__", "")
+        if not name.startswith(("dequantize_per_tensor", "dequantize_per_channel")):
             return None
         args, _ = self.fetch_args_kwargs_from_env(node)
         whole, scale, zero_point = args[:3]
         if whole.dtype not in _QUANTISED:
             return None
-        if node.target.__name__.startswith("dequantize_per_tensor"):
-            made = torch._make_per_tensor_quantized_tensor(whole, float(scale), int(zero_point))
-        else:
-            points = scale.double(), zero_point.long()
-            made = torch._make_per_channel_quantized_tensor(whole, *points, args[3])
-        return made
+        if name.startswith("dequantize_per_tensor"):
+            return torch._make_per_tensor_quantized_tensor(whole, float(scale), int(zero_point))
+        points = scale.double(), zero_point.long()
+        return torch._make_per_channel_quantized_tensor(whole, *points, args[3])
 
 
 def _constants(nodes: list[fx.Node]) -> set[fx.Node]:

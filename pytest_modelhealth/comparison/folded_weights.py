@@ -24,8 +24,8 @@ def scale_of_folding(pair: Pair, reference: Mapping[str, nn.Module]) -> Tensor |
     if len(norms) != 1 or not _has_statistics(norms[0]):
         return None
     norm: Any = norms[0]
-    scale = (norm.running_var.detach() + norm.eps).rsqrt()
-    return scale if norm.weight is None else scale * norm.weight.detach()
+    scale: Tensor = (norm.running_var.detach() + norm.eps).rsqrt()
+    return scale * norm.weight.detach() if norm.affine else scale
 
 
 def folded_parameters(

@@ -61,7 +61,8 @@ class TensorResult:
         difference: what separates the two; ``None`` where they cannot be compared.
         ratio: the error by the natural noise; infinite where no rounding explains it.
         source: what the noise was measured by: ``"equal"``, ``"floor"``, ``"float64"``,
-            ``"lower precision"``, ``"perturbed"``, ``"quantised"``, or ``"none"`` where there is nothing to measure.
+            ``"lower precision"``, ``"perturbed"``, ``"quantised"``, or ``"none"`` where there is
+            nothing to measure.
         noise: the natural noise, relative to the reference's norm.
         limit: the ratio up to which the two are equivalent.
         problem: what is wrong, where it is no number that is off: a shape, a missing gradient.

@@ -100,9 +100,8 @@ def _why_unreadable(tensor: Any) -> str:
         return "a DTensor's partial sums are no values until they are reduced" if partial else ""
     if tensor.is_nested:
         return ""
-    if is_dequantisable(tensor):
-        return ""
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    is_plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    if not is_plain and not is_dequantisable(tensor):
         return f"{type(tensor).__name__} is a tensor subclass that keeps its values to itself"
     if _storage_was_freed(tensor):
         return "the tensor's storage was freed"
