@@ -230,12 +230,16 @@ def is_quantised(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_QUANTISED)
 
 
+_ROUNDS_INPUTS = ("act_quant_kwargs", "activation_quantization")
+"""What weights of torchao keep where the layer rounds what it takes, too."""
+
+
 def stops_gradients(module: nn.Module) -> bool:
     """Whether a module rounds what it takes to a grid, and so passes no gradient on."""
     if is_quantised(module):
         return True
     held = module._parameters.values()
-    return any(getattr(parameter, "act_quant_kwargs", None) is not None for parameter in held)
+    return any(getattr(p, name, None) is not None for p in held for name in _ROUNDS_INPUTS)
 
 
 def own_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:

@@ -78,7 +78,7 @@ class GraphRuntime(Runtime):
             nodes=tuple(
                 Node(
                     scopes=scopes[node],
-                    function=node.target if callable(node.target) else operator(str(node.target)),
+                    function=_function(node),
                     inputs=tuple(n.name for n in node.all_input_nodes if n not in self._constant),
                     outputs=(node.name,),
                     source=source_line(node.meta.get("stack_trace")),
@@ -123,6 +123,11 @@ class GraphRuntime(Runtime):
                     is_buffer = name.startswith("running_")
                     found[is_buffer].setdefault(f"{path}.{name}", watched.values[given.name])
         return found
+
+
+def _function(node: fx.Node) -> Any:
+    is_torchs = isinstance(node.target, torch._ops.OpOverload)
+    return node.target if is_torchs else operator(getattr(node.target, "__name__", node.name))
 
 
 class _Watched(fx.Interpreter):

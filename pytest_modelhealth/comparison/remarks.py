@@ -33,10 +33,11 @@ def notes_on_training(alignment: Alignment, b: Trace) -> list[str]:
     """Return what to say of a candidate that trains other parameters on purpose."""
     if not is_adapted(alignment, b):
         return []
-    return [
+    note = (
         "the candidate trains layers that were added, the others are frozen for it: gradients "
         "that only these lack are no difference"
-    ]
+    )
+    return [note]
 
 
 def remarks(search: Search, divergence: Divergence | None) -> Iterator[str]:
