@@ -3,8 +3,9 @@
 Usage: ``python -m benchmarks.deployed [--rounds 15] [--blocks 10 100 400]``
 
 The model is a row of blocks of a linear layer, a layer norm and a ReLU, of width 256, run on a
-batch of 64: exported to ONNX, and frozen by TorchScript. The ratios are of processor time, medians of turns
-in one process; ``loaded`` is an inspector that has read the model already.
+batch of 64: exported to ONNX, and frozen by TorchScript. The ratios
+are of processor time, medians of turns in one process; ``loaded`` is an inspector that has read
+the model already.
 """
 
 from __future__ import annotations

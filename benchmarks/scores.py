@@ -56,9 +56,14 @@ def print_scores(
 
 
 def wanted(group: str, roles: Sequence[str], only: str) -> Iterator[Case]:
-    """Yield the cases of a group that play one of these roles."""
+    """Yield the cases of a group that play one of these roles.
+
+    Those of the kind ``deployed`` are left out: the peers compare modules.
+    """
     for role in roles:
-        yield from cases(group=group, role=role, name=only)
+        for case in cases(group=group, role=role, name=only):
+            if case.kind != "deployed":
+                yield case
 
 
 def _group(name: str) -> str:

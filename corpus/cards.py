@@ -27,6 +27,7 @@ KINDS = {
     "training": "the user's own training step: optimizer, order of calls, scale, modes, state",
     "loop": "a training of some hundred steps: one that goes wrong on the way",
     "refactor": "two models, of which one was made from the other and should compute the same",
+    "deployed": "a model, and what was frozen, exported, quantised, pruned or merged from it",
     "healthy": "models as they are used, which look like no fault",
 }
 """Each kind of fault; a control is of the kind of fault that it looks like."""

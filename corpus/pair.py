@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from corpus.deploying import Session, is_onnx
 from corpus.subject import Healthy, Subject, run
 
 
@@ -30,13 +31,18 @@ class Sides:
 
 
 def as_module(sides: Sides) -> nn.Module:
-    """Return the candidate as a module that can be called: a `state_dict` in a copy, for one."""
+    """Return the candidate as a module that can be called: a `state_dict` in a copy, for one.
+
+    An ONNX model runs in a session; what is callable otherwise is returned as it is.
+    """
     candidate = sides.candidate
     if isinstance(candidate, Mapping):
         made = copy.deepcopy(sides.reference.model)
         made.load_state_dict(candidate)
         return made
-    return candidate.module() if isinstance(candidate, ExportedProgram) else candidate
+    if isinstance(candidate, ExportedProgram):
+        return candidate.module()
+    return Session(candidate) if is_onnx(candidate) else candidate
 
 
 Edit = Callable[[Any], Any]

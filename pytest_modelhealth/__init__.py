@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UnknownNameError,
     )
     from pytest_modelhealth.inspector import Inspector
+    from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import (
         HealthReport,
         Inconclusive,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         Verdict,
         Violation,
     )
+    from pytest_modelhealth.report.removable import RemovableLayer
     from pytest_modelhealth.settings import Setting, Settings
     from pytest_modelhealth.statistics import TensorStatistics
     from pytest_modelhealth.training.monitoring.history import History
@@ -57,6 +59,8 @@ _HOMES = {
     "ModelHealthWarning": "errors",
     "ModelSummary": "report",
     "Observation": "report",
+    "RemovableLayer": "report.removable",
+    "RemovableUnits": "removal.result",
     "Setting": "settings",
     "Settings": "settings",
     "SettingsError": "errors",
@@ -86,6 +90,8 @@ __all__ = [
     "ModelHealthWarning",
     "ModelSummary",
     "Observation",
+    "RemovableLayer",
+    "RemovableUnits",
     "Setting",
     "Settings",
     "SettingsError",

@@ -117,7 +117,8 @@ def compare(
         with task("running the candidate"):
             b = run(theirs, request, store, placement(theirs, inputs))
         notes = notes_on_runs(ours, theirs, a, b)
-        alignment = with_folds(align(a.layers, b.layers), a, b, store)
+        is_blind = bool(b.observation.outputs_only)
+        alignment = with_folds(align(a.layers, b.layers, is_blind=is_blind), a, b, store)
         notes += notes_on_training(alignment, b)
         epsilons = machine_epsilons(ours, theirs, a, b)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)

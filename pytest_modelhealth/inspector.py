@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
 
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from pytest_modelhealth.capture import Engine, Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
+from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
+from pytest_modelhealth.data_sets.batches import require_batches, require_how_many
+from pytest_modelhealth.data_sets.labels import By
+from pytest_modelhealth.data_sets.running import Limits, Run
 from pytest_modelhealth.errors import (
     InspectionError,
-    ModelHealthWarning,
     SettingsError,
     UnknownNameError,
     public_names,
@@ -27,7 +28,7 @@ from pytest_modelhealth.errors import (
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probing import Probing
-from pytest_modelhealth.progress import task, track
+from pytest_modelhealth.progress import task
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from pytest_modelhealth.capture.costing.further import FurtherRun
+    from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import ModelSummary
     from pytest_modelhealth.statistics import TensorStatistics
 
@@ -254,47 +256,111 @@ class Inspector:
         loss: Loss | None = None,
         backward: Backward = None,
         scaler: GradScaler | None = None,
+        training: bool | None = None,
+        by: By | None = None,
         max_batches: int | None = None,
+        max_seconds: float | None = None,
         progress: bool | None = None,
     ) -> HealthReport:
-        """Run several batches and report on their merged statistics.
+        """Run several batches, such as a whole data set, and report on their merged statistics.
 
-        A unit is dead only if it is dead over all of them.
+        A unit is dead only if it is dead over all of them. Of each layer it is known in which batch
+        and sample its largest activation and gradient stood, and the first NaN:
+        ``report["fc1"].largest["activations"]``, counted from 0.
+
+        Each batch starts from the same model: no step is made, and buffers are put back after each.
+        So in training mode a batch norm normalises by its own batch each time, and what one batch
+        moves in the running statistics is not there in the next. Random generators are put back
+        after each batch, too: a run moves them as iterating over `batches` does, and no further.
+        What a loader draws goes on from batch to batch; where it draws nothing between two, dropout
+        draws the same in both.
 
         Args:
             batches: with a `loss`, pairs of inputs and target, as a DataLoader of a labelled data
-                set gives; without one, inputs.
+                set gives; without one, inputs. It is iterated over once, and its workers end with
+                the run, unless they are persistent.
             loss: ``loss(output, target)``.
             backward: as in `run_inspection`.
             scaler: as in `run_inspection`.
+            training: ``True`` runs the model in training mode, ``False`` in evaluation mode, and
+                each module has its own mode again afterwards; ``None`` takes the model as it is.
+            by: keep statistics by class, too: ``"target"`` takes the class of a sample from the
+                target, integers, booleans or strings of shape (samples,); a function
+                ``by(inputs, target)`` returns such. Pairs are then inputs and target without a
+                `loss`, too. ``report.by_class`` has them, and which unit never fires for which
+                class; at most 1,000 classes.
             max_batches: stop after so many.
+            max_seconds: stop after the batch that passes these. ``report.part`` says how many
+                batches of how many were seen, and so does the verdict.
             progress: whether to show on a terminal how far it is: ``True`` does at once, ``False``
                 never, ``None`` after two seconds. Nothing is shown where ``CI`` is set.
 
         Raises:
-            InspectionError: there was no batch, a batch is no pair although there is a loss, or
-                `batches`, `max_batches` or `progress` is of a wrong type.
+            InspectionError: there was no batch, a batch is no pair although there is a loss or
+                ``by="target"``, `by` gives no class a sample or too many classes, or an argument
+                is of a wrong type.
+            Exception: whatever the batches, the model, the loss or `by` raise, with a note on the
+                batch.
         """
-        _require_batches(batches)
+        require_batches(batches, "run_batches")
         self._begin()
-        if not _is_count(max_batches):
-            raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
-        if not isinstance(progress, bool | None):
-            raise InspectionError(f"progress must be True, False or None, not {progress!r}")
-        merged: Observation | None = None
-        for index, batch in enumerate(
-            track(batches, "inspecting batches", most=max_batches, shown=progress)
-        ):
-            inputs, target = _pair(batch, index) if loss is not None else (batch, None)
-            request = self._request(inputs, target, loss, backward, scaler)
-            if merged is None:
-                probing = Probing(self._engine, request, self._settings, Conventions())
-                merged = probing.after(self._observe(request))
-            else:
-                merged = merged.merge(self._observe(request))
-        if merged is None:
-            raise InspectionError("there was no batch to run: batches is empty, or max_batches=0")
-        return self._reported(merged, self._settings)
+        limits = Limits(training, by, max_batches, max_seconds, progress)
+
+        def request(inputs: Any, target: Any) -> Request:
+            return self._request(inputs, target, loss, backward, scaler)
+
+        has_loss = loss is not None
+        run = Run(
+            self._engine, self._model, self._settings, limits, has_loss, request, self._observe
+        )
+        return self._reported(run.over(batches), self._settings)
+
+    def removable(
+        self,
+        batches: Iterable[Any],
+        *,
+        loss: Loss | None = None,
+        held_out: Iterable[Any] | None = None,
+        max_batches: int | None = None,
+        progress: bool | None = None,
+    ) -> RemovableUnits:
+        """Find the units that can go: inactive ones, duplicates of others, and those nothing reads.
+
+        Units are the outputs of linear layers and convolutions. They are found on most of the
+        batches and proven on the rest: with them masked, each output must be the same. The model
+        runs in evaluation mode and is left as it was, bit for bit. The report has what the batches
+        showed that units were found on.
+
+        Args:
+            batches: with a `loss`, pairs of inputs and target, as a DataLoader of a labelled data
+                set gives; without one, inputs.
+            loss: ``loss(output, target)``. Units that it does not depend on look unread; without
+                one, those that no output depends on.
+            held_out: batches for the proof; ``None`` takes the last fifth of `batches`, and one at
+                least.
+            max_batches: stop after so many of `batches`.
+            progress: as in `run_batches`.
+
+        Raises:
+            InspectionError: there are too few batches, one has no tensors or is no pair although
+                there is a loss, the model is none whose weights can be masked, or an argument is of
+                a wrong type.
+            Exception: whatever the model or the loss raises, untouched.
+        """
+        from pytest_modelhealth.removal.result import RemovableUnits
+        from pytest_modelhealth.removal.search import Batches, search
+
+        self._require_module("removable masks the weights of a torch.nn.Module")
+        require_batches(batches, "removable")
+        if held_out is not None:
+            require_batches(held_out, "removable")
+        require_how_many(max_batches, progress)
+        self._begin()
+        request = self._request(None, None, loss, None, None)
+        asked = Batches(batches, held_out, max_batches, loss is not None, progress)
+        record, observation, held = search(self._engine, request, self._observe, asked)
+        report = self._reported(observation, self._settings)
+        return RemovableUnits(record, report, self._model, held)
 
     def monitor(
         self,
@@ -500,9 +566,9 @@ class Inspector:
     ) -> Request:
         return Request(self._model, inputs, target, loss, backward, scaler, self._selection)
 
-    def _observe(self, request: Request) -> Observation:
+    def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
         with hinted(request):
-            seen = self._engine.run(request)
+            seen = self._engine.run(replace(request, collectors=collectors))
         if self._calibrate:
             self._calibration.add(request, seen)
         return seen
@@ -549,44 +615,3 @@ def _module_types(types: object) -> tuple[type[nn.Module], ...]:
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise InspectionError(f"types must be classes of modules, such as nn.Linear: {kind!r}")
     return listed
-
-
-def _require_batches(batches: object) -> None:
-    if isinstance(batches, Dataset) and not isinstance(batches, Iterable):
-        raise InspectionError(
-            f"batches is a data set of samples ({type(batches).__name__}); "
-            "DataLoader(dataset, batch_size=64) makes batches of them"
-        )
-    if isinstance(batches, str | Mapping) or not isinstance(batches, Iterable):
-        raise InspectionError(
-            "batches must be batches to iterate over, such as a DataLoader, not "
-            f"{_described(batches)}; one batch goes into run_inspection"
-        )
-    if isinstance(batches, Tensor):
-        shape = "x".join(map(str, batches.shape))
-        warnings.warn(
-            f"run_batches takes each row of the tensor {shape} for a batch; run_inspection takes "
-            "the tensor as one batch, and run_batches(x.unbind()) says that rows are meant",
-            ModelHealthWarning,
-            stacklevel=3,
-        )
-
-
-def _described(batches: object) -> str:
-    if isinstance(batches, Mapping):
-        return f"a mapping of {', '.join(map(repr, list(batches)[:3])) or 'nothing'}"
-    return repr(batches)
-
-
-def _is_count(most: object) -> bool:
-    return most is None or (isinstance(most, int) and most >= 0)
-
-
-def _pair(batch: Any, index: int) -> tuple[Any, Any]:
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[0], batch[1]
-    raise InspectionError(
-        f"batch {index} is a {type(batch).__name__}, not a pair (inputs, target), but a loss needs "
-        "the target. One batch goes into run_inspection(inputs, target=..., loss=...); without a "
-        "target leave loss out or bind it beforehand"
-    )

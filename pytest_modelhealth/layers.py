@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -226,7 +227,7 @@ _QUANTISED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether a module of torch computes with quantised numbers, and passes no gradient on."""
+    """Whether a module of torch computes with quantised numbers, which have no gradient."""
     return type(module).__module__.startswith(_QUANTISED)
 
 
@@ -290,12 +291,33 @@ def named_modules(model: nn.Module) -> list[NamedModule]:
     return list(found.values())
 
 
+def replays_cuda_graph(module: nn.Module) -> bool:
+    """Whether a module replays a CUDA graph in the mode it is in.
+
+    `torch.cuda.make_graphed_callables` gives it a forward that knows the mode of the capture.
+    """
+    forward = vars(module).get("forward")
+    if type(forward) is not FunctionType or forward.__module__ != "torch.cuda.graphs":
+        return False
+    held = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
+    mode = held.get("graph_training_state")
+    return mode is not None and mode.cell_contents == module.training
+
+
 class _Around(NamedTuple):
-    """The modules that another one lies in, and whether they run it as code of their own."""
+    """The modules that another one lies in, and whether they run it as code of their own.
+
+    Args:
+        modules: the modules.
+        is_scripted: whether one is a script.
+        is_traced: whether one is a graph.
+        is_graphed: whether one replays a CUDA graph.
+    """
 
     modules: tuple[nn.Module, ...] = ()
     is_scripted: bool = False
     is_traced: bool = False
+    is_graphed: bool = False
 
     def within(self, module: nn.Module) -> _Around:
         """Return what is around the modules that `module` holds."""
@@ -303,12 +325,18 @@ class _Around(NamedTuple):
             (*self.modules, module),
             self.is_scripted or isinstance(module, torch.jit.ScriptModule),
             self.is_traced or isinstance(module, torch.fx.GraphModule),
+            self.is_graphed or replays_cuda_graph(module),
         )
 
 
 def _why_opaque(module: nn.Module, around: _Around) -> str:
     if reason := vars(module).get("_opaque"):
         return str(reason)
+    if around.is_graphed:
+        return (
+            "a CUDA graph replays it with the module that torch.cuda.make_graphed_callables was "
+            "given, and no hook fires; inspected before that, it is seen"
+        )
     if around.is_scripted:
         return "TorchScript calls no hooks inside; inspected by itself, the script shows its layers"
     if around.is_traced and not has_forward(module):

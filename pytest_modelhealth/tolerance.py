@@ -206,10 +206,12 @@ def coarsest_epsilon(observation: Observation) -> float:
 
 
 def epsilon_of(dtype: str | torch.dtype) -> float:
-    """Return the machine epsilon of a dtype; 0 for integers and quantised ones."""
+    """Return the machine epsilon of a dtype; half a step for quantised ones, 0 for integers."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
         return 0.0
+    if found in (torch.qint8, torch.quint8):
+        return QUANTISED
     if found.is_floating_point or found.is_complex:
         return torch.finfo(found).eps
     return 0.0

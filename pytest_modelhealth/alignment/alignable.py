@@ -143,6 +143,13 @@ class Alignable:
         idle = self.status in (Status.ALIAS_OF_INPUT, Status.NOT_CALLED)
         return idle or self.type_name == "Identity"
 
+    def has_other_values(self, other: Alignable) -> bool:
+        """Whether the values of their parameters differ, be it in the last digits."""
+        if self.fingerprint != other.fingerprint:
+            return True
+        ours, theirs = (sorted(v.rms for v in one.parameters.values()) for one in (self, other))
+        return ours != theirs
+
     def has_form_of(self, other: Alignable) -> bool:
         """Whether the two are of one kind, with parameters of the same sizes."""
         return self.kind == other.kind and self.sizes == other.sizes

@@ -32,12 +32,13 @@ MOST_PARTS = 8
 """A layer is split into no more parts than these."""
 
 
-def align(reference: Layers, candidate: Layers) -> Alignment:
+def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Alignment:
     """Return which layer of `candidate` is which of `reference`.
 
     Args:
         reference: layers by name.
         candidate: likewise.
+        is_blind: whether nothing inside the candidate was seen.
     """
     a, b = _Side(reference), _Side(candidate)
     matcher = _Matcher(a, b)
@@ -47,6 +48,8 @@ def align(reference: Layers, candidate: Layers) -> Alignment:
         matcher.match_leaves()
         matcher.match_idle()
         matcher.match_containers()
+    if is_blind:
+        return Alignment(tuple(_out_of_sight(_pairs(matcher))), (), reference, candidate)
     splits = tuple(_splits(matcher))
     pairs = _with_splits(_with_folds(_pairs(matcher), a, b), splits)
     return Alignment(tuple(pairs), splits, reference, candidate)
@@ -62,6 +65,7 @@ class _Side:
         containers: names of all others; they are what their leaves make them.
         own: names of the leaves and of the idle ones.
         place: place of each leaf in execution order.
+        holds_layers: whether the model holds layers, rather than being the only one.
         taken: counterpart of each layer that is matched.
     """
 
@@ -69,6 +73,7 @@ class _Side:
         self.layers = layers
         self.taken: dict[str, str] = {}
         holders = containers(layers)
+        self.holds_layers = "" in holders and "" in layers
         self.containers: list[str] = []
         self.idle: list[str] = []
         self.leaves: list[str] = []
@@ -136,6 +141,8 @@ class _Matcher:
     def match_leaves(self) -> None:
         """Match the layers that compute something themselves."""
         a, b = self.a, self.b
+        if a.holds_layers and b.holds_layers:
+            self.add("", "")  # whatever parameters a model has besides those of its layers
         self._match_merged()
         anchors = self._anchors()
         self.add_all(anchors)
@@ -195,7 +202,8 @@ class _Matcher:
         their places: there the names count.
         """
         a, b = self.a, self.b
-        ours, theirs = a.by_fingerprint(a.leaves), b.by_fingerprint(b.leaves)
+        ours = a.by_fingerprint(a.free(a.leaves))
+        theirs = b.by_fingerprint(b.free(b.leaves))
         unique = [
             (names[0], theirs[key][0])
             for key, names in ours.items()
@@ -330,7 +338,8 @@ def _likeness(x: Alignable, y: Alignable) -> float:
     same_name, same_own_name = x.name == y.name, x.own_name == y.own_name
     same_kind, same_output, same_sizes = x.kind == y.kind, x.output == y.output, x.sizes == y.sizes
     if same_kind and same_sizes:
-        return 4.0 + 2 * same_output + same_own_name + 2 * same_name
+        same_values = bool(x.parameters) and x.fingerprint == y.fingerprint
+        return 4.0 + 2 * same_output + same_own_name + 2 * same_name + 3 * same_values
     if same_kind and same_output and bool(x.tied) != bool(y.tied):
         return 3.0  # a tied weight is among the parameters of another layer
     if x.is_inert or y.is_inert:
@@ -389,6 +398,12 @@ def _pairs(found: _Matcher) -> list[Pair]:
     return pairs
 
 
+def _out_of_sight(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """Yield the pairs of a candidate inside of which nothing is seen: none of it is known."""
+    for pair in pairs:
+        yield pair if pair.aligned else replace(pair, reason=Unseen(is_all=True))
+
+
 def _moved(a: _Side, b: _Side) -> set[str]:
     """Return the leaves that run at another place among the others."""
     ours = [name for name in a.leaves if name in a.taken]
@@ -413,7 +428,7 @@ def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
         if host.candidate is None or "BatchNorm" not in a.layers[name].type_name:
             continue
         is_gone = norm.candidate is None or b.layers[norm.candidate].is_inert
-        if is_gone and a.layers[host_name].fingerprint != b.layers[host.candidate].fingerprint:
+        if is_gone and a.layers[host_name].has_other_values(b.layers[host.candidate]):
             fold = Fold((name,), host.candidate)
             pairs[place[host_name]] = replace(host, reason=fold)
             pairs[place[name]] = replace(norm, reason=fold)

@@ -73,13 +73,18 @@ class Split:
 
 @dataclass(frozen=True)
 class Unseen:
-    """A function that nothing watches inside a candidate of compiled or scripted code."""
+    """A layer that nothing watches inside a candidate of compiled or scripted code.
 
+    Args:
+        is_all: whether nothing inside the candidate is seen, rather than no functional layer.
+    """
+
+    is_all: bool = False
     word = "unseen"
 
     def note(self, pair: Pair) -> str:
-        """Return what it means for the layer."""
-        return "a functional layer, which cannot be seen in the candidate"
+        """Return what it means for the layer; ``""`` where it is so of all layers."""
+        return "" if self.is_all else "a functional layer, which cannot be seen in the candidate"
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,11 @@ class Pair:
         if isinstance(self.reason, Fold) and self.reference not in self.reason.layers:
             return self.reason.layers[-1]
         return None
+
+    @property
+    def is_out_of_sight(self) -> bool:
+        """Whether it may well be in the candidate, inside of which nothing is seen."""
+        return isinstance(self.reason, Unseen) and self.reason.is_all
 
     @property
     def is_folded(self) -> bool:

@@ -210,6 +210,7 @@ class Content:
         own_checks: the classes of a project's own checks.
         surroundings: switches of torch.
         missing: what is not there, and why.
+        training: as in `run_batches`.
     """
 
     created: str
@@ -231,6 +232,7 @@ class Content:
     own_checks: tuple[str, ...]
     surroundings: Surroundings
     missing: tuple[Missing, ...] = ()
+    training: bool | None = None
 
     @property
     def missing_values(self) -> list[Missing]:

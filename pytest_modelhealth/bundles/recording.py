@@ -12,6 +12,7 @@ from pytest_modelhealth.bundles.content import Surroundings
 from pytest_modelhealth.bundles.state import held_tensors
 from pytest_modelhealth.bundles.surroundings import surroundings
 from pytest_modelhealth.capture import Request
+from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.untouched import random_state
 from pytest_modelhealth.inspector import Inspector
@@ -29,7 +30,7 @@ class Ran:
         model: the module that has the layers.
         compiled: as in `Inspector`.
         number: which inspection of its test it is, counted from 1.
-        options: further arguments of `run_inspection`.
+        options: further arguments of `run_inspection` or `run_batches`.
         limit: the most bytes of several batches that are held.
         requests: what was run, in order.
         states: the random state before each.
@@ -121,7 +122,8 @@ class RecordingInspector(Inspector):
 
     def run_batches(self, *args: Any, **options: Any) -> HealthReport:
         """As in `Inspector`."""
-        return self._recorded("batches", super().run_batches, args, options, {})
+        said = {"training": options.get("training")}
+        return self._recorded("batches", super().run_batches, args, options, said)
 
     def _recorded(
         self,
@@ -139,10 +141,10 @@ class RecordingInspector(Inspector):
         finally:
             self._ran = None
 
-    def _observe(self, request: Request) -> Observation:
+    def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
         if self._ran is not None:
             self._ran.add(request)
-        return super()._observe(request)
+        return super()._observe(request, collectors)
 
     def _note_report(self, report: HealthReport) -> None:
         super()._note_report(report)

@@ -233,7 +233,9 @@ class Again:
         inspector._selection = self._selection
         options = {"loss": self._loss, "backward": self._backward, "scaler": self._scaler}
         if content.of == "batches":
-            return inspector.run_batches(self._one_by_one(batches), **options)
+            return inspector.run_batches(
+                self._one_by_one(batches), training=content.training, **options
+            )
         inputs, target = batches[0]
         if padding is NOTHING:
             padding = self._reader.read(content.padding, "padding")

@@ -146,6 +146,7 @@ def _content(
         ),
         surroundings=ran.surroundings,
         missing=tuple(writer.missing),
+        training=ran.options.get("training"),
     )
 
 

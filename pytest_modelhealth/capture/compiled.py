@@ -6,12 +6,11 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from pytest_modelhealth.capture.eager import is_compiled
@@ -105,6 +104,18 @@ def _backend(callback: Any) -> Any:
     return callback
 
 
+def _noting_lines(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backend that takes down which lines a graph came from, and compiles it."""
+
+    def compiled(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        from pytest_modelhealth.capture.observing.operators import note_lines
+
+        note_lines(graph.graph)
+        return backend(graph, inputs, **options)
+
+    return compiled
+
+
 _numbers = itertools.count()
 
 
@@ -120,7 +131,7 @@ def _compile(module: nn.Module, context: Any) -> None:
     function = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
     vars(module)["_compiled_call_impl"] = torch.compile(
         function,
-        backend=partial(_backend(context.callback)),
+        backend=_noting_lines(_backend(context.callback)),
         dynamic=getattr(context, "_dynamic", None),
     )
 

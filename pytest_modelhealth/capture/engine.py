@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.visitor import Visitor
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
@@ -43,6 +44,7 @@ class Request:
             gradients are reported without the scale.
         selection: which roles of which layers to observe.
         visitor: is shown every tensor that is observed.
+        collectors: are shown activations and gradients with what was found in them.
     """
 
     model: Any
@@ -53,6 +55,7 @@ class Request:
     scaler: Any = None
     selection: Selection = field(default_factory=Selection)
     visitor: Visitor | None = None
+    collectors: tuple[Collector, ...] = ()
 
 
 class Engine(ABC):
@@ -66,6 +69,9 @@ class Engine(ABC):
 
     flat_outputs: ClassVar[bool] = False
     """Whether it returns tensors in a row, however the model nested them."""
+
+    files: ClassVar[str] = ""
+    """Which files are read from disk where a path is given for a model; ``""`` for none."""
 
     compiled: ClassVar[bool] = False
     """Whether this engine observes compiled code as it runs compiled."""
@@ -143,7 +149,8 @@ def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
         )
     raise InspectionError(
         f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module, a "
-        f"torch.export.ExportedProgram or an ONNX model.{_hint(model)}"
+        "torch.export.ExportedProgram, an ONNX model or a package of AOTInductor."
+        f"{_hint(model)}"
     )
 
 
@@ -151,7 +158,8 @@ def _hint(model: object) -> str:
     if isinstance(model, type):
         return " Pass an instance: Model(), not Model."
     if isinstance(model, str | Path):
-        return " Load it first: only ONNX files (*.onnx) are read from disk."
+        files = ", ".join(filter(None, (engine.files for engine in _engines())))
+        return f" Load it first: what is read from disk is {files}."
     if isinstance(model, Iterable) and not isinstance(model, str | Mapping):
         return " A batch goes into the next call: inspector(model).run_inspection(batch)."
     return ""

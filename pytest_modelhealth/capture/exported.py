@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import fx, nn
 
 from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.pt2.archive import archive_of, is_pt2, only_model
 from pytest_modelhealth.capture.step.forward import observed_eagerly
 from pytest_modelhealth.capture.step.run import Watch, run_step
 from pytest_modelhealth.errors import InspectionError
@@ -24,13 +27,22 @@ class ExportedEngine(Engine):
     """
 
     precedence = 1
+    files: ClassVar[str] = "exported programs (*.pt2)"
 
     def __init__(self) -> None:
         self._unflattened: WeakKeyDictionary[ExportedProgram, nn.Module] = WeakKeyDictionary()
 
     def supports(self, model: object) -> bool:
-        """Whether `model` came out of `torch.export`."""
-        return _is_program(model) or _is_flat(model)
+        """Whether `model` came out of `torch.export`, or is a path to a file that did."""
+        return _is_program(model) or _is_flat(model) or _is_file(model)
+
+    def load(self, model: Any) -> Any:
+        """Return the program that lies in a file.
+
+        Raises:
+            InspectionError: there are several, or it cannot be loaded.
+        """
+        return _loaded(model) if _is_file(model) else model
 
     def module(self, model: Any) -> nn.Module:
         """Return the program's modules, with copies of its parameters and buffers.
@@ -48,6 +60,8 @@ class ExportedEngine(Engine):
 
             unflattened: Any = unflatten(model)
             unflattened._ty = _model_class(model)  # torch 2.8 names those of the layers alone
+            _finish(unflattened)
+            _set_modes(unflattened, model.graph.nodes)
             self._unflattened[model] = unflattened
         return self._unflattened[model]
 
@@ -62,17 +76,86 @@ class ExportedEngine(Engine):
         return measured(request, self._run)
 
     def _run(self, request: Request, watch: Watch) -> Observation:
-        return run_step(request, self.module(request.model), [], watch)
+        module = self.module(request.model)
+        with _explained(request.model):
+            return run_step(request, module, [], watch)
+
+
+@contextmanager
+def _explained(program: ExportedProgram) -> Iterator[None]:
+    """Say what helps where a program writes to buffers that its backward pass needs as they were.
+
+    Decomposed batch normalisation in training mode does, and torch cannot differentiate it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        written = program.graph_signature.buffers_to_mutate.values()
+        if written and "modified by an inplace operation" in str(error):
+            error.add_note(
+                f"the exported program writes to its buffers ({', '.join(written)}), and torch "
+                "cannot differentiate it: pass backward=False, or export in evaluation mode"
+            )
+        raise
 
 
 def _is_program(model: object) -> bool:
     return type(model).__name__ == "ExportedProgram"
 
 
+def _is_file(model: object) -> bool:
+    return is_pt2(model) and bool(archive_of(model).programs)
+
+
+def _loaded(path: Any) -> Any:
+    import torch.export
+
+    only_model(path, archive_of(path).programs, "exported_programs")
+    try:
+        return torch.export.load(path)
+    except (RuntimeError, ValueError) as error:
+        raise InspectionError(
+            f"torch {torch.__version__} cannot load the exported program in {str(path)!r}: {error}"
+        ) from error
+
+
 def _model_class(program: ExportedProgram) -> str | None:
     """Return the qualified name of the class that was exported, where the graph knows it."""
     stacks = (node.meta.get("nn_module_stack") or {} for node in program.graph.nodes)
     return next((kind for stack in stacks for path, kind in stack.values() if not path), None)
+
+
+def _finish(model: nn.Module) -> None:
+    """Finish the modules that torch leaves unfinished: some of those that have several names."""
+    for module in model.modules():
+        if "graph" in vars(module) and "graph_module" not in vars(module):
+            module.finalize()  # type: ignore[operator]
+
+
+def _set_modes(model: nn.Module, nodes: Iterable[fx.Node]) -> None:
+    """Let the modules of a program be in the mode that it was exported in, as far as it is known.
+
+    A program has no mode: its operators say of themselves whether they train, and of a module
+    without such operators `training` is ``None``.
+    """
+    modules: dict[str, Any] = dict(model.named_modules())
+    for module in modules.values():
+        module.training = None
+    for node in nodes:
+        trains = _trains(node)
+        for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+            if trains is not None and path in modules:
+                modules[path].training = bool(modules[path].training) or trains
+
+
+def _trains(node: fx.Node) -> bool | None:
+    """Return whether an operator computes what it does in training mode; ``None`` for most."""
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    for place, argument in enumerate(arguments):
+        if argument.name in ("train", "training"):
+            given = node.args[place] if place < len(node.args) else argument.default_value
+            return bool(node.kwargs.get(argument.name, given))
+    return False if "no_training" in str(node.target) else None
 
 
 def _is_flat(model: object) -> bool:

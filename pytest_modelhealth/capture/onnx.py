@@ -21,6 +21,7 @@ class OnnxEngine(Engine):
     """ONNX files, models and sessions: each value of the graph is seen, as no gradient is."""
 
     precedence = 1
+    files: ClassVar[str] = "ONNX files (*.onnx)"
     runs_in_torch: ClassVar[bool] = False
     flat_outputs: ClassVar[bool] = True
     why_not_measured: ClassVar[str] = (

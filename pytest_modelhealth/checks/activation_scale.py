@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.facts import flow_of, gain, leaves
+from pytest_modelhealth.checks.facts import flow_of, gain, largest_at, leaves
 from pytest_modelhealth.checks.paths import (
     NORMALIZATIONS,
     as_given,
@@ -141,6 +141,7 @@ def _grown(
             cause=cause,
             affected=[layer for layer in inner if layer in reached],
             seen_in=() if record is culprit else (name,),
+            details=largest_at(record, "activations"),
         )
 
 
@@ -176,6 +177,7 @@ def _stream(
         cause="a residual stream that is scaled up in every block, or branches that add far more "
         f"than the stream holds: x + branch(norm(x)) adds each once{made}",
         affected=others,
+        details=largest_at(inner[first], "activations"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, completed, flow_of, is_closed, leaves
@@ -99,7 +99,7 @@ class DeadUnits(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield activations with too many dead units."""
         for record in called(observation):
-            found = _dead(record) if _can_die(record, observation) else ()
+            found = _dead(record) if can_die(record, observation) else ()
             for name, fraction in zip(_LIMITS, found, strict=False):
                 limit = settings.limit(name, record.name)
                 if fraction <= limit.value:
@@ -137,7 +137,7 @@ def _finding(
     )
 
 
-def _can_die(record: LayerRecord, observation: Observation) -> bool:
+def can_die(record: LayerRecord, observation: Observation) -> bool:
     """Whether a layer is an activation with a flat side: one of torch's, or the project's own.
 
     A module of its own kind that holds nothing, keeps the shape and never goes below zero is one.
@@ -232,15 +232,31 @@ def _dead_fraction(record: LayerRecord) -> float | None:
     out, given = record.activations, record.inputs
     if out is None or out.units is None or out.dead_fraction is None:
         return None
+    if record.activation in _FLOORS or record.activation == "threshold":
+        return float(silent_units(record, out, out.abs_max).mean())
+    silent = given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max
+    return 1.0 if silent else out.dead_fraction
+
+
+def silent_units(record: LayerRecord, seen: TensorStatistics, largest: float) -> Any:
+    """Return which units of an activation were silent in a part of what was seen: booleans.
+
+    Args:
+        record: the layer.
+        seen: statistics with units of the part.
+        largest: the largest magnitude of the layer, against which silence is measured.
+    """
+    assert seen.units is not None
+    low, high = seen.units.minimum, seen.units.maximum
     if record.activation in _FLOORS:
         alpha = record.options.get("alpha", 1.0)
         floor = _FLOORS[record.activation] * (alpha if isinstance(alpha, float) else 1.0)
-        return float((out.units.maximum <= floor * _NEARLY).mean())
+        return high <= floor * _NEARLY
     if record.activation == "threshold":
         value = record.options.get("value", 0.0)
-        return float(((out.units.maximum == value) & (out.units.minimum == value)).mean())
-    silent = given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max
-    return 1.0 if silent else out.dead_fraction
+        return (low == value) & (high == value)
+    reach = _NEGLIGIBLE * largest
+    return (low >= -reach) & (high <= reach)
 
 
 def _cause(record: LayerRecord, before: LayerRecord | None) -> str:

@@ -34,6 +34,15 @@ def flow_of(observation: Observation) -> Flow:
     return flow
 
 
+def largest_at(record: LayerRecord, role: str) -> tuple[str, ...]:
+    """Return in which batch and sample the largest value of a layer stood, a sentence, if known."""
+    found = record.largest.get(role)
+    if found is None:
+        return ()
+    what = role.removesuffix("s")
+    return (f"the largest {what} of {record.label!r}, {found.value:.4g}, was in {found}",)
+
+
 def learns(record: LayerRecord) -> bool:
     """Whether a parameter of a layer gets a gradient that is not zero throughout."""
     return any(s.abs_max > 0.0 for s in record.parameter_gradients.values())

@@ -322,7 +322,10 @@ def _violation(
 def _first(
     record: LayerRecord, role: str, statistics: TensorStatistics, observation: Observation
 ) -> str:
-    """Say where the first one is: index, sample, and the call where there are several."""
+    """Say where the first one is: batch, index, sample, and the call where there are several."""
+    if found := record.nonfinite.get(role):
+        at = "" if found.index is None else f" at [{', '.join(map(str, found.index))}]"
+        return f", the first in {found}{at}"
     index = statistics.first_nonfinite
     if index is None:
         return ""

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.contracting_chains import STEEPEST, contracting_chains
-from pytest_modelhealth.checks.facts import called, completed, enclosing, flow_of, trainable
+from pytest_modelhealth.checks.facts import (
+    called,
+    completed,
+    enclosing,
+    flow_of,
+    largest_at,
+    trainable,
+)
 from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.gradient_extremes import gradient_norm, singular, unmoving
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
@@ -255,6 +262,7 @@ def _exploding(
             cause=cause,
             affected=[name for name in others if name != culprit.name],
             severity=severity,
+            details=largest_at(worst, "gradients"),
         )
 
 

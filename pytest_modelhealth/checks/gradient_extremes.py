@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.arithmetic import EDGED, QUOTIENTS, first_of, named
 from pytest_modelhealth.checks.check import Check
-from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost
+from pytest_modelhealth.checks.facts import (
+    called,
+    completed,
+    flow_of,
+    innermost,
+    largest_at,
+)
 from pytest_modelhealth.checks.freshness import is_fresh, seems_trained
 from pytest_modelhealth.checks.paths import way_to
 from pytest_modelhealth.settings import Settings
@@ -71,6 +77,7 @@ def singular(
         else "the derivative of a root, norm, logarithm or quotient near zero, or losses and "
         "weights that are far too large",
         affected=[r.name for r in over if r is not culprit],
+        details=largest_at(last, "gradients"),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.facts import leaves
+from pytest_modelhealth.checks.facts import largest_at, leaves
 from pytest_modelhealth.settings import DtypeName, Setting, Settings
 
 if TYPE_CHECKING:
@@ -129,7 +129,14 @@ def _overflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[
             )
             cause = "the next batch may overflow: scale down, normalise, or use bfloat16 or float32"
             yield Headroom.violation(
-                record, message, value=used, limit=limit, role=role, tensor=tensor, cause=cause
+                record,
+                message,
+                value=used,
+                limit=limit,
+                role=role,
+                tensor=tensor,
+                cause=cause,
+                details=largest_at(record, role) if reached == statistics.abs_max else (),
             )
 
 

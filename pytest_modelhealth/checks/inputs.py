@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.computed_ids import destroyed
-from pytest_modelhealth.checks.facts import called, flow_of
+from pytest_modelhealth.checks.facts import called, flow_of, largest_at
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
@@ -180,7 +180,8 @@ def _values(
         cause = "images normalised twice: subtract the mean and divide by the deviation once"
     else:
         return
-    yield Inputs.violation(root, message, value=value, limit=broken, cause=cause)
+    details = largest_at(root, "inputs")
+    yield Inputs.violation(root, message, value=value, limit=broken, cause=cause, details=details)
 
 
 def _first_weights(observation: Observation, name: str) -> LayerRecord | None:

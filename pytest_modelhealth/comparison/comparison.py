@@ -78,6 +78,8 @@ class Divergence:
         cause: the likely cause, one sentence; ``""`` where nothing tells.
         affected: names of the other layers that diverged, which only show what began here.
         causes: the changes of calls and tied weights that the story names.
+        called_at: ``path:line`` of the code that calls the culprit in the reference and in the
+            candidate; ``""`` where that is not known.
     """
 
     layer: str
@@ -89,6 +91,7 @@ class Divergence:
     cause: str
     affected: tuple[str, ...] = ()
     causes: tuple[CallChange | TieChange, ...] = ()
+    called_at: tuple[str, str] = ("", "")
 
 
 @dataclass(eq=False, repr=False)
@@ -146,7 +149,8 @@ class Comparison(HasVerdict):
     @cached_property
     def changed_names(self) -> tuple[Pair, ...]:
         """The layers that were renamed, moved, retyped, inserted or removed."""
-        return tuple(p for p in self.alignment.pairs if p.change is not Change.MATCHED)
+        pairs = (p for p in self.alignment.pairs if p.change is not Change.MATCHED)
+        return tuple(pair for pair in pairs if not pair.is_out_of_sight)
 
     @cached_property
     def diverged(self) -> tuple[AlignedLayer, ...]:

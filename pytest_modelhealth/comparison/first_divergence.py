@@ -86,6 +86,8 @@ class Search:
 
     def _forward(self, first: TensorResult) -> Divergence:
         name, role = first.key.layer, first.key.role
+        if self.b.observation.outputs_only:
+            return self._out_of_sight(first)
         if role == "outputs":
             return self._between(first, "", "what the model returns")
         if role == "inputs":
@@ -98,6 +100,17 @@ class Search:
         if self._runs_others(pair.reference) and not self._is_merged(pair):
             return self._between(first, pair.reference, "")
         return self._own(pair, first)
+
+    def _out_of_sight(self, first: TensorResult) -> Divergence:
+        """Return the divergence of a candidate inside of which nothing is seen."""
+        story = "another output, and no layer inside the candidate can be seen"
+        changed = (
+            f"{self._label(name)}: {found.phrases[0]}"
+            for name, found in self.changed.items()
+            if found.phrases
+        )
+        cause = next(changed, "compare what it was made of to learn which layer parts first")
+        return self._made(self._pair_or_stand_in(""), "computation", first, story, cause)
 
     def _input(self, first: TensorResult, name: str) -> Divergence:
         calls, pair = self._calls_of(name), self.alignment.by_reference.get(name)
@@ -269,6 +282,7 @@ class Search:
             cause=cause,
             affected=tuple(n for n in affected if n not in (pair.name, result.key.layer)),
             causes=causes,
+            called_at=(_place(self.a, pair.reference), _place(self.b, pair.candidate)),
         )
 
     def _with_code(self, name: str) -> str:
@@ -409,3 +423,7 @@ def _outputs(trace: Trace, layer: str, span: tuple[int, int]) -> list[Key]:
     """Return the outputs that a layer gave in this span of moments."""
     outputs = trace.of_role[layer, "activations"]
     return [key for key in outputs if span[0] < trace.entries[key].moment <= span[1]]
+
+
+def _place(trace: Trace, layer: str | None) -> str:
+    return "" if layer is None else trace.observation.called_at(layer)

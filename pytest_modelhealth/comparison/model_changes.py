@@ -66,6 +66,7 @@ def other_settings(
     ours, theirs = modules[0].get(pair.reference), modules[1].get(pair.candidate)
     if ours is not None and theirs is not None:
         has_mode = has_forward(theirs) and not is_quantised(theirs)
+        has_mode = has_mode and None not in (ours.training, theirs.training)
         if has_mode and ours.training != theirs.training:
             yield f"it {_mode(theirs)}, the reference {_mode(ours)}"
         yield from _settings_difference(ours, theirs)

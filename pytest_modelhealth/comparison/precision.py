@@ -34,10 +34,16 @@ def _epsilon_of_candidate(trace: Trace) -> float:
         for key in trace.of_role[name, "activations"]
     ]
     return max(
-        max(map(epsilon_of, kept), default=0.0),
-        max(map(epsilon_of, returned), default=0.0),
-        min(map(epsilon_of, products), default=0.0),
+        max(map(_epsilon_of, kept), default=0.0),
+        max(map(_epsilon_of, returned), default=0.0),
+        min(map(_epsilon_of, products), default=0.0),
     )
+
+
+def _epsilon_of(dtype: str | torch.dtype) -> float:
+    """Return the machine epsilon of a dtype; none for quantised ones, whose steps are measured."""
+    is_quantised = str(dtype).removeprefix("torch.") in ("qint8", "quint8")
+    return 0.0 if is_quantised else epsilon_of(dtype)
 
 
 def _takes_floats(trace: Trace, layer: str) -> bool:

@@ -21,8 +21,7 @@ def notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> list[str]:
         notes.append("a quantised model has no gradients: the forward pass is compared")
     elif theirs.is_frozen and a.observation.backward and not b.observation.backward:
         notes.append(
-            "nothing of the candidate is trained (requires_grad=False): the forward pass is "
-            "compared"
+            "the candidate trains nothing (requires_grad=False): the forward pass is compared"
         )
     for side, trace in ((ours, a), (theirs, b)):
         notes += [f"{side.name}: {note}" for note in trace.observation.notes]
@@ -57,7 +56,9 @@ def remarks(search: Search, divergence: Divergence | None) -> Iterator[str]:
     if both_nan:
         layers = list(dict.fromkeys(r.key.layer or a.observation.model_type for r in both_nan))
         yield f"equal, but NaN on both sides: {_listed(layers)}"
-    unused = [name for name, found in search.changed.items() if found.phrases]
+    folded = {pair.reference for pair in search.alignment.pairs if pair.output_of is not None}
+    changed = [name for name, found in search.changed.items() if found.phrases]
+    unused = [name for name in changed if name not in folded]
     if unused and divergence is None:
         phrase = search.changed[unused[0]].phrases[0]
         yield f"parameters differ that this batch does not show: {unused[0]}: {phrase}"

@@ -80,7 +80,8 @@ def reference_side(model: Any) -> Side:
     if side is None or not side.engine.runs_in_torch:
         raise InspectionError(
             f"the reference is a {type(model).__name__}: it must be a model that runs in PyTorch; "
-            "a state_dict or an ONNX file can only be the candidate"
+            "a state_dict, an ONNX model, a frozen script or a compiled package can only be the "
+            "candidate"
         )
     return side
 
@@ -189,10 +190,14 @@ def run(
         own = replace(request, model=side.model, inputs=batch, target=target, visitor=keeper)
         if side.quantised or (side.is_frozen and request.backward is None):
             own = replace(own, backward=False)
+        if side.engine.flat_outputs:  # which the loss was not written for
+            own = replace(own, loss=_no_loss)
         with hinted(own):
             observation = side.engine.run(own)
         if side.engine.compiled:
             observation = _with_compiled_outputs(side, own, keeper, observation)
+        if side.engine.flat_outputs:
+            observation = replace(observation, loss=None)
     except Exception as error:
         error.add_note(f"raised while the {side.name} of compare(reference, candidate, ...) ran")
         raise
@@ -200,7 +205,14 @@ def run(
         raise InspectionError(
             f"could not keep what the {side.name} computes: {observation.errors[0]}"
         )
-    return Trace(observation, keeper.entries, keeper.output, side.engine.flat_outputs)
+    engine, entries = side.engine, keeper.entries
+    return Trace(
+        observation, entries, keeper.output, engine.flat_outputs, is_ordered=engine.runs_in_torch
+    )
+
+
+def _no_loss(*_: Any) -> Tensor:
+    return torch.zeros(())
 
 
 def _with_compiled_outputs(

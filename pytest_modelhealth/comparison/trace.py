@@ -62,12 +62,14 @@ class Trace:
         entries: the tensors, by their names.
         output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
         is_flat: whether the tensors of the output stand in a row, however the model nested them.
+        is_ordered: whether tensors of a call come in the order of its arguments and outputs.
     """
 
     observation: Observation
     entries: dict[Key, KeptTensor]
     output: str
     is_flat: bool = False
+    is_ordered: bool = True
 
     @cached_property
     def layers(self) -> dict[str, Alignable]:

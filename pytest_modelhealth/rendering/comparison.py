@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pytest_modelhealth.alignment.result import Change, Pair
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.measures import Difference
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.json import plain
@@ -21,6 +21,7 @@ from pytest_modelhealth.rendering.notation import (
     shorten,
     table,
 )
+from pytest_modelhealth.report.flow import near
 
 MEASURES = (
     "count", "unequal", "nan_both", "nonfinite", "max_abs", "max_rel", "relative_l2", "cosine"
@@ -44,16 +45,19 @@ def line(comparison: Comparison) -> str:
             f"not equivalent (strict_names): {_pair(first)}; every number is the same, by "
             f"{comparison.basis}"
         )
-    layers = _compared(comparison)
-    compared = plural(layers, "layer") if layers else "all its outputs"
     return printable(
         f"equivalent by {comparison.basis}: {comparison.candidate} computes what "
-        f"{comparison.reference} does, in {compared}"
+        f"{comparison.reference} does, in {_compared(comparison)}"
     )
 
 
-def _compared(comparison: Comparison) -> int:
-    return sum(bool(layer.tensors) for layer in comparison.layers.values())
+def _compared(comparison: Comparison) -> str:
+    """Return in what the two were compared."""
+    compared = [layer for layer in comparison.layers.values() if layer.tensors]
+    is_whole = any(layer.name for layer in compared) or len(comparison.layers) == 1
+    if compared and is_whole:
+        return plural(len(compared), "layer")
+    return "its outputs alone: no layer inside was compared"
 
 
 def overview(comparison: Comparison) -> str:
@@ -77,7 +81,8 @@ def _layers(comparison: Comparison) -> list[AlignedLayer]:
     return [
         layer
         for layer in comparison.layers.values()
-        if layer.tensors or layer.pair.change is not Change.MATCHED
+        if layer.tensors
+        or (layer.pair.change is not Change.MATCHED and not layer.pair.is_out_of_sight)
     ]
 
 
@@ -106,11 +111,21 @@ def failure(comparison: Comparison) -> str:
             *_folded(comparison),
             "",
             f"verdict by:   {comparison.basis}, times {limit:g}",
+            *_places(found),
             *_alignment(comparison),
             *_notes(comparison),
             "look:         print(comparison), comparison.plot_errors()",
         ]
     )
+
+
+def _places(found: Divergence) -> Iterator[str]:
+    """Yield where the culprit is called: once where both sides call it from the same line."""
+    ours, theirs = (printable(near(place)) if place else "" for place in found.called_at)
+    if ours and theirs and ours != theirs:
+        yield f"called at:    {ours}, in the candidate {theirs}"
+    elif ours or theirs:
+        yield f"called at:    {ours or theirs}"
 
 
 def _evidence(result: TensorResult | None, model: str) -> Iterator[str]:
@@ -232,7 +247,7 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
     alignment = comparison.alignment
     parts = []
     for change in (Change.RENAMED, Change.RETYPED, Change.MOVED, Change.INSERTED, Change.REMOVED):
-        pairs = [pair for pair in alignment.of(change) if not pair.note or pair.aligned]
+        pairs = [pair for pair in alignment.of(change) if not pair.reason or pair.aligned]
         if pairs:
             names = _names(_pair(pair, short=True) for pair in pairs)
             parts.append(f"{len(pairs)} {change} ({names})")
@@ -247,7 +262,7 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
 
 def _tells(pair: Pair) -> bool:
     """Whether a pair has a note that no other pair's note says too."""
-    return pair.reason is not None and not pair.is_noted_elsewhere
+    return bool(pair.note) and not pair.is_noted_elsewhere
 
 
 def _names(names: Iterable[str]) -> str:
@@ -286,6 +301,7 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
         first = _fields(found, "layer", "candidate", "kind", "story", "cause")
         first |= {
             "affected": list(found.affected),
+            "called_at": list(found.called_at),
             "tensor": None if found.result is None else _tensor_as_data(found.result),
         }
     return {

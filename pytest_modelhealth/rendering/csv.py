@@ -18,7 +18,7 @@ LAYER_COLUMNS = (
 )  # fmt: skip
 TENSOR_COLUMNS = (
     "shape", "dtype", "device", *STATISTICS, "histogram_sampled", "first_nonfinite", "units",
-    "unit_observations", "frozen",
+    "unit_observations", "frozen", "largest_in_batch", "largest_in_sample",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def _rows(record: LayerRecord) -> Iterator[list[object]]:
     layer = [FORMAT_VERSION, record.name, record.type_name, record.status.value, record.reason]
     layer += [record.activation, record.calls]
     rows = [
-        [*layer, role, tensor, *_cells(seen), _frozen(record, role, tensor)]
+        [*layer, role, tensor, *_cells(seen), _frozen(record, role, tensor), *_place(record, role)]
         for role in ROLES
         for tensor, seen in record.tensors(role).items()
     ]
@@ -68,3 +68,9 @@ def _joined(numbers: Iterable[int]) -> str:
 
 def _frozen(record: LayerRecord, role: str, tensor: str) -> bool | None:
     return tensor in record.frozen if role == "parameters" else None
+
+
+def _place(record: LayerRecord, role: str) -> tuple[int | None, int | None]:
+    """Return batch and sample of the largest magnitude, where that is known."""
+    found = record.largest.get(role)
+    return (None, None) if found is None else (found.batch, found.sample)

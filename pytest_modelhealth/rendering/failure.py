@@ -17,7 +17,7 @@ from pytest_modelhealth.rendering.notation import (
     shorten,
     table,
 )
-from pytest_modelhealth.rendering.places import defined_at, is_of_a_library
+from pytest_modelhealth.rendering.places import called_at, defined_at, is_of_a_library
 from pytest_modelhealth.rendering.summary import (
     consequences,
     headline,
@@ -48,7 +48,6 @@ def render(report: HealthReport) -> str:
             "",
             *([f"likely cause: {printable(near(worst.cause))}"] if worst.cause else ()),
             *(f"seen:         {printable(near(line))}" for line in worst.details[:_FEW]),
-            *_source(report, worst),
             *_code(worst),
             *_way(report, worst),
             *_next_moves(report, worst),
@@ -106,13 +105,6 @@ def _consequences(report: HealthReport, worst: Violation) -> Iterator[str]:
         yield f"  {following}"
 
 
-def _source(report: HealthReport, worst: Violation) -> Iterator[str]:
-    """Yield the line of code that a traced graph knows the layer to come from."""
-    record = report.observation.layers.get(worst.layer)
-    if record is not None and record.source:
-        yield f"source:       {printable(record.source)}"
-
-
 def _code(worst: Violation) -> Iterator[str]:
     """Yield the code at the places that the violation names."""
     said = f"{worst.message} {worst.cause}"
@@ -128,7 +120,10 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
     """Yield what feeds the worst layer, what it feeds, the operations between, and where it is."""
     flow, layer = report.flow, worst.layer
     own_class = _own_class(report, layer)
+    line = "" if _PLACE.search(worst.cause) else called_at(report, layer)
+    called = [printable(near(line))] if line else []
     if flow is None or not layer or layer not in flow:
+        yield from (f"called at:    {place}" for place in called)
         yield from (f"class:        {place}" for place in own_class)
         return
     before = flow.producers(layer, as_it_is=True) or flow.producers(layer)
@@ -139,8 +134,7 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
     if len(steps) > 2 * _FEW:
         steps[_FEW:-_FEW] = ["..."]
     shown = " -> ".join(filter(None, (_some(before), layer, *steps, _some(after))))
-    line = "" if _PLACE.search(worst.cause) else flow.line(layer)
-    places = [f"called at {printable(near(line))}"] if line else []
+    places = [f"called at {place}" for place in called]
     places += [f"class at {place}" for place in own_class]
     yield f"way:          {printable(shown)}" + (f"  ({', '.join(places)})" if places else "")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.rendering.places import called_at, defined_at
+from pytest_modelhealth.rendering.places import called_at, class_place, defined_at
 from pytest_modelhealth.rendering.summary import STATISTICS
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, LossCall, Violation
+from pytest_modelhealth.report import ROLES, ByClass, HealthReport, LayerRecord, LossCall, Violation
 from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 FORMAT_VERSION = 1
@@ -56,6 +56,8 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "probes": asdict(seen.probes),
         "costs": None if seen.costs is None else asdict(seen.costs),
         "course": None if seen.course is None else asdict(seen.course),
+        "part": None if seen.part is None else asdict(seen.part),
+        "by_class": None if seen.by_class is None else _by_class(seen.by_class),
         "replayed": None if seen.replayed is None else asdict(seen.replayed),
         "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
         "violations": [_violation(report, violation) for violation in judgement.violations],
@@ -68,12 +70,12 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         ],
         "unused_waivers": [asdict(waiver) for waiver in judgement.unused_waivers],
         "settings": dict(report.settings),
-        "layers": [_layer(record) for record in report],
+        "layers": [_layer(record, called_at(report, record.name)) for record in report],
     }
     return {key: plain(value) for key, value in data.items()}
 
 
-def _layer(record: LayerRecord) -> dict[str, Any]:
+def _layer(record: LayerRecord, source: str) -> dict[str, Any]:
     data: dict[str, Any] = {
         "name": record.name,
         "type_name": record.type_name,
@@ -86,7 +88,8 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
         "calls": record.calls,
         "aliases": list(record.aliases),
         "frozen": sorted(record.frozen),
-        "source": record.source,
+        "source": source,
+        "defined_at": class_place(record),
         "options": dict(record.options),
         "unreached": sorted(record.unreached),
         "read_in_vain": sorted(record.read_in_vain),
@@ -99,11 +102,28 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
             name: {"rows": sorted(slices.rows), "columns": sorted(slices.columns)}
             for name, slices in record.zero_slices.items()
         },
+        "largest": {role: asdict(found) for role, found in record.largest.items()},
+        "nonfinite": {role: asdict(found) for role, found in record.nonfinite.items()},
     }
     for role in ROLES:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}
         data[role] = tensors.get("") if role in ONE_TENSOR else tensors
     return data
+
+
+def _by_class(found: ByClass) -> dict[str, Any]:
+    """Return what was found by class; a class is a key as `str` spells it."""
+    return {
+        "samples": {str(label): count for label, count in found.samples.items()},
+        "silent": [asdict(one) for one in found.silent],
+        "alike": list(found.alike),
+        "judged": list(found.judged),
+        "left_out": dict(found.left_out),
+        "statistics": {
+            str(label): {layer: _statistics(seen) for layer, seen in layers.items()}
+            for label, layers in found.statistics.items()
+        },
+    }
 
 
 def _violation(report: HealthReport, violation: Violation) -> dict[str, Any]:

@@ -34,9 +34,7 @@ def class_place(record: LayerRecord) -> str:
 
 def called_at(report: HealthReport, layer: str) -> str:
     """Return ``path:line`` of the user's code that first called a layer; ``""`` if unknown."""
-    record, flow = report.observation.layers.get(layer), report.flow
-    line = flow.line(layer) if flow is not None and layer in flow else ""
-    return line or ("" if record is None else record.source)
+    return report.observation.called_at(layer)
 
 
 def is_of_a_library(place: str) -> bool:

@@ -64,7 +64,9 @@ def headline(report: HealthReport) -> str:
         return f"inconclusive: {_broken(judgement.broken[0])}"
     if judgement.inconclusive:
         return _inconclusive(report)
-    model = printable(report.observation.model_type)
+    seen = report.observation
+    part = "" if seen.part is None else f" in {seen.part}"
+    model = f"{printable(seen.model_type)}{part}"
     if judgement.warned:
         return f"healthy: no check fails {model}, with {_warned(report)}"
     return f"healthy: no check objects to {model}"
@@ -117,7 +119,9 @@ def run(report: HealthReport) -> str:
     parts = [printable(seen.model_type), counts(report)]
     if seen.samples:
         parts.append(plural(seen.samples, "sample"))
-    if seen.batches != 1:
+    if seen.part is not None:
+        parts.append(str(seen.part))
+    elif seen.batches != 1:
         parts.append(f"{seen.batches:,} batches")
     if seen.loss is not None:
         parts.append(f"loss {number(seen.loss)}")
@@ -133,10 +137,12 @@ def remarks(report: HealthReport, *, briefly: bool = False) -> list[str]:
 
     Args:
         report: of what.
-        briefly: without the reasons for which probes do not apply.
+        briefly: below violations, where `run` does not stand: with the part of the data that was
+            seen, and without the reasons for which probes do not apply.
     """
     seen, judgement = report.observation, report.judgement
-    lines = [_broken(found) for found in judgement.broken[0 if judgement.violations else 1 :]]
+    lines = [f"of {seen.part}"] if briefly and seen.part is not None else []
+    lines += [_broken(found) for found in judgement.broken[0 if judgement.violations else 1 :]]
     if judgement.inconclusive and not judgement.passes:
         lines.append(_inconclusive(report))
     if judgement.warned and judgement.verdict is not Verdict.HEALTHY:

@@ -5,6 +5,7 @@ This package imports neither torch nor numpy.
 
 from pytest_modelhealth.report.costs import Costs, LayerCosts, Shape, Size
 from pytest_modelhealth.report.course import Course, CourseEvent, LossSummary
+from pytest_modelhealth.report.data_sets import ByClass, Extreme, Label, Part, SilentUnits
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import (
     Call,
@@ -63,6 +64,7 @@ __all__ = [
     "MEASURED",
     "ROLES",
     "BrokenCheck",
+    "ByClass",
     "Call",
     "ClassTargets",
     "Costs",
@@ -71,6 +73,7 @@ __all__ = [
     "Cut",
     "Definition",
     "Ending",
+    "Extreme",
     "Flow",
     "Gate",
     "GivenTensor",
@@ -81,6 +84,7 @@ __all__ = [
     "Judge",
     "Judgement",
     "Kind",
+    "Label",
     "LayerCosts",
     "LayerMode",
     "LayerRecord",
@@ -95,6 +99,7 @@ __all__ = [
     "Observation",
     "Option",
     "Outcome",
+    "Part",
     "Parting",
     "ProbeRecord",
     "Probed",
@@ -102,6 +107,7 @@ __all__ = [
     "Reference",
     "Replayed",
     "Shape",
+    "SilentUnits",
     "Size",
     "Status",
     "Step",

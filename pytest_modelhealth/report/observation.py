@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.costs import Costs
 from pytest_modelhealth.report.course import Course
+from pytest_modelhealth.report.data_sets import ByClass, Extremes, Part, larger_of_each, moved
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.removable import Removable
 from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.report.stepping import Stepped
 
@@ -101,7 +103,7 @@ class LayerRecord:
             there was a NaN or positive infinity (a mask is made of negative ones); of the first
             batch that had one.
         watched: the roles that were to be observed.
-        source: ``path:line`` of the code that calls it, where a traced graph knows it, else ``""``.
+        source: ``path:line`` of the user's code that first calls it, ``""`` where it is not known.
         options: how the module or the call is set up, where a check reads it: ``dim`` of a softmax,
             ``training`` of a module, ``num_embeddings`` and ``padding_idx`` of an embedding.
         equal_samples: whether its activations were the same for every sample of the batch; ``None``
@@ -112,6 +114,9 @@ class LayerRecord:
             which weights and gradients are all zero; looked at on the CPU, and not in embeddings.
         definitions: where the ``class`` statement of its module may stand, the likeliest first;
             empty where it is functional.
+        largest: by role, where the largest magnitude of a run over batches stood; empty where one
+            batch was run by itself.
+        nonfinite: by role, where the first NaN or positive infinity stood, likewise.
     """
 
     name: str
@@ -143,6 +148,8 @@ class LayerRecord:
     equal_input_samples: bool | None = None
     zero_slices: Mapping[str, ZeroSlices] = field(default_factory=dict)
     definitions: tuple[Definition, ...] = ()
+    largest: Extremes = field(default_factory=dict)
+    nonfinite: Extremes = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -204,7 +211,17 @@ class LayerRecord:
             equal_samples=_all_equal(self.equal_samples, other.equal_samples),
             equal_input_samples=_all_equal(self.equal_input_samples, other.equal_input_samples),
             zero_slices=_zero_in_both(self, other),
+            largest=larger_of_each(self.largest, other.largest),
+            nonfinite={**other.nonfinite, **self.nonfinite},
             **roles,
+        )
+
+    def after(self, batches: int) -> LayerRecord:
+        """Return the same record, of batches that come after so many others."""
+        if not (self.largest or self.nonfinite):
+            return self
+        return replace(
+            self, largest=moved(self.largest, batches), nonfinite=moved(self.nonfinite, batches)
         )
 
 
@@ -465,6 +482,11 @@ class Observation:
             was not asked for.
         replayed: how it compares with the inspection that was saved; ``None`` where it is no
             replay.
+        unlisted: why nothing inside the model could be seen, not even which layers it has; ``""``
+            where that could be.
+        removable: the units that can go; ``None`` where nobody asked for them.
+        part: that a run over batches ended before the last one; ``None`` where all were run.
+        by_class: statistics by class; ``None`` where that was not asked for, and of merged runs.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -489,11 +511,30 @@ class Observation:
     sample_deviation: float | None = None
     costs: Costs | None = None
     replayed: Replayed | None = None
+    unlisted: str = ""
+    removable: Removable | None = None
+    part: Part | None = None
+    by_class: ByClass | None = None
+
+    @property
+    def outputs_only(self) -> str:
+        """Why its inputs and outputs alone were seen, nothing inside; ``""`` where more was."""
+        inner = [record for record in self.layers.values() if record.name]
+        if self.unlisted or any(record.status is not Status.OPAQUE for record in inner):
+            return self.unlisted
+        return inner[0].reason if inner else ""
 
     @property
     def is_of_own_step(self) -> bool:
         """Whether steps of the user's own training were seen, not a run of ours."""
         return self.flow is None and not (self.stepped is None and self.course is None)
+
+    def called_at(self, layer: str) -> str:
+        """Return ``path:line`` of the user's code that first called a layer; ``""`` if unknown."""
+        record = self.layers.get(layer)
+        if record is not None and record.source:
+            return record.source
+        return self.flow.line(layer) if self.flow is not None and layer in self.flow else ""
 
     def merge(self, other: Observation) -> Observation:
         """Return what both saw, layer by layer; the loss is the mean over batches.
@@ -503,7 +544,8 @@ class Observation:
         """
         require_kind(other, Observation)
         layers = dict(self.layers)
-        for name, record in other.layers.items():
+        for name, seen in other.layers.items():
+            record = seen.after(self.batches)
             layers[name] = layers[name].merge(record) if name in layers else record
         return Observation(
             layers=layers,
@@ -531,6 +573,8 @@ class Observation:
             ),
             costs=self.costs,
             replayed=self.replayed,
+            unlisted=self.unlisted,
+            removable=self.removable,
         )
 
 

@@ -98,10 +98,9 @@ def _why_unreadable(tensor: Any) -> str:
     if _is_distributed(tensor):
         partial = any(placement.is_partial() for placement in tensor.placements)
         return "a DTensor's partial sums are no values until they are reduced" if partial else ""
-    if tensor.is_nested:
+    if tensor.is_nested or is_dequantisable(tensor):
         return ""
-    is_plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-    if not is_plain and not is_dequantisable(tensor):
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return f"{type(tensor).__name__} is a tensor subclass that keeps its values to itself"
     if _storage_was_freed(tensor):
         return "the tensor's storage was freed"

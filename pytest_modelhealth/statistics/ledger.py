@@ -97,6 +97,22 @@ class Entry:
             return int(results.zero_count(place))
         return self.statistics.zero_count
 
+    @property
+    def reach(self) -> tuple[float, int] | None:
+        """The finite value of the largest magnitude, and how many are NaN or positive infinity.
+
+        The value is NaN where none is finite; ``None`` on another device.
+        """
+        if self.waits:
+            return None
+        if self._known is None and self._make is Results.statistics:
+            results, _, place, _ = self._arguments
+            found: tuple[float, int] = results.reach(place)
+            return found
+        seen = self.statistics
+        value = seen.max if seen.max >= -seen.min else seen.min
+        return value, seen.nan_count + seen.positive_inf_count
+
     @staticmethod
     def of(statistics: TensorStatistics) -> Entry:
         """Return an entry that holds what is known already."""

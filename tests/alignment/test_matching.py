@@ -324,3 +324,58 @@ def test_layers_that_only_share_a_shape_are_not_paired():
     alignment = align(seen(reference, batch), seen(candidate, batch))
     assert [p.name for p in alignment.of(Change.REMOVED)] == ["scaled_dot_product_attention"]
     assert [p.name for p in alignment.of(Change.INSERTED)] == ["softmax"]
+
+
+class Fresh(nn.Module):
+    """A convolution and a batch norm that divides by the root of 1.00001."""
+
+    def __init__(self, norm: nn.Module, scale: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn, self.act = nn.Conv2d(3, 4, 3, bias=False), norm, nn.ReLU()
+        with torch.no_grad():
+            self.conv.weight *= scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.bn(self.conv(x)))
+
+
+def test_a_fold_that_hardly_changes_a_weight_is_one_all_the_same():
+    """Five digits of its extremes may stay."""
+    batch = torch.randn(2, 3, 6, 6)
+    reference = seen(Fresh(nn.BatchNorm2d(4), 1.0).eval(), batch)
+    candidate = seen(Fresh(nn.Identity(), (1 + 1e-5) ** -0.5).eval(), batch)
+    assert align(reference, candidate).by_reference["bn"].reason == Fold(("bn",), "conv")
+    dropped = seen(Fresh(nn.Identity(), 1.0).eval(), batch)
+    assert align(reference, dropped).by_reference["bn"].reason is None
+
+
+class Scaled(nn.Module):
+    """A model with a parameter of its own, beside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.first = nn.Parameter(linear(0).weight.detach()), linear(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.first(x), self.weight)
+
+
+def test_the_model_is_the_model_though_a_layer_has_its_parameter():
+    """A layer of the candidate may have what the model held by itself."""
+    inside = nn.Sequential(OrderedDict(first=linear(1), second=linear(0)))
+    inside.second.bias = None
+    alignment = align(seen(Scaled()), seen(inside))
+    assert alignment.by_reference[""].candidate == ""
+    assert alignment.by_candidate["second"].reference is None
+
+
+def test_equal_values_tell_which_of_several_like_layers_is_which():
+    """The first layer was unrolled: three stand for it before those of the others."""
+    reference = seen(nn.Sequential(OrderedDict(a=linear(0), b=linear(1), c=linear(2))))
+    unrolled = [linear(0), linear(0), linear(0), linear(1), linear(1), linear(2), linear(2)]
+    found = align(reference, seen(nn.Sequential(*unrolled)))
+    partners = [found.by_reference[name].candidate for name in "abc"]
+    assert partners[0] in "012"
+    assert partners[1] in "34"
+    assert partners[2] in "56"

@@ -220,3 +220,13 @@ def test_a_model_that_cannot_be_copied_says_so() -> None:
     model.kept = model(x())
     with pytest.raises(InspectionError, match="cannot copy the model to compile it anew"):
         inspect(torch.compile(model, backend="eager"), x(), compiled="observe")
+
+
+def test_layers_of_compiled_code_have_the_lines_that_call_them() -> None:
+    """The compiler knows them, and the operators that show a layer were made there."""
+    model = Nested()
+    expected = Inspector(model).run_inspection(x()).observation
+    observation = inspect(wrapped(model, "eager"), x(), compiled="observe").observation
+    places = {name: observation.called_at(name) for name in observation.layers if name}
+    assert places == {name: expected.called_at(name) for name in places}
+    assert all(places.values())

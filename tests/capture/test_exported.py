@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pytest_modelhealth import InspectionError, Inspector
-from pytest_modelhealth.report import Status
+from pytest_modelhealth import InspectionError, Inspector, ModelHealthError, compare
+from pytest_modelhealth.rendering.places import called_at
+from pytest_modelhealth.report import Status, Verdict
 from tests.capture.models import Nested, x
 from tests.capture.oracle import projection
 
@@ -129,3 +131,203 @@ def assert_same_layers(candidate: Any, model: nn.Module, batch: Tensor | None = 
             numbers = [theirs.mean, theirs.std, theirs.abs_max]
             assert [ours.mean, ours.std, ours.abs_max] == pytest.approx(numbers, abs=1e-6)
     return report
+
+
+class Classifier(nn.Module):
+    """Tied weights, a buffer that is written to, dictionaries in and out, a block called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.block = Block()
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        self.seen.add_(1.0)
+        hidden = self.embedding(ids) * mask.unsqueeze(-1)
+        hidden = self.block(hidden)
+        hidden = self.block(hidden).mean(1)
+        hidden = self.norm(hidden)
+        return {"logits": self.head(self.drop(hidden)), "hidden": hidden}
+
+
+class Block(nn.Module):
+    """A module, a functional layer, and a layer that a method of the user's calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.act = nn.SiLU()
+        self.down = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.act(self.up(x))
+        gated = F.gelu(up)
+        return x + self.last(gated)
+
+    def last(self, x: Tensor) -> Tensor:
+        return self.down(x)
+
+
+def ids(samples: int = 4, length: int = 5) -> dict[str, Tensor]:
+    """Return a batch for it."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randint(0, 11, (samples, length), generator=generator)
+    return {"ids": chosen, "mask": torch.ones(samples, length)}
+
+
+def classifier() -> nn.Module:
+    """Return it in evaluation mode, the same each time."""
+    torch.manual_seed(0)
+    return Classifier().eval()
+
+
+def lines(**marks: str) -> dict[str, str]:
+    """Return the place in this file of the line that has each text, by layer."""
+    written = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return {
+        layer: f"{__file__}:{next(n for n, text in enumerate(written, 1) if mark in text)}"
+        for layer, mark in marks.items()
+    }
+
+
+CALLED_AT = {
+    "embedding": "hidden = self.embedding(ids)",
+    "block": "hidden = self.block(hidden)",
+    "block.up": "up = self.act(",
+    "block.act": "up = self.act(",
+    "block.gelu": "gated = F.gelu(up)",
+    "norm": "hidden = self.norm(hidden)",
+    "head": 'return {"logits"',
+}
+
+
+def saved(program: torch.export.ExportedProgram, path: Path) -> str:
+    """Return the path to a program's file."""
+    torch.export.save(program, path)
+    return str(path)
+
+
+def variants(model: nn.Module, folder: Path) -> dict[str, Any]:
+    """Return what becomes of an exported model."""
+    program = torch.export.export(model, (), ids())
+    core = program.run_decompositions()
+    file = io.BytesIO()
+    torch.export.save(core, file)
+    file.seek(0)
+    sizes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    dynamic = torch.export.export(
+        model, (), ids(3, 7), dynamic_shapes={"ids": sizes, "mask": sizes}
+    )
+    return {
+        "as it is": program,
+        "strict": torch.export.export(model, (), ids(), strict=True),
+        "dynamic": dynamic,
+        "draft": torch.export.draft_export(model, (), ids()),
+        "core": core,
+        "file": saved(program, folder / "program.pt2"),
+        "core in bytes": torch.export.load(file),
+    }
+
+
+def test_what_becomes_of_an_exported_program_shows_the_layers_and_lines_of_the_model(
+    tmp_path: Path,
+) -> None:
+    """Decomposed or not, from a file or not: each layer is the model's, and so is its line."""
+    model = classifier()
+    expected = Inspector(model).run_inspection(ids()).observation
+    for kind, program in variants(classifier(), tmp_path).items():
+        report = Inspector(program).run_inspection(ids())
+        assert report.observation.errors == (), kind
+        assert report.verdict is Verdict.HEALTHY, kind
+        for name, wanted in expected.layers.items():
+            seen = report.observation.layers[name]
+            assert seen.calls == wanted.calls, (kind, name)
+            assert seen.activations.rms == pytest.approx(wanted.activations.rms, rel=1e-5)
+        for layer, place in lines(**CALLED_AT).items():
+            assert called_at(report, layer) == place, (kind, layer)
+            assert expected.layers[layer].source == place, layer
+        result = compare(model, program, ids())
+        assert result.equivalent, (kind, result)
+        assert result.notes == (), kind
+
+
+def test_a_culprit_in_a_decomposed_program_is_named_with_its_line() -> None:
+    """The line of the call stands in the failure and in the data, once for both sides."""
+    broken = classifier()
+    with torch.no_grad():
+        broken.block.down.weight[0, 0] += 1.0
+    program = torch.export.export(broken, (), ids()).run_decompositions()
+    result = compare(classifier(), program, ids())
+    assert result.first_divergence is not None
+    assert result.first_divergence.layer == "block.down"
+    place = lines(it="return self.down(x)")["it"]
+    assert result.first_divergence.called_at[0] == place
+    with pytest.raises(ModelHealthError, match=f"called at: .*:{place.rpartition(':')[2]}"):
+        result.assert_equivalent()
+    assert result.to_dict()["first_divergence"]["called_at"][0] == place
+
+
+def test_a_program_is_in_the_mode_that_its_operators_say() -> None:
+    """Those of batch norm and dropout do; other layers have no mode, and none is compared."""
+    for training in (False, True):
+        model = classifier().train(training)
+        program = torch.export.export(model, (), ids())
+        report = Inspector(program).run_inspection(ids(), backward=False)
+        for name in ("", "norm", "drop"):
+            assert report[name].options["training"] is training
+        for name in ("head", "block", "block.up"):
+            assert "training" not in report[name].options
+        other = compare(model.train(not training), program, ids(), backward=False)
+        assert other.first_divergence is not None
+        assert other.first_divergence.layer == "norm"
+        assert "mode" in str(other)
+
+
+def test_a_program_that_cannot_be_differentiated_says_what_helps() -> None:
+    """Decomposed batch norm in training mode writes to what its backward pass needs."""
+    program = torch.export.export(classifier().train(), (), ids()).run_decompositions()
+    with pytest.raises(RuntimeError, match="inplace operation") as raised:
+        Inspector(program).run_inspection(ids())
+    assert "pass backward=False" in raised.value.__notes__[0]
+    Inspector(program).run_inspection(ids(), backward=False)
+
+
+def test_a_module_of_several_names_and_no_parameters_runs() -> None:
+    """`torch.export.unflatten` leaves it unfinished where the program was exported strictly."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Block()
+            self.again = self.first
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.again(self.first(x))
+
+    model, batch = Shared(), torch.randn(3, 8)
+    program = torch.export.export(model, (batch,), strict=True)
+    assert compare(model, program, batch).equivalent
+
+
+def test_files_of_several_programs_and_of_none_are_refused(tmp_path: Path) -> None:
+    """The message says what to pass in their place."""
+    from torch.export.pt2_archive._package import package_pt2
+
+    model, batch = nn.Linear(2, 2), torch.ones(1, 2)
+    program = torch.export.export(model, (batch,))
+    path = tmp_path / "two.pt2"
+    package_pt2(path, exported_programs={"a": program, "b": program})
+    with pytest.raises(InspectionError, match=r"load_pt2\(.*\)\.exported_programs\['a'\]"):
+        Inspector(path)
+    (tmp_path / "no.pt2").write_text("no archive")
+    with pytest.raises(InspectionError, match=r"holds no model: it must be written by"):
+        Inspector(tmp_path / "no.pt2")
+    with pytest.raises(InspectionError, match="there is no file"):
+        Inspector(tmp_path / "absent.pt2")
+    with pytest.raises(InspectionError, match=r"exported programs \(\*\.pt2\).*ONNX files"):
+        Inspector("weights.safetensors")

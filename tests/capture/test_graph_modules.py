@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pytest_modelhealth import Inspector, ModelHealthError
+from pytest_modelhealth.rendering.places import called_at
 from pytest_modelhealth.report import HealthReport, Status
 from tests.capture.models import x
 from tests.capture.oracle import changes, fingerprint, projection
@@ -171,10 +172,18 @@ def test_each_layer_has_the_line_it_comes_from_where_the_graph_knows_it() -> Non
     exported = torch.export.export(model, (torch.randn(40, 6),))
     for candidate in (traced, exported):
         report = Inspector(candidate).run_inspection(torch.randn(40, 6))
-        assert report["0.fc"].source == f"{__file__}:{LINE}"
+        for layer in ("0.fc", "0.relu"):
+            assert report[layer].source == f"{__file__}:{LINE}"
+            written = next(one for one in report.to_dict()["layers"] if one["name"] == layer)
+            assert written["source"] == f"{__file__}:{LINE}"
     silent = Inspector(fx.symbolic_trace(model)).run_inspection(torch.randn(40, 6))
-    assert silent["0.fc"].source == ""
+    for layer in ("0.fc", "0.relu"):  # no line of the code that torch.fx writes
+        assert called_at(silent, layer) == silent[layer].source == ""
+    eager = Inspector(model).run_inspection(torch.randn(40, 6)).to_dict()["layers"]
+    assert {"0.fc", "0.relu"} <= {
+        one["name"] for one in eager if one["source"].endswith(f":{LINE}")
+    }
     judged = Inspector(exported, max_grad_norm=0.0, layers="0.fc")
     report = judged.run_inspection(torch.randn(40, 6))
-    with pytest.raises(ModelHealthError, match=f"source: .*:{LINE}"):
+    with pytest.raises(ModelHealthError, match=rf"called at \S+:{LINE}"):
         report.assert_healthy()

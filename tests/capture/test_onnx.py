@@ -190,6 +190,13 @@ def test_the_first_layer_that_an_edit_changes_is_named(model, x, path, edit, lay
     assert found == layer, str(comparison)
 
 
+def test_a_loss_of_the_nested_output_is_left_out_where_there_is_none(model, x, path):
+    """ONNX returns tensors in a row, which the user's loss was not written for."""
+    comparison = compare(model, path, x, loss=lambda output: output["logits"].sum())
+    assert comparison.equivalent, str(comparison)
+    assert comparison.losses[1] is None
+
+
 def test_a_deployed_model_gets_a_verdict(path, x):
     """Dead units behind a folded batch norm, and a NaN, where they begin."""
     proto = proto_of(path)
@@ -203,15 +210,41 @@ def test_a_deployed_model_gets_a_verdict(path, x):
     assert ("norm", "finite") in found
 
 
-def test_a_graph_without_names_of_layers_has_its_nodes_as_layers(path, x):
-    """Each node that has weights is one, by its own name."""
+def test_a_graph_without_metadata_has_the_layers_that_its_weights_name(path, x):
+    """Without such names, each node that has weights is a layer, by its own name."""
     proto = proto_of(path)
     for number, node in enumerate(proto.graph.node):
         del node.metadata_props[:]
         node.name = f"{node.op_type}_{number}"
+    del proto.graph.value_info[:]
+    report = Inspector(proto).run_inspection(x)
+    assert {"stem", "blocks.0.conv", "fc", "relu"} <= set(report.layers)
+    plain = {one.name: f"w{number}" for number, one in enumerate(proto.graph.initializer)}
+    for one in proto.graph.initializer:
+        one.name = plain[one.name]
+    for node in proto.graph.node:
+        node.input[:] = [plain.get(name, name) for name in node.input]
     report = Inspector(proto).run_inspection(x)
     assert {"Conv_0", "relu"} <= set(report.layers)
     assert report["Conv_0"].type_name == "Conv2d"
+
+
+def test_weights_in_eight_bits_are_compared_by_their_own_steps(model, x, path, tmp_path):
+    """What onnxruntime's quantiser wrote is equivalent; a layer with another's scale is named."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    file = tmp_path / "int8.onnx"
+    quantize_dynamic(path, file)
+    proto = proto_of(file)
+    report = Inspector(proto).run_inspection(x)
+    assert {"mix", "act", "norm", "silu"} <= set(report.layers)
+    assert report["mix"].parameters["weight"].shape == (12, 12)
+    comparison = compare(model, proto, x)
+    assert comparison.equivalent, str(comparison)
+    scale = next(one for one in proto.graph.initializer if one.name.endswith("_scale"))
+    values = onnx.numpy_helper.to_array(scale) * np.float32(1.5)
+    scale.CopyFrom(onnx.numpy_helper.from_array(values, scale.name))
+    assert not compare(model, proto, x).equivalent
 
 
 def bad(what: str, path: Path, tmp_path: Path) -> Any:

@@ -32,7 +32,11 @@ def _shown(module: fx.GraphModule, hooks: Hooks) -> Iterator[None]:
     and pickles made meanwhile know nothing of it.
     """
     graph = copy.deepcopy(module.graph)
-    calls = [(call, layer) for call in _calls(graph) if (layer := _layer(call, module, hooks))]
+    calls = [
+        (call, layer)
+        for call in calls_of_containers(graph)
+        if (layer := _layer(call, module, hooks))
+    ]
     if not calls:
         yield
         return
@@ -50,7 +54,7 @@ def _shown(module: fx.GraphModule, hooks: Hooks) -> Iterator[None]:
 
 
 @dataclass
-class _Call:
+class ContainerCall:
     """The nodes that came from one call of a container, and the container's path and class."""
 
     path: str
@@ -70,18 +74,18 @@ class _Call:
         return [node for node in made if not inside.issuperset(node.users)]
 
 
-def _calls(graph: fx.Graph) -> list[_Call]:
+def calls_of_containers(graph: fx.Graph) -> list[ContainerCall]:
     """Return the calls whose nodes still stand together, the outer ones before those in them.
 
     Those that a quantised operation reads from are left out: it has lost its place, and may be the
     last of the call.
     """
-    calls: dict[str, _Call] = {}
+    calls: dict[str, ContainerCall] = {}
     places = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         for key, (path, kind) in (node.meta.get("nn_module_stack") or {}).items():
             if isinstance(kind, type):
-                calls.setdefault(key, _Call(path, kind)).nodes.append(node)
+                calls.setdefault(key, ContainerCall(path, kind)).nodes.append(node)
     return [
         call
         for call in calls.values()
@@ -96,7 +100,7 @@ def _is_unplaced(node: fx.Node) -> bool:
     return name.startswith("quantized::") and not node.meta.get("nn_module_stack")
 
 
-def _layer(call: _Call, module: fx.GraphModule, hooks: Hooks) -> Layer | None:
+def _layer(call: ContainerCall, module: fx.GraphModule, hooks: Hooks) -> Layer | None:
     """Return the layer that is not seen otherwise and gives something out, if it is one."""
     try:
         layer = hooks.recorder.by_module.get(module.get_submodule(call.path))
@@ -105,7 +109,7 @@ def _layer(call: _Call, module: fx.GraphModule, hooks: Hooks) -> Layer | None:
     return layer if layer is not None and layer.opaque and call.results() else None
 
 
-def _insert(graph: fx.Graph, call: _Call, layer: Layer, hooks: Hooks) -> None:
+def _insert(graph: fx.Graph, call: ContainerCall, layer: Layer, hooks: Hooks) -> None:
     def enter_layer(*values: Any) -> None:
         if not is_traced():
             hooks.enter(layer, values)

@@ -200,6 +200,8 @@ class Hooks:
             self.recorder.enter(layer)
             frame.inputs = self.recorder.add_inputs(layer, tensors)
             frame.call = self.flow.enter(layer, tensors)
+            if frame.call is not None and layer.place is None:
+                layer.place = frame.call.place
 
     _enter_function = guarded(_see_inputs)
 
@@ -285,6 +287,8 @@ class Hooks:
                 self._hook_gradient(layer, tensor, dimension)
         if is_new:
             recorder.compare_samples(layer, frame.inputs, returned, entries)
+        if layer.replays:
+            recorder.forget()
 
     _complete_function = guarded(_see_output)
 

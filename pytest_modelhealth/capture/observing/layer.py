@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ class Layer:
         functional: whether it is a function.
         activation: canonical name of the activation that it is.
         is_torchs_own: whether it is one of torch's own modules that calls no functional layer.
+        replays: whether it replays a CUDA graph, which writes to memory without a new version.
         frozen: names of the parameters that required no gradient before the forward.
         opaque: why it cannot be observed, if it cannot.
         unsupported: what kept a tensor of it from being read.
@@ -38,6 +40,7 @@ class Layer:
         grad_off: whether gradients were off when something was returned without one.
         passed_with_graph: whether gradients came in a pass that builds a graph.
         traced: whether it was called while a trace was made.
+        place: where the user's code first called it, as in `flow.places`, where that was seen.
         source, options, tied, equal_samples, equal_input_samples: as in `LayerRecord`.
         zero_slices: as in `LayerRecord`.
         unreached: parameters without a gradient on which no output depends, by name; whether a
@@ -53,6 +56,7 @@ class Layer:
     functional: bool = False
     activation: str | None = None
     is_torchs_own: bool = False
+    replays: bool = False
     frozen: frozenset[str] = frozenset()
     opaque: str = ""
     unsupported: str = ""
@@ -68,6 +72,7 @@ class Layer:
     grad_off: bool = False
     passed_with_graph: bool = False
     traced: bool = False
+    place: tuple[CodeType, int] | None = None
     source: str = ""
     options: Mapping[str, Option] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.capture.observing.source_lines import source_line
 from pytest_modelhealth.capture.observing.tensors import holds_numbers
 
 _lock = threading.RLock()
@@ -65,6 +66,10 @@ class Listener:
                     "optimised code does not compute it",
                 )
 
+    def line(self, index: int, line: str) -> None:
+        """Take the line of the user's code that calls a layer."""
+        self._hooks.recorder.note_source(self._layers[index], line)
+
     def fail(self, index: int, error: Exception) -> None:
         """Note an error of ours."""
         self._hooks.recorder.fail(self._layers[index], error)
@@ -93,6 +98,14 @@ def _tell(method: Callable[..., None], layer: int, *arguments: Any) -> None:
         method(_listeners[-1], layer, *arguments)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
         _listeners[-1].fail(layer, error)
+
+
+def note_lines(graph: fx.Graph) -> None:
+    """Note the line of the user's code that calls each layer that a graph shows by operators."""
+    for node in graph.nodes:
+        if node.target in _SHOWN:
+            index = next(value for value in node.args if type(value) is int)
+            _tell(Listener.line, index, source_line(node.meta.get("stack_trace")))
 
 
 def _is_recomputation() -> bool:
@@ -153,3 +166,9 @@ def _pass_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None
 
 
 see_output.register_autograd(_pass_gradient, setup_context=_remember_layer)
+
+_SHOWN = {
+    function
+    for packet in (torch.ops.modelhealth.see_input, torch.ops.modelhealth.see_output)
+    for function in (packet, packet.default)
+}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.equal_samples import equal_samples
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
 from pytest_modelhealth.capture.observing.layer import Given, Held, Layer
@@ -30,6 +31,7 @@ from pytest_modelhealth.layers import (
     calls_no_functional_layer,
     original_class,
     own_parameters,
+    replays_cuda_graph,
     type_name,
 )
 from pytest_modelhealth.report import Option
@@ -41,6 +43,14 @@ from pytest_modelhealth.statistics import (
 )
 
 
+class FunctionalCall(NamedTuple):
+    """Names a functional layer before it runs: its caller's name, its function, and which call."""
+
+    caller: str
+    function: str
+    number: int
+
+
 class Recorder:
     """The layers of one run. Tensors come in, are read at once, and are not kept.
 
@@ -50,6 +60,7 @@ class Recorder:
         scale: the scale of the loss.
         samples: the size of the batch.
         visitor: is shown each tensor.
+        collectors: are shown activations and gradients with what was found in them.
         compare_outputs: whether to measure by how much samples of the model's outputs deviate,
             which takes a pass over them.
 
@@ -70,6 +81,7 @@ class Recorder:
         scale: LossScale = NO_SCALE,
         samples: int = 0,
         visitor: Visitor | None = None,
+        collectors: Sequence[Collector] = (),
         *,
         compare_outputs: bool = True,
     ) -> None:
@@ -84,9 +96,11 @@ class Recorder:
         self._selection = selection
         self._samples = samples
         self._visitor = visitor
+        self._collectors = collectors
         self._compare_outputs = compare_outputs
         self._deviations: list[Deviation] = []
         self._loss: Entry | float | None = None
+        self._lines: dict[FunctionalCall, str] = {}
         self._events = 0
         for name, module, aliases, opaque in modules:
             held = own_parameters(module).items()
@@ -99,6 +113,7 @@ class Recorder:
                 aliases=aliases,
                 activation=activation_of(module),
                 is_torchs_own=calls_no_functional_layer(module),
+                replays=replays_cuda_graph(module),
                 opaque=opaque,
                 frozen=frozenset([n for n, p in held if p is not None and not p.requires_grad]),
             )
@@ -119,6 +134,11 @@ class Recorder:
         self.reader.forget()
         self.reader.ledger.turn_over()
 
+    def note(self, text: str) -> None:
+        """Take down what a reader should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     # What a layer is.
 
     def functional_layer(
@@ -132,6 +152,7 @@ class Recorder:
             if layer is None:
                 layer = Layer(name, function, self._selection.roles(name, None), functional=True)
                 layer.activation = None if function == ATTENTION else function
+                layer.source = self._lines.get(FunctionalCall(caller.name, function, index), "")
                 self.layers[name] = layer
             if layer.module is None:
                 layer.options = options
@@ -148,10 +169,13 @@ class Recorder:
         """Note why a layer cannot be observed, if it cannot."""
         layer.opaque = why
 
-    def note_sources(self, lines: Iterable[tuple[Layer, str]]) -> None:
-        """Take down which line of the user's code each layer came from: the first that is given."""
-        for layer, line in lines:
-            layer.source = layer.source or line
+    def note_source(self, layer: Layer, line: str) -> None:
+        """Take down which line of the user's code calls a layer: the first that is given."""
+        layer.source = layer.source or line
+
+    def note_source_of_function(self, call: FunctionalCall, line: str) -> None:
+        """Take down which line of the user's code makes a functional call."""
+        self._lines.setdefault(call, line)
 
     def note_options(self) -> None:
         """Take down how every module is set up."""
@@ -270,7 +294,11 @@ class Recorder:
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
-        return tensor, version(tensor), self._add(layer, "inputs", tensor)
+        entry = self._add(layer, "inputs", tensor)
+        if entry is not None and not layer.name:  # those of others were activations before
+            for collector in self._collectors:
+                collector.see("", "inputs", tensor, entry, None)
+        return tensor, version(tensor), entry
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Take one tensor that `layer` returned, and where its units lie.
@@ -278,7 +306,11 @@ class Recorder:
         Returns:
             What was found; ``None`` where it cannot be read or was not looked at.
         """
-        return self._add(layer, "activations", tensor, unit_dimension)
+        entry = self._add(layer, "activations", tensor, unit_dimension)
+        if entry is not None:
+            for collector in self._collectors:
+                collector.see(layer.name, "activations", tensor, entry, unit_dimension)
+        return entry
 
     def _add(
         self, layer: Layer, role: str, tensor: Tensor, unit_dimension: int | None = None
@@ -302,6 +334,8 @@ class Recorder:
             entry = self.reader.read_gradient(gradient, unit_dimension)
             for layer in layers:
                 _append(layer, "gradients", entry)
+                for collector in self._collectors:
+                    collector.see(layer.name, "gradients", gradient, entry, unit_dimension)
         except UnsupportedTensorError as error:
             for layer in layers:
                 layer.unsupported = str(error)

@@ -8,6 +8,7 @@ from functools import partial
 from torch import nn
 
 from pytest_modelhealth.capture.observing.definitions import definitions
+from pytest_modelhealth.capture.observing.flow.places import line_of
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import merged_entries
 from pytest_modelhealth.layers import ATTENTION, has_forward
@@ -65,7 +66,9 @@ def _record(
         inputs=merged_entries(seen.get("inputs", ())),
         activations=merged_entries(seen.get("activations", ())),
         gradients=merged_entries(seen.get("gradients", ())),
-        **statistics,
+        parameters=statistics["parameters"],
+        parameter_gradients=statistics["parameter_gradients"],
+        buffers=statistics["buffers"],
         frozen=layer.frozen,
         unreached=frozenset(layer.unreached),
         read_in_vain=frozenset(name for name, is_read in layer.unreached.items() if is_read),
@@ -73,7 +76,7 @@ def _record(
         grad_off=layer.grad_off,
         nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,
-        source=layer.source,
+        source=layer.source or line_of(layer.place),
         options={**layer.options, **_scores(layer)} if layer.functional else layer.options,
         equal_samples=layer.equal_samples,
         equal_input_samples=layer.equal_input_samples,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torch.nn import functional
 
+from pytest_modelhealth.capture.transcript.playing import activation_called
 from pytest_modelhealth.layers import ACTIVATION_MODULES
 
 _ACTIVATIONS = {
@@ -56,7 +56,7 @@ _MOST_PARTS = 2
 def function_of(operator: str) -> Callable[..., Any] | None:
     """Return the function of `torch.nn.functional` of an activation, else ``None``."""
     kind = _ACTIVATIONS.get(operator)
-    return None if kind is None else getattr(functional, ACTIVATION_MODULES[kind])
+    return None if kind is None else activation_called(ACTIVATION_MODULES[kind])
 
 
 def class_of(nodes: Sequence[Any], state: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from pytest_modelhealth.capture.observing.source_lines import source_line
 from pytest_modelhealth.capture.onnx_graphs.operators import class_of, function_of
+from pytest_modelhealth.capture.onnx_graphs.quantised import quantised_weights
 from pytest_modelhealth.capture.onnx_graphs.values import tensor_of
 from pytest_modelhealth.capture.transcript.playing import operator
 from pytest_modelhealth.capture.transcript.program import Node, Program, Scope
@@ -45,6 +46,9 @@ def program_of(model: Any, folder: Path | None) -> Program:
     root = next((node.root for node in nodes if node.root), "") or "ONNX"
     names = [name for name in state if _is_of_a_layer(name, paths, kinds)]
     held = {name: tensor_of(state[name], folder) for name in names}
+    held |= quantised_weights(
+        [(r.node, r.scopes[-1].path) for r in nodes if r.scopes], state, folder
+    )
     outputs = tuple(value.name for value in graph.output)
     buffers = {name for name in held if kinds.get(name) == "BUFFER"}
     return Program(
@@ -55,6 +59,9 @@ def program_of(model: Any, folder: Path | None) -> Program:
         parameters={name: tensor for name, tensor in held.items() if name not in buffers},
         buffers={name: held[name] for name in sorted(buffers)},
     )
+
+
+_Names = Callable[["_Read"], Iterable[str]]
 
 
 class _Read(NamedTuple):
@@ -127,21 +134,55 @@ def _scopes_in(name: str) -> tuple[Scope, ...]:
 
 
 def _with_scopes(nodes: list[_Read]) -> list[_Read]:
-    """Put a node that an optimisation made, without metadata, between those that it stands between.
+    """Find the layers of nodes without metadata, which an optimisation or quantisation made.
 
-    It lies in the innermost layer around all that give it something and all that read from it.
+    What reads a parameter belongs to the parameter's layer, and what gives a value the name of an
+    operation is a part of that. What one layer alone reads from belongs to it; anything else lies
+    in the innermost layer around all that it stands between.
     """
-    makers = {name: read for read in nodes for name in read.node.output}
-    readers: dict[str, list[_Read]] = defaultdict(list)
-    for read in nodes:
-        for name in read.node.input:
-            readers[name].append(read)
+    known = {read.operation: read for read in nodes if read.operation}
+    paths = {scope.path: scope for read in nodes for scope in read.scopes}
+    nodes = [_of_its_parameters(_of_its_operation(read, known), paths) for read in nodes]
+    before = _scopes_around(nodes, lambda read: read.node.input, lambda read: read.node.output)
+    after = _scopes_around(nodes[::-1], lambda read: read.node.output, lambda read: read.node.input)
+    found = []
+    for read, given, taken in zip(nodes, before, after[::-1], strict=True):
+        around = taken if len(set(taken)) == 1 else given + taken
+        found.append(read if _says_scopes(read) else read._replace(scopes=_common(around)))
+    return found
+
+
+def _of_its_operation(read: _Read, known: Mapping[str, _Read]) -> _Read:
+    whole = None if _says_scopes(read) else known.get(next(iter(read.node.output), ""))
+    return read if whole is None else whole._replace(node=read.node)
+
+
+def _of_its_parameters(read: _Read, paths: Mapping[str, Scope]) -> _Read:
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in read.node.input)
+    owner = next(filter(None, owners), "")
+    if _says_scopes(read) or not owner:
+        return read
+    parts = owner.split(".")
+    around = (".".join(parts[:end]) for end in range(1, len(parts)))
+    scopes = [paths[path] for path in around if path in paths]
+    return read._replace(scopes=(*scopes, paths.get(owner, Scope(owner))))
+
+
+def _says_scopes(read: _Read) -> bool:
+    return bool(read.root or read.scopes or read.node.name.startswith("/"))
+
+
+def _scopes_around(
+    nodes: Iterable[_Read], near: _Names, far: _Names
+) -> list[list[tuple[Scope, ...]]]:
+    """Return for each node the layers of those on one side of it, through others without any."""
+    of_value: dict[str, list[tuple[Scope, ...]]] = defaultdict(list)
     found = []
     for read in nodes:
-        around = [makers[name].scopes for name in read.node.input if name in makers]
-        around += [other.scopes for name in read.node.output for other in readers[name]]
-        is_known = read.root or read.scopes or not around
-        found.append(read if is_known else read._replace(scopes=_common(around)))
+        around = list(dict.fromkeys(scopes for name in near(read) for scopes in of_value[name]))
+        for name in far(read):
+            of_value[name] += [read.scopes] if _says_scopes(read) else around
+        found.append(around)
     return found
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import Variable
 from torch.compiler import is_compiling
 
+from pytest_modelhealth.capture.observing.cuda_graphs import WHY_NOT_SEEN, is_capturing
 from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalLayers
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
@@ -38,8 +39,8 @@ class PassiveHooks(Hooks):
     """Sees the forward passes of a training step, and what flows back from its loss.
 
     A pass is a call of a layer that no other layer makes: of the model as a rule. Passed over are
-    those without gradients, such as a validation between two steps, those of an inspection, and
-    those of other threads. The flow between layers is not recorded.
+    those without gradients, such as a validation between two steps, those of an inspection, those
+    that a CUDA graph captures, and those of other threads. The flow between layers is not recorded.
 
     Args:
         recorder: takes everything down.
@@ -128,14 +129,21 @@ class PassiveHooks(Hooks):
         if torch.is_grad_enabled():
             self.recorder.note_pass_with_graph(layers)
             return False
-        if self._stack:
+        if self._stack or self._is_captured():
             return False
         self._note_backward()
         return True
 
     def _belongs(self) -> bool:
-        """Whether a pass that begins is one of the user's training."""
-        return torch.is_grad_enabled() and not is_inspecting()
+        """Whether a pass that begins is one of the user's training, which may be looked at."""
+        return torch.is_grad_enabled() and not is_inspecting() and not self._is_captured()
+
+    def _is_captured(self) -> bool:
+        """Whether a CUDA graph is captured, which is noted."""
+        if is_capturing():
+            self.recorder.note(WHY_NOT_SEEN)
+            return True
+        return False
 
     def _begin_pass(self, arguments: Any) -> None:
         if not self._is_recomputation():

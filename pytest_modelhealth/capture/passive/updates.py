@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from pytest_modelhealth.capture.observing.cuda_graphs import is_capturing
 from pytest_modelhealth.capture.step.apart import is_inspecting
 from pytest_modelhealth.statistics import Entry, Ledger
 
@@ -95,7 +96,7 @@ class OptimizerSteps:
             self._fail(error)
 
     def _is_here(self) -> bool:
-        return get_ident() == self._thread and not is_inspecting()
+        return get_ident() == self._thread and not is_inspecting() and not is_capturing()
 
     def _begin(self, optimizer: Optimizer) -> None:
         held = [id(p) for p in parameters_of(optimizer) if id(p) in self._parameters]

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from pytest_modelhealth.capture.observing.cuda_graphs import is_capturing
 from pytest_modelhealth.capture.passive.compiled import CompiledObjects
 from pytest_modelhealth.capture.passive.step import PassiveStep, WatchedStep
 from pytest_modelhealth.capture.step.apart import is_inspecting
@@ -113,9 +114,17 @@ class PassiveWatch:
 
         Args:
             loss: the loss of the step: a tensor, a number or ``None``.
+
+        Raises:
+            InspectionError: a CUDA graph is being captured.
         """
         step = self._step
         assert step is not None
+        if is_capturing():
+            raise InspectionError(
+                "which was ended while a CUDA graph was captured: reading what was seen would end "
+                "the capture; end the step after it"
+            )
         try:
             return step.settle(loss)
         finally:

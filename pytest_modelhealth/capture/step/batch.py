@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,11 @@ class Inputs:
         if is_a(batch, tuple) or is_a(batch, list):
             return cls(*batch)
         return cls(batch)
+
+
+def batch_size(tensors: Iterable[Tensor]) -> int:
+    """Return how many samples a batch of these tensors has: the first that has a dimension 0."""
+    return next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
 
 
 def copied_batch(batch: Any) -> Any:

@@ -16,10 +16,10 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.scaling import LossScale
-from pytest_modelhealth.capture.observing.source_lines import source_lines
+from pytest_modelhealth.capture.observing.source_lines import note_source_lines
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.apart import Inspection
-from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.capture.step.unregistered import Registered
@@ -104,9 +104,16 @@ def prepare(request: Request, model: nn.Module, notes: list[str], state: State) 
     scale = LossScale.of(request.scaler)
     arguments = Inputs.of(request.inputs)
     tensors = find_tensors((arguments.args, arguments.kwargs, request.target))
-    samples = next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
-    recorder = Recorder(named_modules(model), request.selection, scale, samples, request.visitor)
-    recorder.note_sources(source_lines(recorder))
+    samples = batch_size(tensors)
+    recorder = Recorder(
+        named_modules(model),
+        request.selection,
+        scale,
+        samples,
+        request.visitor,
+        request.collectors,
+    )
+    note_source_lines(recorder)
     parameters = recorder.held("_parameters")
     held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, recorder.held("_buffers")))
     recorder.flow.name_sources(_sources(arguments, request.target, held, state))

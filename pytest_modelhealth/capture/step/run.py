@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from pytest_modelhealth.capture.engine import Request
+from pytest_modelhealth.capture.observing.cuda_graphs import is_capturing
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.step.backward import run_backward
@@ -21,6 +22,7 @@ from pytest_modelhealth.capture.step.prepare import prepare
 from pytest_modelhealth.capture.step.settle import settle
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.untouched import untouched
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Observation
 
 Watch = Callable[[Recorder], AbstractContextManager[Hooks]]
@@ -48,6 +50,11 @@ def run_step(
         InspectionError: the request cannot be carried out on this model.
         Exception: whatever the user's model or loss raises, untouched.
     """
+    if is_capturing():
+        raise InspectionError(
+            f"cannot inspect {type(request.model).__name__} while a CUDA graph is captured: "
+            "reading a tensor would end the capture; inspect it before or after torch.cuda.graph"
+        )
     with deep_graphs_freed() as graph:
         return _run(request, model, notes, watch, state or State(model), graph)
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from pytest_modelhealth.capture.transcript.program import Node, Program, Scope
 
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Names of functions that return what a layer returns, used or not."""
+
 WHY_MIXED = "the runtime runs its operations mixed with those of other layers"
 
 
@@ -64,12 +67,12 @@ class _Nesting:
             *program.inputs,
             *(name for node in program.nodes for name in node.outputs),
         }
-        self._readers: dict[str, set[int]] = defaultdict(set)
+        self._returned = frozenset(program.outputs)
+        self._makers = {name: node for node in program.nodes for name in node.outputs}
+        self._readers: dict[str, list[Node]] = defaultdict(list)
         for node in program.nodes:
             for name in node.inputs:
-                self._readers[name].add(id(node))
-        for name in program.outputs:
-            self._readers[name].add(0)
+                self._readers[name].append(node)
 
     def steps(self, nodes: _Group, depth: int) -> tuple[Step, ...]:
         """Return the steps of a layer that has `depth` others around it."""
@@ -82,14 +85,51 @@ class _Nesting:
         made = [name for node in nodes for name in node.outputs]
         known = self._computed.difference(made)
         taken = dict.fromkeys(name for node in nodes for name in node.inputs)
-        inside = set(map(id, nodes))
-        return Call(
-            scope=nodes[0].scopes[depth],
-            steps=self.steps(nodes, depth + 1),
-            inputs=tuple(name for name in taken if name in known),
-            outputs=tuple(name for name in made if self._readers[name] - inside)
-            or nodes[-1].outputs,
-        )
+        inputs = tuple(name for name in taken if name in known)
+        given = self._outputs(made, nodes[0].scopes[depth])
+        if not given and inputs:  # without either it is what was left of a call
+            given = nodes[-1].outputs
+        return Call(nodes[0].scopes[depth], self.steps(nodes, depth + 1), inputs, given)
+
+    def _outputs(self, made: list[str], scope: Scope) -> tuple[str, ...]:
+        """Return the values that a call gave, of those that it made.
+
+        They are used outside. So may be what every layer of a class computes alike, of a mask say,
+        where a runtime computes it in the first of them alone: this is none.
+        """
+        inside = set(made)
+        used = [name for name in made if self._is_used(name, inside)]
+        alike = [name for name in used if self._is_alike(name, scope, inside)]
+        return tuple(name for name in used if name not in alike) or tuple(used)
+
+    def _is_alike(self, name: str, scope: Scope, inside: set[str]) -> bool:
+        """Whether a value may be what every layer of a class computes."""
+        readers = self._outside(name, inside)
+        if name in self._returned or not readers or self._takes_parameters(name, inside):
+            return False
+        return all(_is_in_another(node, scope) for node in readers)
+
+    def _is_used(self, name: str, inside: set[str]) -> bool:
+        """Whether a value is used outside, or came with one that is out of a recurrent layer."""
+        node = self._makers[name]
+        together = node.outputs if node.function.__name__ in _RECURRENT else (name,)
+        return any(one in self._returned or self._outside(one, inside) for one in together)
+
+    def _outside(self, name: str, inside: set[str]) -> list[Node]:
+        """Return the operations that read a value, but for those of the call that made it."""
+        return [node for node in self._readers[name] if inside.isdisjoint(node.outputs)]
+
+    def _takes_parameters(self, name: str, inside: set[str]) -> bool:
+        """Whether a value that a call made depends on parameters that are read in it."""
+        waiting, seen = [name], set()
+        while waiting:
+            node = self._makers[waiting.pop()]
+            if any(other not in self._computed for other in node.inputs):
+                return True
+            new = [other for other in node.inputs if other in inside and other not in seen]
+            seen.update(new)
+            waiting += new
+        return False
 
     def _groups(self, nodes: _Group, depth: int) -> list[_Group]:
         """Return the operations call by call.
@@ -112,6 +152,13 @@ class _Nesting:
             return ordered
         self.mixed |= {scope.path: WHY_MIXED for scope in torn}
         return self._groups([_without(torn, node, depth) for node in nodes], depth)
+
+
+def _is_in_another(node: Node, scope: Scope) -> bool:
+    """Whether an operation lies in another layer of the same class."""
+    return bool(scope.type_name) and any(
+        other.type_name == scope.type_name and other.path != scope.path for other in node.scopes
+    )
 
 
 def _runs(nodes: _Group, depth: int) -> list[_Group]:

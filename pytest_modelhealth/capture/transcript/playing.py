@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from pytest_modelhealth.capture.observing.hooks import Hooks
@@ -37,6 +38,18 @@ class Operator:
 def operator(name: str) -> Operator:
     """Return the operator of a name: the same one each time."""
     return Operator(name)
+
+
+_CALLED_BY_METHOD = frozenset({"sigmoid", "tanh"})
+"""Functions of `torch.nn.functional` that only call the method of the tensor: no mode sees them."""
+
+
+def activation_called(name: str) -> Callable[..., Any] | None:
+    """Return the function of an activation that a `Playback` can answer for, if there is one."""
+    function: Callable[..., Any] | None = getattr(
+        torch if name in _CALLED_BY_METHOD else functional, name, None
+    )
+    return function
 
 
 class Playback(TorchFunctionMode):

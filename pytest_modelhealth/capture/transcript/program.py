@@ -20,10 +20,12 @@ class Scope:
         path: its fully qualified name.
         type_name: qualified name of its class, such as ``torch.nn.modules.conv.Conv2d``; ``""``
             where it is not known.
+        call: numbers that tell calls of it apart which follow one another.
     """
 
     path: str
     type_name: str = ""
+    call: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Program:
         parameters: the parameters that can be read, by their fully qualified names.
         buffers: the buffers that can be read, likewise.
         opaque: layers of which nothing can be seen, and why.
+        training: layers that run in training mode.
     """
 
     type_name: str
@@ -66,6 +69,7 @@ class Program:
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     opaque: Mapping[str, str] = field(default_factory=dict)
+    training: frozenset[str] = frozenset()
 
 
 class Runtime(ABC):
@@ -75,6 +79,11 @@ class Runtime(ABC):
     @abstractmethod
     def program(self) -> Program:
         """What it runs."""
+
+    @property
+    def ran(self) -> Program:
+        """What the last batch ran of it: all, where nothing in it runs on a condition."""
+        return self.program
 
     @abstractmethod
     def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:

@@ -52,7 +52,7 @@ class StandInModel(StandIn):
     def __init__(self, runtime: Runtime) -> None:
         program = runtime.program
         super().__init__(program.type_name, program.opaque.get("", ""))
-        self._runtime = runtime
+        self.runtime = runtime
         self.program = program
         self._call, mixed = call_of(program)
         self._playback = Playback()
@@ -60,6 +60,8 @@ class StandInModel(StandIn):
         self._add_called(self._call)
         for path, reason in {**mixed, **program.opaque}.items():
             self._layer(path)._opaque = reason
+        for path in program.training:
+            self._layer(path).training = True
         self._add_state(program)
 
     def _add_called(self, call: Call) -> None:
@@ -90,13 +92,15 @@ class StandInModel(StandIn):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StandInModel:
         """Return stand-ins of their own for the same runtime."""
-        return StandInModel(self._runtime)
+        return StandInModel(self.runtime)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Let the runtime run the batch, and play back what it did."""
-        values, output = self._runtime.execute(Inputs(*args, **kwargs))
+        values, output = self.runtime.execute(Inputs(*args, **kwargs))
+        ran = self.runtime.ran
+        call = self._call if ran is self.program else call_of(ran)[0]
         with self._playback.at_hand():
-            Run(self._layers, self._playback, values).make(self._call)
+            Run(self._layers, self._playback, values).make(call)
         return output
 
 
@@ -143,6 +147,9 @@ def _one_or_all(tensors: list[Tensor]) -> Any:
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
+_WHY_UNLISTED = "the runtime gives the outputs of the model alone"
+
+
 def run_program(request: Request, model: StandInModel, notes: list[str]) -> Observation:
     """Run the request's batch and play it back, watched.
 
@@ -157,4 +164,5 @@ def run_program(request: Request, model: StandInModel, notes: list[str]) -> Obse
         )
     own = replace(request, model=model, backward=False)
     watch = partial(observed_playback, playback=model._playback)
-    return run_step(own, model, notes, watch)
+    observation = run_step(own, model, notes, watch)
+    return observation if model.program.nodes else replace(observation, unlisted=_WHY_UNLISTED)

@@ -18,6 +18,16 @@ def without_numbers(observation: Observation) -> Inconclusive | None:
     return Inconclusive("observation", outermost.name, _reason(outermost))
 
 
+def without_layers(observation: Observation) -> Inconclusive | None:
+    """Return why nothing inside the model could be judged, if nothing could."""
+    if not observation.outputs_only:
+        return None
+    reason = (
+        f"its inputs and outputs alone were judged, and no layer inside: {observation.outputs_only}"
+    )
+    return Inconclusive("observation", "", reason)
+
+
 def without_gradients(observation: Observation) -> Inconclusive | None:
     """Return why no gradient could be judged, if none could and nobody left them out.
 

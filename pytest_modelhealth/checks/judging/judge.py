@@ -11,7 +11,11 @@ from typing import cast
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
-from pytest_modelhealth.checks.judging.empty_runs import without_gradients, without_numbers
+from pytest_modelhealth.checks.judging.empty_runs import (
+    without_gradients,
+    without_layers,
+    without_numbers,
+)
 from pytest_modelhealth.checks.judging.unfitted import Unfitted
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
@@ -54,7 +58,7 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
     folded = _folded(observation, findings, settings, unfitted)
     found = [finding for finding in folded if not judged.isdisjoint(_layers(finding))]
     judgement = _sort_out(found, settings, unfitted, tuple(broken))
-    nothing = without_numbers(observation)
+    nothing = without_numbers(observation) or without_layers(observation)
     if nothing is None and not judgement.violations and _wants_gradients(checks, findings):
         nothing = without_gradients(observation)
     if nothing is None:

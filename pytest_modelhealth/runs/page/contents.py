@@ -269,12 +269,21 @@ def _facts(result: Mapping[str, Any]) -> list[str]:
         plural(len(result["layers"]), "layer"),
         plural(totals["parameters"], "parameter") if totals["parameters"] is not None else "",
         plural(samples, "sample") if samples else "",
-        f"{result['batches']:,} batches" if result["batches"] != 1 else "",
+        _batches(result),
         f"loss {number(loss)}" if isinstance(loss, int | float) else "",
         "" if result["backward"] else "no backward pass",
         f"peak {in_bytes(totals['peak_bytes'])}" if totals["peak_bytes"] else "",
     ]
     return [fact for fact in facts if fact]
+
+
+def _batches(result: Mapping[str, Any]) -> str:
+    """Return how many batches were seen, and of how many, where it was a part of them."""
+    part = result.get("part")
+    if part is None:
+        return f"{result['batches']:,} batches" if result["batches"] != 1 else ""
+    whole = "" if part["of"] is None else f" of {part['of']:,}"
+    return f"{part['batches']:,}{whole} batches ({printable(part['ended_by'])} ended the run)"
 
 
 def _remarks(result: Mapping[str, Any]) -> list[str]:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Verdict, Violation
+from pytest_modelhealth.report import (
+    ROLES,
+    ByClass,
+    Extreme,
+    HealthReport,
+    LayerRecord,
+    Verdict,
+    Violation,
+)
 from pytest_modelhealth.runs.recording.course import of_course
 from pytest_modelhealth.runs.recording.flow import of_flow
 from pytest_modelhealth.runs.recording.margins import margins
 from pytest_modelhealth.statistics import TensorStatistics
+
+MOST_SILENT = 200
+"""Layers and classes of which units are listed that never fire, most of a layer first."""
 
 SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
 """What a layer costs, by its name in `ModelSummary`."""
@@ -40,6 +52,8 @@ def _of(report: HealthReport) -> dict[str, Any]:
         "loss": seen.loss,
         "samples": seen.samples,
         "batches": seen.batches,
+        "part": None if seen.part is None else asdict(seen.part),
+        "by_class": None if seen.by_class is None else _by_class(seen.by_class),
         "backward": seen.backward,
         "notes": seen.notes,
         "violations": [_finding(report, found) for found in judgement.violations],
@@ -136,11 +150,29 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
         "tied": record.tied,
         **{size: costs[size] for size in SIZES},
         **_places(report, record.name),
+        "largest": _extremes(record.largest),
+        "nonfinite": _extremes(record.nonfinite),
         "tensors": [
             _tensor(role, name, seen)
             for role in ROLES
             for name, seen in record.tensors(role).items()
         ],
+    }
+
+
+def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
+    return {role: {"batch": one.batch, "sample": one.sample} for role, one in found.items()}
+
+
+def _by_class(found: ByClass) -> dict[str, Any]:
+    """Return what never fires for which class; the statistics are left to ``report.to_dict()``."""
+    return {
+        "samples": [[label, samples] for label, samples in found.samples.items()],
+        "silent": [
+            {"layer": one.layer, "class": one.label, "units": one.units, "of": one.of}
+            for one in found.silent[:MOST_SILENT]
+        ],
+        "alike": found.alike,
     }
 
 

@@ -35,7 +35,7 @@ _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 _JOB = struct.Struct("=11q")
 _RESULT = struct.Struct("=7q4d4q")
 _RESULT_WORDS = 16
-_ZERO_COUNT = 5  # the word of a result that has it
+_NANS, _ZERO_COUNT, _MIN, _MAX = 2, 5, 9, 10  # the words of a result that have it
 _ROWS = 2 * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1)
 _PAGE_WORDS = 1 << 16
 _PLACE_BITS = 40  # of a place, for the word in its page; the rest is the number of the page
@@ -187,6 +187,16 @@ class Results:
         """Return how many zeros the tensor holds whose result is at `place`."""
         page = self._pages[place >> _PLACE_BITS]
         return int(page.integers[(place & (1 << _PLACE_BITS) - 1) + _ZERO_COUNT])
+
+    def reach(self, place: int) -> tuple[float, int]:
+        """Return the finite value of the largest magnitude of the result at `place`.
+
+        Besides, how many of its values are NaN or positive infinity.
+        """
+        page = self._pages[place >> _PLACE_BITS]
+        found = _RESULT.unpack_from(page.memory, 8 * (place & (1 << _PLACE_BITS) - 1))
+        low, high = found[_MIN], found[_MAX]
+        return high if high >= -low else low, found[_NANS] + found[_NANS + 1]
 
     def statistics(
         self, subject: Subject, place: int, first_nonfinite: tuple[int, ...] | None = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.cuda_graphs import WHY_NOT_SEEN
 from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.capture.passive.watch import PassiveWatch
@@ -251,10 +252,12 @@ class TrainingMonitor:
             return None
 
     def _warn_of_loss(self, number: int, error: Exception) -> None:
-        """Say that an error of ours cost a step's numbers: it does not end the training."""
+        """Say what cost a step's numbers, an error of ours say: it does not end the training."""
+        why = f"by an error in pytest-modelhealth: {type(error).__name__}: {error}"
+        if isinstance(error, InspectionError):
+            why = str(error)
         warnings.warn(
-            f"step {number} is lost to the monitor, by an error in pytest-modelhealth: "
-            f"{type(error).__name__}: {error}",
+            f"step {number} is lost to the monitor, {why}",
             ModelHealthWarning,
             stacklevel=4,
         )
@@ -302,9 +305,14 @@ class TrainingMonitor:
             named = [(layer.name, self._modules.get(layer.name)) for layer in seen.layers.values()]
             ensure_match(self._selection.rules, named, self._model)
         elif not any(layer.opaque for layer in seen.layers.values()):
+            why = (
+                "does the loop train this very object, with gradients on, before step_end()? The "
+                "replay of a CUDA graph calls no hooks"
+            )
+            if WHY_NOT_SEEN in seen.observation.notes:
+                why = WHY_NOT_SEEN
             warnings.warn(
-                f"no forward pass of {type(self._model).__name__} was seen in step {number}: does "
-                "the loop train this very object, with gradients on, before step_end()?",
+                f"no forward pass of {type(self._model).__name__} was seen in step {number}: {why}",
                 ModelHealthWarning,
                 stacklevel=4,
             )

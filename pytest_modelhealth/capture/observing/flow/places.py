@@ -17,6 +17,9 @@ _OURS = str(Path(__file__).parents[3])
 _MODULE_CALL = str(Path(_TORCH, "nn", "modules", "module.py"))
 _OVERRIDES = str(Path(_TORCH, "overrides.py"))
 
+_GENERATED = "<eval_with_key>"
+"""What torch.fx calls the code that it writes."""
+
 _THROUGH, _TORCHS, _USERS, _ENGINES = range(4)
 
 
@@ -47,6 +50,8 @@ def _whose(path: str) -> int:
         return _THROUGH
     if path.startswith(_OURS):
         return _ENGINES
+    if path.startswith(_GENERATED):
+        return _TORCHS
     if path.startswith(_TORCH):
         return _TORCHS if f"{_TORCH}/nn/modules" in path else _THROUGH
     return _USERS

@@ -1,0 +1,54 @@
+"""Weights of onnxruntime's quantiser: integers, with a scale and a zero point beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.onnx_graphs.values import tensor_of
+
+_VALUES, _SCALE, _ZERO = "_quantized", "_scale", "_zero_point"
+_TURNED = "_Transposed"
+"""What the quantiser adds to the name of a weight that it turned."""
+_TRANSPOSED = frozenset({"MatMul", "MatMulInteger", "QLinearMatMul"})
+"""Operators that take a weight as (inputs, outputs)."""
+
+
+def quantised_weights(
+    nodes: Iterable[tuple[Any, str]], state: Mapping[str, Any], folder: Path | None
+) -> dict[str, Tensor]:
+    """Return quantised weights as quantised tensors, by their fully qualified names.
+
+    A weight that lost its name is the ``weight`` of the layer that reads it.
+
+    Args:
+        nodes: the nodes, each with the name of its layer.
+        state: the initializers by name.
+        folder: where their external data lies.
+    """
+    found = {}
+    for node, layer in nodes:
+        for name in node.input:
+            own = name.removesuffix(_VALUES)
+            if own == name or not {name, own + _SCALE, own + _ZERO} <= state.keys():
+                continue
+            parts = [tensor_of(state[own + end], folder) for end in (_VALUES, _SCALE, _ZERO)]
+            weight = _quantised(*parts)
+            is_named = own.rpartition(".")[0] == layer
+            if weight is not None:
+                turns = own.endswith(_TURNED) if is_named else node.op_type in _TRANSPOSED
+                path = own.removesuffix(_TURNED) if is_named else f"{layer}.weight"
+                found[path] = weight.t() if turns and weight.ndim == 2 else weight
+    return found
+
+
+def _quantised(values: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor | None:
+    """Return integers as a quantised tensor; ``None`` for those of another form."""
+    if values.dtype not in (torch.int8, torch.uint8) or scale.numel() != 1:
+        return None
+    make = torch._make_per_tensor_quantized_tensor
+    return make(values, float(scale.reshape(())), int(zero_point.reshape(())))

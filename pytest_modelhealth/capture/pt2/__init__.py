@@ -1,0 +1,1 @@
+"""What lies in a ``.pt2`` file, and how a package that AOTInductor compiled is run."""

@@ -1,0 +1,83 @@
+"""Units that can go, where somebody asked for them and set how many there may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Observation
+    from pytest_modelhealth.report.removable import RemovableLayer
+
+
+_FEWEST_SAMPLES = 32
+"""As of `dead_units`: over fewer, many a unit is silent by chance."""
+
+
+class RemovableUnits(Check):
+    """No layer has more units that can go than it may have."""
+
+    name = "removable_units"
+    summary = "No layer has more units that nothing would miss than it may have."
+    rank = 53
+    definition = (
+        "Of the units of a layer, the part that can go is at most max_removable_fraction: they are "
+        "inactive on all batches, duplicates of other units or read by nothing, and the model "
+        "without them gives the same outputs on batches held out."
+    )
+    source = "what can go is proven by running the model without it; how much may is the user's"
+    minimum_evidence = (
+        "a search for units that can go on 32 samples, `removable(batches)`; without one it is "
+        "silent"
+    )
+    settings = (
+        Setting(
+            "max_removable_fraction",
+            float,
+            default=None,
+            minimum=0.0,
+            maximum=1.0,
+            help="largest part of a layer's units that may be removable, where "
+            "`Inspector.removable` looked for them",
+        ),
+    )
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
+        """Yield the layers with too many units that can go, the worst first."""
+        if observation.removable is None:
+            return
+        found = observation.removable.layers.values()
+        for layer in sorted(found, key=lambda layer: -layer.fraction):
+            limit = settings.limit("max_removable_fraction", layer.name)
+            if limit.value is None or layer.fraction <= limit.value:
+                continue
+            record = observation.layers[layer.name]
+            if layer.samples < _FEWEST_SAMPLES:
+                yield self.inconclusive(
+                    record,
+                    f"{len(layer.removable):,} of {layer.units:,} units could go, but "
+                    f"{layer.samples:,} samples say nothing about units; give at least "
+                    f"{_FEWEST_SAMPLES}",
+                )
+            else:
+                yield self.violation(
+                    record,
+                    f"{len(layer.removable):,} of {layer.units:,} units can go: {_kinds(layer)} "
+                    f"over {layer.samples:,} samples",
+                    value=layer.fraction,
+                    limit=limit,
+                    cause="the layer is wider than what it learnt, or its units died in training",
+                    independent=True,
+                )
+
+
+def _kinds(layer: RemovableLayer) -> str:
+    counts = {
+        "inactive": len(layer.inactive),
+        "duplicates": len(layer.duplicates),
+        "read by nothing": len(layer.unread),
+    }
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)

@@ -1,0 +1,1 @@
+"""Runs over whole data sets: their batches, modes and ends, and what is collected over them."""

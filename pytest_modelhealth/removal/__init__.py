@@ -1,0 +1,1 @@
+"""Units that can go: found, proven by masking, and cut away."""

@@ -1,0 +1,196 @@
+"""`RemovableUnits`: the units of a model that can go, to read, show, mask and cut away."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import named_modules
+from pytest_modelhealth.removal.ways import held
+from pytest_modelhealth.report import HealthReport
+from pytest_modelhealth.report.removable import Proof, Removable, RemovableLayer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pytest_modelhealth.removal.smaller import SmallerCopy
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RemovableUnits:
+    """The units of a model that can go; `str` is a line and a table, `repr` the line.
+
+    Args:
+        record: what was found and proven, as plain data.
+        report: what the batches showed that units were found on, with the verdict on it.
+        model: the model, untouched.
+        held_out: inputs of the last batch that units were proven on.
+    """
+
+    record: Removable
+    report: HealthReport
+    model: nn.Module
+    held_out: Any = None
+
+    @property
+    def layers(self) -> Mapping[str, RemovableLayer]:
+        """Each layer with units that can go, by name, in execution order."""
+        return MappingProxyType(dict(self.record.layers))
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """By layer, why units that looked removable are not."""
+        return MappingProxyType(dict(self.record.refused))
+
+    @property
+    def indices(self) -> dict[str, tuple[int, ...]]:
+        """The indices of the units that can go, by layer."""
+        return {name: layer.removable for name, layer in self.record.layers.items()}
+
+    @property
+    def samples(self) -> int:
+        """How many samples they were found on."""
+        return self.record.samples
+
+    @property
+    def held_out_samples(self) -> int:
+        """How many samples they were proven on."""
+        return self.record.proof.samples
+
+    @property
+    def proof(self) -> Proof:
+        """How far outputs moved on batches that were not used to find them."""
+        return self.record.proof
+
+    @property
+    def parameters(self) -> int:
+        """How many elements of parameters go with them."""
+        return self.record.removable_parameters
+
+    @property
+    def multiply_adds(self) -> int | None:
+        """How many multiply-adds a sample go with them; ``None`` where that was not measured."""
+        return self.record.removable_multiply_adds
+
+    def masks(self) -> dict[str, Tensor]:
+        """Return a mask of zeros and ones for each parameter concerned, by its full name.
+
+        They are for `torch.nn.utils.prune.custom_from_mask`: inactive and unread units are masked
+        in the weights that make them, and in the norm behind, whose shift would be left of them.
+        Duplicates are not: what reads them would miss them.
+        """
+        found: dict[str, Tensor] = {}
+        for layer in self.record.layers.values():
+            for part in layer.produced if layer.masked else ():
+                mask = found.setdefault(part.parameter, torch.ones(part.shape))
+                mask.index_fill_(part.dimension, torch.tensor(part.indices(layer.masked)), 0.0)
+        return found
+
+    def apply(self, model: nn.Module) -> None:
+        """Put the masks on `model` by `torch.nn.utils.prune.custom_from_mask`, in place.
+
+        Args:
+            model: the model that was looked at, or one like it. ``prune.remove`` makes the zeros
+                permanent.
+
+        Raises:
+            InspectionError: it has other layers; nothing is masked then.
+        """
+        masks = self.masks()
+        if not isinstance(model, nn.Module):
+            raise InspectionError(
+                f"apply takes the model to mask, a torch.nn.Module, not {model!r}"
+            )
+        modules = {named.name: named.module for named in named_modules(model)}
+        owned = []
+        for name, mask in masks.items():
+            owner, _, own = name.rpartition(".")
+            parameter = held(modules[owner], own) if owner in modules else None
+            if parameter is None or parameter[1].shape != mask.shape:
+                form = "none" if parameter is None else f"one of shape {tuple(parameter[1].shape)}"
+                raise InspectionError(
+                    f"the mask of {name!r} is of shape {tuple(mask.shape)}, and "
+                    f"{type(model).__name__} has {form}: give the model that was looked at"
+                )
+            owned.append((modules[owner], own, mask.to(parameter[1].device)))
+        for module, own, mask in owned:
+            prune.custom_from_mask(module, own, mask)
+
+    def smaller(self, batch: Any = None) -> nn.Module:
+        """Return a copy of the model without these units, which computes the same numbers.
+
+        It is the `model` of `smaller_copy`, which tells what was cut, and what was not and why.
+        """
+        return self.smaller_copy(batch).model
+
+    def smaller_copy(self, batch: Any = None) -> SmallerCopy:
+        """Make a copy without these units where the flow of data is plain, and prove it.
+
+        A layer's units are cut out of its weights, out of batch norms and activations behind it,
+        and out of the weights that read them, where every operation in between acts unit by unit;
+        elsewhere they stay, with the reason. Outputs of the copy on a held-out batch are those of
+        the model but for rounding, or units that move them are not cut. The model neither runs nor
+        changes.
+
+        Args:
+            batch: inputs for the proof; ``None`` takes the last held-out batch.
+
+        Raises:
+            InspectionError: nothing can go, or nothing of it can be cut, with the reasons; or the
+                model cannot be copied.
+            Exception: whatever the model raises on the batch, untouched.
+        """
+        from pytest_modelhealth.removal.smaller import smaller_copy
+
+        inputs = self.held_out if batch is None else batch
+        return smaller_copy(self.model, self.layers, inputs, self.report)
+
+    def plot(self) -> Figure:
+        """Return a figure of the units by layer: a row a layer, a place a unit.
+
+        Raises:
+            InspectionError: the model has no layer whose units were looked at.
+        """
+        figure: Figure = self.report.renderer("removable_figure", "plot")(self)
+        return figure
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain dictionaries, lists, numbers and strings."""
+        data: dict[str, Any] = self.report.renderer("removable", "to_dict")(self)
+        return data
+
+    def to_json(self, path: str | Path) -> None:
+        """Write `to_dict` as JSON.
+
+        Raises:
+            InspectionError: `path` is no path.
+            OSError: the file cannot be written.
+        """
+        if not isinstance(path, str | os.PathLike):
+            raise InspectionError(
+                f"to_json takes the path of the file to write, such as 'units.json', not {path!r}"
+            )
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        Path(path).write_text(f"{text}\n", encoding="utf-8")
+
+    def __str__(self) -> str:
+        text: str = self.report.renderer("removable", "text")(self)
+        return text
+
+    def __repr__(self) -> str:
+        line: str = self.report.renderer("removable", "line")(self)
+        return line
+
+    def _repr_html_(self) -> str:
+        html: str = self.report.renderer("removable", "fragment")(self)
+        return html

@@ -1,0 +1,168 @@
+"""The units that can go as text, as a fragment of HTML and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pytest_modelhealth.removal.result import RemovableUnits
+from pytest_modelhealth.rendering.json import plain
+from pytest_modelhealth.rendering.model_summary_text import scaled, whole
+from pytest_modelhealth.rendering.notation import (
+    abbreviate,
+    number,
+    percent,
+    plural,
+    printable,
+    shorten,
+    table,
+)
+from pytest_modelhealth.rendering.template import template
+from pytest_modelhealth.report.removable import RemovableLayer
+
+FORMAT_VERSION = 1
+"""Raised when a key changes its name or meaning."""
+
+COLUMNS = (
+    "layer",
+    "units",
+    "inactive",
+    "duplicate",
+    "unread",
+    "go",
+    "params",
+    "mult-adds",
+    "which",
+)
+TEXTS = (0, 8)
+"""The columns that are flush left; the others are numbers."""
+
+_FEW = 32
+"""Samples below which many a unit is silent by chance."""
+
+_NAME, _INDICES = 34, 28
+"""Characters of a name and of a list of indices in the table."""
+
+
+def line(result: RemovableUnits) -> str:
+    """Return how many units can go and what that saves, in one line."""
+    record = result.record
+    name, units = printable(result.report.observation.model_type), sum(record.sizes.values())
+    if not record.sizes:
+        return (
+            f"{name}: no units to look at, as no linear layer or convolution ran but those that "
+            "give outputs"
+        )
+    going = [len(layer.removable) for layer in record.layers.values()]
+    if not going:
+        return f"{name}: none of {plural(units, 'unit')} can go"
+    saved = _part(record.removable_parameters, record.parameters, "parameters")
+    if record.multiply_adds is not None:
+        saved += f", {_part(record.removable_multiply_adds, record.multiply_adds, 'multiply-adds')}"
+    return f"{name}: {sum(going):,} of {plural(units, 'unit')} can go: {saved}"
+
+
+def _part(going: int | None, of: int, what: str) -> str:
+    return f"{percent((going or 0) / of if of else 0.0)} of its {scaled(of).strip()} {what}"
+
+
+def text(result: RemovableUnits) -> str:
+    """Return the line, a table of layers, the proof, and what was refused."""
+    record = result.record
+    rows = [_cells(layer) for layer in record.layers.values()]
+    short = [(abbreviate(row[0], _NAME), *row[1:-1], shorten(row[-1], _INDICES)) for row in rows]
+    body = [line(result), ""]
+    if short:
+        body += [*table([COLUMNS, *short], left=TEXTS), ""]
+    body += remarks(result)
+    refused = [f"  {_label(name)}: {printable(why)}" for name, why in record.refused.items()]
+    return "\n".join([*body, *(["looked removable, and is not:", *refused] if refused else [])])
+
+
+def remarks(result: RemovableUnits) -> list[str]:
+    """Return how it was found and proven, a sentence each."""
+    record, proof = result.record, result.proof
+    found = f"found on {plural(record.samples, 'sample')}"
+    on = f"on {proof.samples:,} held-out ones"
+    if not record.layers:
+        return [f"looked for on {plural(record.samples, 'sample')}, and {on}"]
+    told = []
+    if any(layer.masked for layer in record.layers.values()):
+        told.append(f"{found}; with them masked, each output {on} is the same, bit for bit")
+    if any(layer.duplicates for layer in record.layers.values()):
+        told.append(
+            f"duplicates merged, outputs {on} move by {number(proof.merged)} of their size; "
+            f"rounding explains {number(proof.limit)}"
+        )
+    if record.samples < _FEW:
+        told.append(f"{plural(record.samples, 'sample')} are few: over more, more units fire")
+    return told
+
+
+def _cells(layer: RemovableLayer) -> tuple[str, ...]:
+    counts = (len(layer.inactive), len(layer.duplicates), len(layer.unread))
+    return (
+        _label(layer.name),
+        whole(layer.units),
+        *map(whole, counts),
+        percent(layer.fraction),
+        whole(layer.parameters),
+        scaled(layer.multiply_adds).strip(),
+        ranges(layer.removable),
+    )
+
+
+def _label(name: str) -> str:
+    return printable(name) or "the model"
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Return sorted indices with neighbours joined: ``"0, 4-7, 9"``."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def fragment(result: RemovableUnits) -> str:
+    """Return a self-contained ``<div>`` for notebooks; every name in it is escaped."""
+    html: str = template("removable.html").render(
+        line=line(result),
+        columns=COLUMNS,
+        texts=TEXTS,
+        rows=[_cells(layer) for layer in result.layers.values()],
+        remarks=remarks(result),
+        refused=[(_label(name), printable(why)) for name, why in result.refused.items()],
+    )
+    return html
+
+
+def to_dict(result: RemovableUnits) -> dict[str, Any]:
+    """Return everything as dictionaries, lists, numbers, strings and ``None``."""
+    record = result.record
+    layers = [
+        {
+            **asdict(layer),
+            "removable": layer.removable,
+            "fraction": layer.fraction,
+        }
+        for layer in record.layers.values()
+    ]
+    data = {
+        "format_version": FORMAT_VERSION,
+        "model_type": result.report.observation.model_type,
+        "samples": record.samples,
+        "proof": asdict(record.proof),
+        "parameters": record.parameters,
+        "multiply_adds": record.multiply_adds,
+        "removable_parameters": record.removable_parameters,
+        "removable_multiply_adds": record.removable_multiply_adds,
+        "sizes": dict(record.sizes),
+        "layers": layers,
+        "refused": dict(record.refused),
+    }
+    return {key: plain(value) for key, value in data.items()}

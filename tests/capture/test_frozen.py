@@ -1,0 +1,425 @@
+"""Frozen, optimised and inlined TorchScript: layers seen in one graph without modules."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth.capture.engine import find_engine
+from pytest_modelhealth.capture.frozen import FrozenEngine
+from pytest_modelhealth.capture.scripted import ScriptEngine
+from pytest_modelhealth.report import HealthReport, Status
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Block(nn.Module):
+    """A convolution, a batch norm to fold into it, and a function."""
+
+    def __init__(self, ins: int, outs: int) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(ins, outs, 3, padding=1), nn.BatchNorm2d(outs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn(self.conv(x)))
+
+
+class Net(nn.Module):
+    """Writes in place, and has lists, a layer called twice and one without bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(3, 4), Block(4, 4)
+        self.act = nn.ReLU(inplace=True)
+        self.rest = nn.ModuleList([nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)])
+        self.others = nn.ModuleList([nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)])
+        self.head = nn.Linear(4, 3, bias=False)
+        for norm in (self.first.bn, self.second.bn):
+            _give_statistics(norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.act(x + self.second(x)).mean((2, 3))
+        for layer in self.rest:
+            x = layer(x)
+        for layer in self.others:
+            x = layer(x)
+        x[:, 0] = 1.0
+        return self.head(self.rest[0](self.rest[0](x))).softmax(-1)
+
+
+class Flow(nn.Module):
+    """Runs layers on conditions, in loops and in lists of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 6)
+        self.rnn = nn.LSTM(6, 6, batch_first=True, bidirectional=True)
+        self.cell, self.step = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.yes, self.no = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, scale: float = 2.0) -> tuple[Tensor, dict[str, Tensor]]:
+        values, (last, _) = self.rnn(self.embedding(x))
+        forth, back = values.chunk(2, 2)
+        h = torch.zeros_like(forth[:, 0])
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.cell(h + forth[:, t]))
+        for _round in range(x.shape[0]):
+            h = self.step(h)
+        parts = [h]
+        parts.append(back[:, 0] * scale)
+        h = torch.stack(parts).sum(0)
+        y = self.yes(h) if bool(x.sum() > 0) else self.no(h)
+        return y, {"last": last}
+
+
+def _give_statistics(norm: nn.Module) -> None:
+    """Let a batch norm do something that a fold has to keep."""
+    with torch.no_grad():
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+        norm.weight.normal_()
+        norm.bias.normal_()
+
+
+def frozen(model: nn.Module, batch: Tensor) -> nn.Module:
+    """Freeze a script."""
+    return torch.jit.freeze(torch.jit.script(model))
+
+
+def optimised(model: nn.Module, batch: Tensor) -> nn.Module:
+    """Optimise a script for inference."""
+    return torch.jit.optimize_for_inference(torch.jit.script(model))
+
+
+def traced(model: nn.Module, batch: Tensor) -> nn.Module:
+    """Freeze a trace."""
+    return torch.jit.freeze(torch.jit.trace(model, batch, check_trace=False, strict=False))
+
+
+def optimised_trace(model: nn.Module, batch: Tensor) -> nn.Module:
+    """Optimise a trace for inference."""
+    trace = torch.jit.trace(model, batch, check_trace=False, strict=False)
+    return torch.jit.optimize_for_inference(trace)
+
+
+def inlined(model: nn.Module, batch: Tensor) -> nn.Module:
+    """Put the code of all layers into the graph of a script, which keeps its parameters.
+
+    A script that was loaded shares its graph with no other.
+    """
+    script = loaded(torch.jit.script(model))
+    torch._C._jit_pass_inline(script.graph)
+    return script
+
+
+def loaded(script: nn.Module) -> nn.Module:
+    """Return what a file has of a script."""
+    file = io.BytesIO()
+    torch.jit.save(script, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    """A model in evaluation mode."""
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    """A batch for it."""
+    return torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+def inspect(model: nn.Module, *batch: Any) -> HealthReport:
+    """Inspect without an error of ours."""
+    report = Inspector(model).run_inspection(batch, backward=False)
+    assert report.observation.errors == ()
+    return report
+
+
+def assert_alike(ours: Any, theirs: Any, what: object) -> None:
+    """Do nothing if two statistics are of the same tensors, but for rounding."""
+    assert (ours is None) == (theirs is None), what
+    if ours is None:
+        return
+    assert (ours.count, ours.shape) == (theirs.count, theirs.shape), what
+    numbers = [theirs.mean, theirs.std, theirs.min, theirs.max]
+    found = [ours.mean, ours.std, ours.min, ours.max]
+    assert found == pytest.approx(numbers, rel=1e-4, abs=1e-5), what
+
+
+Maker = Callable[[nn.Module, Tensor], nn.Module]
+
+
+@pytest.mark.parametrize("make", [frozen, traced, inlined])
+def test_each_layer_shows_what_the_module_computes(
+    make: Maker, net: nn.Module, images: Tensor
+) -> None:
+    """Names, classes, calls, inputs and outputs are those of the eager layers."""
+    expected, report = inspect(net, images), inspect(make(net, images), images)
+    folded = () if make is inlined else ("first.conv", "second.conv")
+    for layer in expected:
+        if make is not inlined and layer.name.endswith(".bn"):
+            assert layer.name not in report.layers
+            continue
+        seen = report[layer.name]
+        gives = expected[layer.name.replace("conv", "bn")] if layer.name in folded else layer
+        assert (seen.status, seen.calls) == (layer.status, layer.calls), layer.name
+        if seen.status is not Status.NOT_CALLED:
+            assert (seen.type_name, seen.activation) == (layer.type_name, layer.activation)
+        assert_alike(seen.inputs, layer.inputs, (layer.name, "inputs"))
+        assert_alike(seen.activations, gives.activations, (layer.name, "activations"))
+        for name in () if layer.name in folded else layer.parameters:
+            assert_alike(seen.parameters[name], layer.parameters[name], (layer.name, name))
+
+
+@pytest.mark.parametrize("make", [optimised, optimised_trace])
+def test_optimised_layers_are_seen_in_plain_memory(
+    make: Maker, net: nn.Module, images: Tensor
+) -> None:
+    """What lies in oneDNN's layout is shown as it would be; of a layer called twice, no name."""
+    expected, report = inspect(net, images), inspect(make(net, images), images)
+    for name in (
+        "first",
+        "first.relu",
+        "second",
+        "act",
+        "rest.1",
+        "others.0",
+        "others.1",
+        "softmax",
+    ):
+        assert_alike(report[name].activations, expected[name].activations, name)
+    conv = report["first.conv"]
+    assert_alike(conv.activations, expected["first.bn"].activations, "a folded convolution")
+    assert conv.parameters.keys() == {"weight", "bias"}
+    weights = net.others[0].weight
+    assert report["others.0"].parameters["weight"].shape == tuple(weights.shape)
+    nameless = [name for name in report.layers if name.startswith("linear")]
+    assert len(nameless) == 4  # three calls of rest.0, and the head, which has no bias to tell
+    assert_alike(report[nameless[0]].activations, _first_call(net.rest[0], net, images), "rest.0")
+    assert any("does not tell the names of 4 of its layers" in n for n in report.observation.notes)
+
+
+def _first_call(layer: nn.Module, net: nn.Module, images: Tensor) -> Any:
+    """Return the statistics of what a layer first returned."""
+    seen = []
+    handle = layer.register_forward_hook(lambda module, args, output: seen.append(output))
+    with torch.no_grad():
+        net(images)
+    handle.remove()
+    return inspect(nn.Identity(), seen[0]).layers[""].inputs
+
+
+@pytest.mark.parametrize("batch", [torch.arange(8).reshape(2, 4), torch.zeros(3, 2).long()])
+@pytest.mark.parametrize("make", [frozen, optimised, inlined])
+def test_branches_and_loops_show_what_ran(make: Maker, batch: Tensor) -> None:
+    """Each round of a loop is a call, and a branch that was not taken calls nothing."""
+    torch.manual_seed(0)
+    model = Flow().eval()
+    expected, report = inspect(model, batch), inspect(make(model, batch), batch)
+    names = ["", "embedding", "rnn", "yes", "no"] + (
+        ["cell", "step"] if make is not optimised else []
+    )
+    for name in names:
+        layer, seen = expected[name], report[name]
+        assert (seen.status, seen.calls) == (layer.status, layer.calls), name
+        assert_alike(seen.inputs, layer.inputs, (name, "inputs"))
+        assert_alike(seen.activations, layer.activations, (name, "activations"))
+    assert_alike(report["tanh"].activations, expected["tanh"].activations, "tanh")
+    weights = expected["rnn"].parameters
+    assert report["rnn"].parameters.keys() == weights.keys()
+    for name in weights:
+        assert_alike(report["rnn"].parameters[name], weights[name], name)
+
+
+def test_a_file_keeps_values_and_no_names(net: nn.Module, images: Tensor) -> None:
+    """Layers with parameters are named after what they compute, and that is said."""
+    expected, report = inspect(net, images), inspect(loaded(frozen(net, images)), images)
+    (note,) = [n for n in report.observation.notes if "names" in n]
+    assert "conv2d, conv2d_1, linear" in note
+    for ours, theirs in {
+        "conv2d_1": "second.bn",
+        "linear_1": "others.0",
+        "layer_norm_1": "others.2",
+        "tanh": "rest.1",
+        "softmax": "softmax",
+    }.items():
+        assert_alike(report[ours].activations, expected[theirs].activations, ours)
+    assert report["conv2d"].type_name == "Conv2d"
+    assert report["layer_norm"].type_name == "LayerNorm"
+
+
+def test_names_of_lists_come_from_the_parameters_in_them() -> None:
+    """TorchScript says ``0`` of both; the norms have equal values, which freezing makes one."""
+
+    class Lists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4)])
+            self.b = nn.ModuleList([nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.a:
+                x = layer(x)
+            for layer in self.b:
+                x = layer(x)
+            return x
+
+    batch = torch.randn(8, 4)
+    model = Lists().eval()
+    names = [f"{which}.{at}" for which in "ab" for at in range(3)]
+    for make in (frozen, optimised):
+        report = inspect(make(model, batch), batch)
+        assert [n for n in report.layers if report[n].calls] == ["", *names]
+        assert [report[n].type_name for n in names[:3]] == ["Linear", "ReLU", "LayerNorm"]
+
+
+def test_the_script_is_untouched(net: nn.Module, images: Tensor) -> None:
+    """Its graph, its outputs and its file are what they were; a second look sees the same."""
+    for make in (frozen, optimised):
+        script, copy_of_batch = make(net, images), images.clone()
+        graph, output = str(script.graph), script(images)
+        first, second = inspect(script, images), inspect(script, images)
+        assert str(script.graph) == graph
+        assert torch.equal(script(images), output)
+        assert torch.equal(images, copy_of_batch)
+        assert first.to_dict()["layers"] == second.to_dict()["layers"]
+    assert torch.equal(loaded(frozen(net, images))(images), frozen(net, images)(images))
+
+
+def test_a_script_that_writes_to_its_batch_is_shown_what_it_was_given() -> None:
+    """Nothing is shown with the value that it has later."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x += 1
+            return self.fc(x) + self.fc(x)
+
+    batch = torch.zeros(2, 4)
+    report = inspect(frozen(Writes().eval(), batch), batch)
+    assert report[""].statistics("inputs").max == 0
+    assert report["fc"].statistics("inputs").min == 1
+
+
+def test_lines_are_the_users(net: nn.Module, images: Tensor) -> None:
+    """A trace tells of each layer where it was called, compiled code of what it computes itself."""
+    lines = [line.strip() for line in Path(__file__).read_text(encoding="utf-8").splitlines()]
+    trace, script = inspect(traced(net, images), images), inspect(frozen(net, images), images)
+    relu = lines.index("return F.relu(self.bn(self.conv(x)))") + 1
+    act = lines.index("x = self.act(x + self.second(x)).mean((2, 3))") + 1
+    assert trace["first.conv"].source == f"{__file__}:{relu}"
+    assert trace["act"].source == f"{__file__}:{act}"
+    assert script[""].source == f"{__file__}:{act}"
+
+
+def test_lines_of_scripts_that_keep_their_layers(net: nn.Module, images: Tensor) -> None:
+    """They are where a layer is called; a trace tells that of torch's own."""
+    lines = [line.strip() for line in Path(__file__).read_text(encoding="utf-8").splitlines()]
+    inside = lines.index("return F.relu(self.bn(self.conv(x)))") + 1
+    first = lines.index("x = self.first(x)") + 1
+    trace = torch.jit.trace(net, images, check_trace=False)
+    for script in (torch.jit.script(net), loaded(torch.jit.script(net)), trace):
+        report = inspect(script, images)
+        assert report["first.conv"].source == f"{__file__}:{inside}"
+        expected = inside if script is trace else first
+        assert report["first"].source == f"{__file__}:{expected}"
+
+
+@pytest.mark.parametrize("make", [frozen, optimised, traced, inlined])
+def test_the_flow_is_the_modules(make: Maker, net: nn.Module, images: Tensor) -> None:
+    """Who feeds whom, past folded norms, sums, and conversions to another layout of memory."""
+    flow = inspect(make(net, images), images).flow
+    assert flow.notes == ()
+    feeds = {"second.conv": {"first.relu"}, "act": {"first.relu", "second.relu"}}
+    for name, producers in feeds.items():
+        assert {str(one) for one in flow.producers(name)} == producers
+
+
+def test_a_backward_pass_is_refused(net: nn.Module, images: Tensor) -> None:
+    """Parameters are constants; left to itself, none runs."""
+    script = frozen(net, images)
+    with pytest.raises(InspectionError, match="constants in the place of parameters"):
+        Inspector(script).run_inspection(images, backward=True)
+    report = Inspector(script).run_inspection(images)
+    assert report["head"].gradients is None
+    assert any("without gradients" in note for note in report.observation.notes)
+
+
+def test_a_batch_that_does_not_fit_is_refused(net: nn.Module, images: Tensor) -> None:
+    """The message says what the script takes; what the script raises comes through."""
+    script = frozen(net, images)
+    with pytest.raises(InspectionError, match="it takes: x"):
+        Inspector(script).run_inspection((images, images))
+    with pytest.raises(InspectionError, match=r"keywords .'y'."):
+        Inspector(script).run_inspection({"y": images})
+    with pytest.raises(RuntimeError, match="channels"):
+        Inspector(script).run_inspection(images[:, :2])
+
+
+def test_keywords_and_defaults_are_bound() -> None:
+    """A float has a default, which a keyword replaces."""
+    batch = torch.arange(8).reshape(2, 4)
+    model = Flow().eval()
+    script = frozen(model, batch)
+    for keywords in ({}, {"scale": 0.0}):
+        expected = model(batch, **keywords)[0]
+        seen = Inspector(script).run_inspection({"x": batch} | keywords)["yes"].activations
+        assert seen is not None
+        assert seen.max == pytest.approx(float(expected.max()), abs=1e-6)
+
+
+def test_scripts_with_layers_of_their_own_stay_with_their_engine(
+    net: nn.Module, images: Tensor
+) -> None:
+    """Only what was inlined is read from one graph; that has gradients still where it is not."""
+    assert isinstance(find_engine(torch.jit.script(net)), ScriptEngine)
+    assert isinstance(find_engine(torch.jit.trace(net, images, check_trace=False)), ScriptEngine)
+    assert isinstance(find_engine(torch.jit.script(nn.Linear(2, 2))), ScriptEngine)
+    for make in (frozen, optimised, traced, inlined):
+        assert isinstance(find_engine(make(net, images)), FrozenEngine)
+    assert isinstance(find_engine(loaded(frozen(net, images))), FrozenEngine)
+
+
+def test_calls_that_cannot_be_told_apart_are_opaque() -> None:
+    """The user's own block called twice in a row, or once with its layers twice: nothing tells."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Own()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(self.block(x))
+
+    report = inspect(frozen(Twice().eval(), torch.randn(2, 4)), torch.randn(2, 4))
+    assert report["block"].status is Status.OPAQUE
+    assert "one call or several" in report["block"].reason
+    assert report["block.fc"].calls == 2
+
+
+class Own(nn.Module):
+    """A block that is not one of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * 2

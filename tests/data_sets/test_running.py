@@ -1,0 +1,299 @@
+"""Runs over whole data sets: workers, modes, parts, chance, and what is left behind: nothing."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from pytest_modelhealth import InspectionError, Inspector
+
+
+class Numbers(Dataset[tuple[Tensor, Tensor]]):
+    """Samples and labels, which may raise or draw random numbers."""
+
+    def __init__(self, count: int = 100, bad: int = -1, draws: bool = False) -> None:
+        self.x = torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
+        self.bad, self.draws = bad, draws
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == self.bad:
+            raise ZeroDivisionError("a sample of mine")
+        drawn = random.random() + np.random.rand() + torch.rand(1) if self.draws else 0.0
+        return self.x[index] + drawn, torch.tensor(index % 3)
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """The same without a length."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        whole = Numbers()
+        yield from (whole[index] for index in range(100))
+
+
+def net() -> nn.Sequential:
+    """Return a model with what depends on the mode."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3)).append(
+        nn.Linear(8, 3)
+    )
+
+
+def left_behind() -> tuple[int, set[str]]:
+    """Return how many child processes there are, and the shared memory of this process."""
+    gc.collect()
+    shared = Path("/dev/shm")
+    held = {p.name for p in shared.glob(f"torch_{os.getpid()}_*")} if shared.is_dir() else set()
+    return len(multiprocessing.active_children()), held
+
+
+LOADERS = {
+    "no workers": lambda: DataLoader(Numbers(), batch_size=32),
+    "two workers": lambda: DataLoader(Numbers(), batch_size=32, num_workers=2),
+    "a stream": lambda: DataLoader(Stream(), batch_size=32, num_workers=1),
+    "a stream without workers": lambda: DataLoader(Stream(), batch_size=32),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_loaders_of_every_kind_give_the_same(kind: str) -> None:
+    """All samples are seen, the smaller last batch too, and no process stays."""
+    before = left_behind()
+    report = Inspector(net().eval()).run_batches(LOADERS[kind](), loss=F.cross_entropy)
+    assert (report.observation.batches, report.observation.samples) == (4, 100)
+    truth = net().eval()[0](Numbers().x).detach().double()
+    assert report["0"].activations.mean == pytest.approx(float(truth.mean()), rel=1e-5)
+    assert report.part is None
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize("how", ["early", "dataset", "loss", "ctrl-c"])
+@pytest.mark.usefixtures("ctrl_c")
+def test_workers_end_however_the_run_ends(how: str) -> None:
+    """Stopped early, by an exception of a worker or of the loss, or by Ctrl-C."""
+    before, calls = left_behind(), []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(len(output))
+        if how == "loss" and len(calls) == 2:
+            raise ZeroDivisionError("my loss")
+        if how == "ctrl-c" and len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return F.cross_entropy(output, target)
+
+    bad = 70 if how == "dataset" else -1
+    loader = DataLoader(Numbers(bad=bad), batch_size=16, num_workers=2)
+    if how == "early":
+        report = Inspector(net()).run_batches(loader, loss=loss, max_batches=2)
+        assert report.part is not None
+        assert (report.part.batches, report.part.of, report.part.ended_by) == (
+            2,
+            7,
+            "max_batches=2",
+        )
+    else:
+        kind = KeyboardInterrupt if how == "ctrl-c" else ZeroDivisionError
+        with pytest.raises(kind) as caught:
+            Inspector(net()).run_batches(loader, loss=loss)
+        assert caught.tb  # it keeps the frames of the run alive, as a notebook does
+    assert left_behind() == before
+
+
+def test_workers_that_persist_are_the_users() -> None:
+    """They stay for the next iteration, and a run that stopped early does no harm to it."""
+    loader = DataLoader(Numbers(), batch_size=32, num_workers=1, persistent_workers=True)
+    Inspector(net()).run_batches(loader, loss=F.cross_entropy, max_batches=1)
+    workers = {child.pid for child in multiprocessing.active_children()}
+    assert len(workers) >= 1
+    assert sum(len(x) for x, _ in loader) == 100
+    assert {child.pid for child in multiprocessing.active_children()} == workers
+    del loader
+    gc.collect()
+
+
+def states() -> list[Any]:
+    """Return the state of all global random generators."""
+    return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+
+def seeded() -> None:
+    """Begin all random numbers anew."""
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+
+
+def test_chance_goes_on_as_it_does_without_the_run() -> None:
+    """A run moves the random state as iterating over the loader does, and no further."""
+    loader = DataLoader(Numbers(draws=True), batch_size=20, shuffle=True)
+    seeded()
+    alone = [x for x, _ in loader]
+    after = states()
+    seen: list[Tensor] = []
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.detach().clone())
+            return self.net(x + torch.randn_like(x))
+
+    model = Keeping()
+    seeded()
+    Inspector(model).run_batches(loader, loss=F.cross_entropy, training=True)
+    assert states() == after
+    assert all(torch.equal(a, b) for a, b in zip(alone, seen, strict=True))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_is_set_for_the_run_and_put_back(training: bool) -> None:
+    """Each module gets its own mode back, and every buffer its bits; figures are of the mode."""
+    model = net()
+    model[1].eval()
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    batches = [Numbers().x[:50] * 3, Numbers().x[50:]]
+    report = Inspector(model).run_batches(batches, training=training)
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert report["1"].options["training"] is training
+    reference = copy.deepcopy(model).train(training)
+    with torch.no_grad():
+        truth = [copy.deepcopy(reference)[:2](batch).double() for batch in batches]
+    whole = torch.cat(truth)
+    assert report["1"].activations.std == pytest.approx(float(whole.std(correction=0)), rel=1e-5)
+    same = Inspector(model).run_batches(batches)
+    assert same["1"].options["training"] is False
+
+
+def test_the_mode_is_put_back_after_an_exception() -> None:
+    """However the run ends."""
+    model = net().eval()
+    with pytest.raises(RuntimeError, match="shapes"):
+        Inspector(model).run_batches([torch.ones(4, 5)], training=True)
+    assert not any(module.training for module in model.modules())
+
+
+class Frozen(nn.Module):
+    """Keeps its norm in evaluation mode whatever is asked, and takes notes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = nn.BatchNorm1d(6), 0
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        self.norm.weight.data += 1.0
+        self.norm.requires_grad_(False)
+        self.calls += 1
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+def test_a_train_of_the_users_own_is_called_and_undone() -> None:
+    """What it decides holds for the run; what it changed is changed back."""
+    model = Frozen()
+    model.norm.train()
+    model.norm.requires_grad_(True)
+    model.norm.weight.data.fill_(1.0)
+    model.calls = 0
+    report = Inspector(model).run_batches([torch.randn(8, 6)], training=True)
+    assert report["norm"].options["training"] is False
+    assert model.norm.training
+    assert model.calls == 0
+    assert torch.equal(model.norm.weight, torch.ones(6))
+    assert model.norm.weight.requires_grad
+
+
+def test_models_of_one_mode_are_refused_another() -> None:
+    """What was exported or frozen stays in the mode that it was made in."""
+    made = net().eval()
+    program = torch.export.export(made, (torch.ones(4, 6),))
+    for model in (program, program.module(), torch.jit.freeze(torch.jit.script(made))):
+        with pytest.raises(InspectionError, match="for good: leave training out"):
+            Inspector(model).run_batches([torch.ones(4, 6)], training=True)
+    scripted = torch.jit.script(made)
+    report = Inspector(scripted).run_batches([Numbers().x], training=True)
+    assert report["3"].activations.zero_fraction > report["2"].activations.zero_fraction
+    assert not any(module.training for module in scripted.modules())
+
+
+def test_time_ends_a_run_after_the_batch_that_passes_it() -> None:
+    """The report says of how many batches it is, and so does its verdict."""
+    report = Inspector(net().eval()).run_batches(
+        DataLoader(Numbers(), batch_size=10), max_seconds=0.0, loss=F.cross_entropy
+    )
+    part = report.part
+    assert part is not None
+    assert (part.batches, part.of, part.ended_by) == (1, 10, "max_seconds=0.0")
+    assert "1 of 10 batches" in report.render("line")
+    assert "1 of 10 batches" in str(report).splitlines()[0]
+    assert report.to_dict()["part"] == {"batches": 1, "of": 10, "ended_by": "max_seconds=0.0"}
+    stream = Inspector(net().eval()).run_batches(
+        DataLoader(Stream(), batch_size=10), max_seconds=0.0, loss=F.cross_entropy
+    )
+    assert stream.part is not None
+    assert stream.part.of is None
+    assert "1 batch" in str(stream).splitlines()[0]
+    enough = Inspector(net()).run_batches(Numbers().x.split(50), max_seconds=1e6, max_batches=2)
+    assert enough.part is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_seconds": -1}, "max_seconds must be a number of seconds from 0 on"),
+        ({"max_seconds": float("nan")}, "max_seconds"),
+        ({"max_seconds": True}, "max_seconds"),
+        ({"max_seconds": "5"}, "max_seconds"),
+        ({"training": 1}, "training must be True, False or None"),
+        ({"training": "yes"}, "training must be True, False or None"),
+        ({"max_batches": True}, "a whole number"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    """Before anything is run."""
+    ran = []
+    model = net()
+    model.register_forward_hook(lambda *_: ran.append(1))
+    with pytest.raises(InspectionError, match=message):
+        Inspector(model).run_batches([torch.ones(4, 6)], **arguments)
+    assert not ran
+
+
+def test_an_empty_loader_is_refused_in_words() -> None:
+    """An empty data set, and one that is smaller than a batch that must be full."""
+    loader = DataLoader(Numbers(5), batch_size=32, drop_last=True)
+    with pytest.raises(InspectionError, match=r"no batch.*drop_last"):
+        Inspector(net()).run_batches(loader, loss=F.cross_entropy)
+
+
+def test_a_batch_of_another_structure_says_which_it_is() -> None:
+    """The model's own exception passes, with a note on the batch."""
+    batches = [torch.ones(4, 6), torch.ones(4, 6), torch.ones(4, 5)]
+    with pytest.raises(RuntimeError, match="shapes") as caught:
+        Inspector(net()).run_batches(batches)
+    assert any("batch 2" in note for note in caught.value.__notes__)
+    pairs = [(torch.ones(4, 6), torch.zeros(4).long()), torch.ones(4, 6)]
+    with pytest.raises(InspectionError, match="batch 1 is a Tensor, not a pair"):
+        Inspector(net()).run_batches(pairs, loss=F.cross_entropy)

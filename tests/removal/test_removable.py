@@ -1,0 +1,429 @@
+"""`Inspector.removable` on a trained network, and what it promises."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import prune
+from torch.utils.data import DataLoader, TensorDataset
+
+from pytest_modelhealth import InspectionError, Inspector
+from tests.removal.blind import CASES, DEAD, mlp, set_, vectors
+from tests.removal.trained import digits, trained
+
+
+@pytest.fixture(scope="module")
+def model():
+    """The trained network; tests leave it as it is."""
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Some of the digits."""
+    return digits()[0][:500]
+
+
+@pytest.fixture(scope="module")
+def result(model, images):
+    """Its removable units."""
+    return Inspector(model).removable(DataLoader(images, batch_size=64))
+
+
+def without(model, layer, unit, norms=()):
+    """A copy in which one unit gives nothing: its weights and those of its norm are zero."""
+    model = copy.deepcopy(model).eval()
+    for name in (layer, *norms):
+        for parameter in model.get_submodule(name).parameters():
+            with torch.no_grad():
+                parameter[unit] = 0.0
+    return model
+
+
+def test_a_trained_network_loses_the_units_that_nothing_would_miss(result, model, images):
+    """Each unit by itself is taken away by hand: outputs stay on all data if and only if listed."""
+    expected = model.eval()(images)
+    for layer, norms in (("conv1", ["norm1"]), ("conv2", []), ("fc1", [])):
+        units = model.get_submodule(layer).weight.shape[0]
+        missed = [
+            unit
+            for unit in range(units)
+            if torch.equal(without(model, layer, unit, norms)(images), expected)
+        ]
+        assert list(result.indices.get(layer, ())) == missed
+    assert sum(map(len, result.indices.values())) > 3
+
+
+def test_masked_for_good_it_computes_the_same(result, model, images):
+    """`apply` puts on masks that torch's pruning knows, and `prune.remove` makes them stay."""
+    pruned = copy.deepcopy(model).eval()
+    expected = pruned(images)
+    result.apply(pruned)
+    assert prune.is_pruned(pruned)
+    assert torch.equal(pruned(images), expected)
+    for name, mask in result.masks().items():
+        owner, _, own = name.rpartition(".")
+        prune.remove(pruned.get_submodule(owner), own)
+        assert (pruned.get_parameter(name) == 0).sum() >= (mask == 0).sum() > 0
+    assert torch.equal(pruned(images), expected)
+
+
+def test_the_norm_is_masked_too():
+    """Masked in the convolution alone, a channel would give what the norm's shift makes of zero."""
+    case = CASES["dead_channels_behind_batch_norm"]()
+    result = Inspector(case.model).removable(case.batches)
+    assert {n for n in result.masks() if n.startswith("bn1")} == {"bn1.weight", "bn1.bias"}
+    expected = case.model.eval()(case.batches[0])
+    result.apply(case.model)
+    assert torch.equal(case.model(case.batches[0]), expected)
+
+
+def test_what_units_cost_is_what_a_narrower_network_saves():
+    """Parameters and multiply-adds are those of two networks written by hand."""
+    model, x = mlp(nn.ReLU(), hidden=16), torch.randn(1, 10)
+    set_(model[0].bias, [0, 5, 6], DEAD)
+    result = Inspector(model).removable(vectors())
+    wide, narrow = (mlp(nn.ReLU(), hidden=n) for n in (16, 13))
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (wide, narrow)]
+    work = [Inspector(m).summary(x).totals["multiply_adds"] for m in (wide, narrow)]
+    assert (result.parameters, result.multiply_adds) == (sizes[0] - sizes[1], work[0] - work[1])
+    assert result.layers["0"].parameters == result.parameters
+
+
+def test_rows_and_columns_of_one_weight_count_once():
+    """A weight between two layers with units that go loses both, and the corner only once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    set_(model[0].bias, [1, 2], DEAD)
+    set_(model[2].bias, slice(None), 1.0)
+    set_(model[2].bias, 3, DEAD)
+    result = Inspector(model).removable(vectors())
+    wide, narrow = 10 * 8 + 8 + 8 * 6 + 6 + 6 * 2, 10 * 6 + 6 + 6 * 5 + 5 + 5 * 2
+    assert result.parameters == wide - narrow
+    assert result.multiply_adds == (80 + 48 + 12) - (60 + 30 + 10)
+
+
+def test_merged_duplicates_move_outputs_by_no_more_than_rounding():
+    """By hand: the twin takes the outgoing weights, and the outputs stay within the limit."""
+    case = CASES["duplicate_rows"]()
+    result = Inspector(case.model).removable(case.batches)
+    merged = copy.deepcopy(case.model)
+    with torch.no_grad():
+        for unit, twin in result.layers["0"].duplicates:
+            merged[2].weight[:, twin] += merged[2].weight[:, unit]
+            merged[2].weight[:, unit] = 0.0
+    expected = case.model(case.batches[-1])
+    moved = ((merged(case.batches[-1]) - expected).abs().max() / expected.abs().max()).item()
+    assert moved <= result.proof.limit < 1e-4
+    assert result.masks() == {}
+    assert result.proof.merged <= result.proof.limit
+
+
+def test_the_model_is_as_it_was():
+    """Bit for bit: values, versions, gradients, modes, hooks, frozen parameters, random numbers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Flatten(),
+        nn.Linear(8 * 36, 4), nn.ReLU(), nn.Linear(4, 2),
+    )  # fmt: skip
+    set_(model[1].bias, [1, 2], DEAD)
+    model[5].weight.requires_grad_(False)
+    model[3].eval()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    gradient = model[0].weight.grad
+    batches = [torch.randn(8, 3, 8, 8) for _ in range(3)]
+    given = copy.deepcopy(batches)
+    before = pickle.dumps(model)
+    versions = [p._version for p in model.parameters()]
+    generator = torch.get_rng_state()
+    result = Inspector(model).removable(batches)
+    assert result.indices["0"] == (1, 2)
+    assert pickle.dumps(model) == before
+    assert [p._version for p in model.parameters()] == versions
+    assert model[0].weight.grad is gradient
+    assert [m.training for m in model] == [True, True, True, False, True, True, True, True]
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(map(torch.equal, batches, given))
+
+
+def test_an_interrupted_search_leaves_no_mask():
+    """Ctrl-C, as the model runs masked, and everything is put back."""
+
+    class Interrupted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp(nn.ReLU())
+            set_(self.inner[0].bias, 3, DEAD)
+
+        def forward(self, x):
+            if self.inner[0].bias[3] == 0.0:
+                raise KeyboardInterrupt
+            return self.inner(x)
+
+    model = Interrupted()
+    before = pickle.dumps(model.state_dict())
+    with pytest.raises(KeyboardInterrupt):
+        Inspector(model).removable(vectors())
+    assert pickle.dumps(model.state_dict()) == before
+
+
+def test_training_mode_is_not_what_it_measures(model, images):
+    """Dropout kills no unit: the model runs in evaluation mode, whatever it is in."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.99), nn.Linear(16, 2)).train()
+    batches = images.flatten(1).split(4)[:4]
+    assert (
+        Inspector(net).removable(batches).indices
+        == Inspector(net.eval()).removable(batches).indices
+    )
+
+
+def test_without_a_length_some_batches_are_held_out_all_the_same():
+    """A generator is read once; the last batch, and one in five before it, are for the proof."""
+    case = CASES["dead_by_bias"]()
+    batches = vectors(count=11)
+    result = Inspector(case.model).removable(batch for batch in batches)
+    assert result.indices == {"0": (3, 7)}
+    assert (result.samples, result.held_out_samples) == (8 * 32, 3 * 32)
+
+
+def test_batches_of_ones_own_for_the_proof():
+    """They alone are proven on: there a unit fires that did not before."""
+    model = mlp(nn.ReLU())
+    set_(model[0].weight, [4, 5], torch.eye(10)[0])
+    set_(model[0].bias, [4, 5], torch.tensor([-6.0, -60.0]))
+    far = vectors()[0]
+    far[0, 0] = 8.0
+    result = Inspector(model).removable(vectors(), held_out=[far])
+    assert result.indices == {"0": (5,)}
+    assert (result.samples, result.held_out_samples) == (192, 32)
+    assert result.refused == {
+        "0": "1 unit was inactive over 192 samples but fires on held-out ones"
+    }
+
+
+def test_pairs_with_a_loss():
+    """As from a loader of a labelled data set; the report has the loss."""
+    case = CASES["dead_by_bias"]()
+    data = TensorDataset(torch.cat(vectors()), torch.zeros(192, dtype=torch.long))
+    result = Inspector(case.model).removable(
+        DataLoader(data, batch_size=32), loss=F.cross_entropy, max_batches=3
+    )
+    assert result.indices == {"0": (3, 7)}
+    assert result.report.loss is not None
+    assert (result.samples, result.held_out_samples) == (64, 32)
+
+
+def test_few_samples_judge_nothing():
+    """Of four samples many a unit is silent by chance: the check says so, and the text."""
+    case = CASES["dead_by_bias"]()
+    result = Inspector(case.model, max_removable_fraction=0.1).removable([x[:4] for x in vectors()])
+    (found,) = result.report.inconclusive
+    assert (found.check, found.layer) == ("removable_units", "0")
+    assert "16 samples say nothing about units" in found.reason
+    assert "16 samples are few" in str(result)
+
+
+def test_duplicates_that_a_sum_reads_are_refused():
+    """The twin cannot stand for both where no weight can take both."""
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.out = nn.Linear(10, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+            set_(self.a.weight, 5, self.a.weight[1].detach())
+            set_(self.a.bias, 5, self.a.bias[1].detach())
+
+        def forward(self, x):
+            x = F.relu(self.a(x))
+            return self.out(x + self.b(x))
+
+    result = Inspector(Residual()).removable(vectors())
+    assert result.indices == {}
+    assert result.refused["a"].startswith("1 unit is a duplicate, but `add` reads it")
+
+
+def test_a_constant_behind_a_norm_is_no_unit_that_can_go():
+    """No gradient comes to it, and what reads it needs it: the proof says so."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    set_(model[1].weight, 2, 0.0)
+    set_(model[1].bias, slice(None), 0.5)
+    result = Inspector(model).removable([torch.randn(8, 3, 4, 4) for _ in range(3)])
+    assert result.indices == {}
+    assert "masking moves an output by" in result.refused["0"]
+
+
+def test_watched_layers_alone():
+    """`watch` limits the layers that are looked at."""
+    case = CASES["dead_before_functional_relu"]()
+    assert set(Inspector(case.model).watch("fc2").removable(case.batches).indices) == {"fc2"}
+
+
+def test_a_compiled_model():
+    """It runs uncompiled, and its layers have the names they have inside."""
+    case = CASES["dead_by_bias"]()
+    result = Inspector(torch.compile(case.model)).removable(case.batches)
+    assert result.indices == {"0": (3, 7)}
+
+
+def test_a_model_that_goes_another_way_with_each_batch():
+    """A unit is inactive if it is in each call that there was."""
+
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.out = nn.Linear(10, 10), nn.Linear(10, 2)
+
+        def forward(self, x):
+            for _ in range(1 + int(x[0, 0] > 0) + int(x[0, 1] > 0)):
+                x = F.relu(self.a(x))
+            return self.out(x)
+
+    model = Loop()
+    set_(model.a.bias, slice(None), 0.5)
+    set_(model.a.bias, [2, 5], DEAD)
+    batches = vectors(count=10)
+    assert len({(int(x[0, 0] > 0), int(x[0, 1] > 0)) for x in batches}) > 2
+    assert Inspector(model).removable(batches).indices == {"a": (2, 5)}
+
+
+def test_outputs_that_differ_from_run_to_run_prove_nothing():
+    """It is said, and nothing is listed."""
+
+    class Restless(nn.Module):
+        count = 0
+
+        def __init__(self):
+            super().__init__()
+            self.inner = CASES["dead_by_bias"]().model
+
+        def forward(self, x):
+            Restless.count += 1
+            return self.inner(x) + Restless.count
+
+    result = Inspector(Restless()).removable(vectors())
+    assert result.indices == {}
+    assert "gives another output each time" in result.refused["inner.0"]
+
+
+@pytest.mark.parametrize(
+    ("batches", "arguments", "message"),
+    [
+        ([], {}, "there was no batch to run: batches is empty"),
+        (vectors(), {"max_batches": 0}, "there was no batch to run"),
+        (vectors()[:1], {}, "there is one batch only.*or others as held_out="),
+        (vectors(), {"max_batches": 1}, "there is one batch only"),
+        (iter(vectors()[:1]), {}, "there is one batch only"),
+        (vectors(), {"held_out": []}, "held_out has no batch"),
+        (vectors(), {"held_out": 3}, "batches must be batches to iterate over"),
+        (vectors(), {"max_batches": "3"}, "max_batches must be a whole number, not '3'"),
+        (vectors(), {"progress": 1}, "progress must be True, False or None, not 1"),
+        ({"x": 1}, {}, "batches must be batches to iterate over.*a mapping of 'x'"),
+        (["one", "two"], {}, "batch 0 is a str without any tensor"),
+        (vectors(), {"loss": F.mse_loss}, "batch 0 is a Tensor, not a pair"),
+        (TensorDataset(vectors()[0]), {}, "is a data set of samples"),
+    ],
+)
+def test_batches_that_say_nothing_are_refused(batches, arguments, message):
+    """The message says what was wrong, and what would do."""
+    with pytest.raises(InspectionError, match=message):
+        Inspector(mlp(nn.ReLU())).removable(batches, **arguments)
+
+
+def test_models_without_weights_to_mask_are_refused():
+    """A program has none of its own, and a lazy model none yet."""
+    program = torch.export.export(mlp(nn.ReLU()), (vectors()[0],))
+    with pytest.raises(InspectionError, match=r"removable masks the weights of a torch\.nn\.Modul"):
+        Inspector(program).removable(vectors())
+    with pytest.raises(InspectionError, match="the model is lazy"):
+        Inspector(nn.Sequential(nn.LazyLinear(4), nn.ReLU())).removable(vectors())
+
+
+def test_what_the_model_raises_passes_through():
+    """A batch of another shape is the model's to refuse."""
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Inspector(mlp(nn.ReLU())).removable([*vectors()[:2], torch.randn(3, 7)])
+
+
+def test_masks_go_on_the_model_they_are_for(result, model):
+    """Nothing is masked where one of them does not fit."""
+    other = copy.deepcopy(model)
+    other.fc1 = nn.Linear(512, 65)
+    with pytest.raises(InspectionError, match=r"mask of 'fc1\.\w+' is of shape .*, and Digits has"):
+        result.apply(other)
+    assert not prune.is_pruned(other)
+    with pytest.raises(InspectionError, match="takes the model to mask"):
+        result.apply("digits")
+
+
+def test_the_text_has_the_line_the_layers_and_the_proof(result):
+    """Each number in it is one of the record's."""
+    line, _, titles, *rows = str(result).splitlines()
+    count = sum(map(len, result.indices.values()))
+    assert line == repr(result)
+    assert line.startswith(f"Digits: {count} of 112 units can go: ")
+    assert titles.split() == [
+        "layer", "units", "inactive", "duplicate", "unread", "go", "params", "mult-adds", "which",
+    ]  # fmt: skip
+    for row, layer in zip(rows, result.layers.values(), strict=False):
+        name, units, inactive, *_ = row.split()
+        assert (name, int(units), int(inactive)) == (layer.name, layer.units, len(layer.inactive))
+    assert f"found on {result.samples:,} samples" in str(result)
+    assert f"on {result.held_out_samples:,} held-out ones is the same, bit for bit" in str(result)
+
+
+def test_data_for_other_tools(result, tmp_path):
+    """JSON says what the object says."""
+    result.to_json(tmp_path / "units.json")
+    data = json.loads((tmp_path / "units.json").read_text(encoding="utf-8"))
+    assert {one["name"]: tuple(one["removable"]) for one in data["layers"]} == result.indices
+    assert data["proof"]["samples"] == result.held_out_samples
+    assert data["removable_parameters"] == result.parameters
+    with pytest.raises(InspectionError, match="to_json takes the path"):
+        result.to_json(3)
+
+
+def test_the_figure_has_a_row_for_each_layer(result):
+    """A run of colour for each run of units, the counts on the right."""
+    figure = result.plot()
+    axes, right = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["conv1", "conv2", "fc1"]
+    sizes = {"conv1": 16, "conv2": 32, "fc1": 64}
+    assert [label.get_text() for label in right.get_yticklabels()] == [
+        f"{len(result.indices.get(name, ()))} of {size}" for name, size in sizes.items()
+    ]
+    drawn = sum(len(collection.get_paths()) for collection in axes.collections)
+    runs = sum(sum(unit - 1 not in units for unit in units) for units in result.indices.values())
+    assert drawn == runs
+
+
+def test_nothing_to_look_at_is_said():
+    """Without linear layers and convolutions, and where all of them give outputs."""
+    result = Inspector(nn.Sequential(nn.Linear(10, 3), nn.ReLU())).removable(vectors())
+    assert "no units to look at" in repr(result)
+    with pytest.raises(InspectionError, match="there is nothing to draw"):
+        result.plot()
+
+
+def test_a_name_full_of_markup():
+    """It is escaped for the terminal, a notebook and a figure."""
+    name = "<b>\n\x1b[31m$x^2$"
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(10, 8))
+    model.add_module("relu", nn.ReLU())
+    model.add_module("out", nn.Linear(8, 2))
+    set_(model._modules[name].bias, 3, DEAD)
+    result = Inspector(model).removable(vectors())
+    assert 3 in result.indices[name]
+    assert r"<b>\n\x1b[31m" in str(result)
+    assert all(letter.isprintable() or letter == "\n" for letter in str(result))
+    assert "<b>\\n" not in result._repr_html_()
+    assert "&lt;b&gt;" in result._repr_html_()
+    result.plot().draw_without_rendering()
