@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, D
 from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.folds import with_folds
 from pytest_modelhealth.comparison.links import (
-    is_adapted,
+    Link,
     link,
     missing_gradients,
     trains_nothing,
@@ -29,6 +29,7 @@ from pytest_modelhealth.comparison.quantisation import quantisation
 from pytest_modelhealth.comparison.remarks import (
     notes_on_runs,
     notes_on_settings,
+    notes_on_training,
     notes_without_effect,
     remarks,
 )
@@ -118,29 +119,19 @@ def compare(
         notes = notes_on_runs(ours, theirs, a, b)
         is_blind = bool(b.observation.outputs_only)
         alignment = with_folds(align(a.layers, b.layers, is_blind=is_blind), a, b, store)
-        if is_adapted(alignment, b):
-            notes.append(
-                "the candidate trains layers that were added, the others are frozen for it: "
-                "gradients that only these lack are no difference"
-            )
-        lower, epsilons = coarser_dtype(ours, theirs), machine_epsilons(ours, theirs, a, b)
-        further = Further(replace(request, model=ours.module), noise_runs, notes)
+        notes += notes_on_training(alignment, b)
+        epsilons = machine_epsilons(ours, theirs, a, b)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
         merged = merged_layers(alignment, changed)
-        for name, beside in merged.items():
-            changed[name] = Changed()
-            notes.append(f"{name} has taken over {', '.join(beside)}: compared together")
+        notes += [f"{name} has taken over {', '.join(merged[name])}" for name in merged]
+        changed |= dict.fromkeys(merged, Changed())
         if merged and trains_nothing(b):
             b = replace(b, observation=replace(b.observation, backward=False))
-        others = {name for name, found in changed.items() if found.others}
-        links = [
-            one
-            for one in link(alignment, a, b, others)
-            if one.reference.layer not in merged
-            and (b.observation.backward or one.reference.role not in BACKWARD)
-        ]
+        links = _links(alignment, a, b, changed, merged)
         modules = ours.modules, theirs.modules
         rounding = quantisation(alignment, links, a, b, modules) if theirs.quantised else None
+        lower = coarser_dtype(ours, theirs)
+        further = Further(replace(request, model=ours.module), noise_runs, notes)
         results = compare_tensors(links, a, b, store, further, epsilons, lower, factor, rounding)
         results += _missing(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
@@ -192,6 +183,23 @@ def _changed(
         for pair in alignment.pairs
         if pair.reference is not None
     }
+
+
+def _links(
+    alignment: Alignment,
+    a: Trace,
+    b: Trace,
+    changed: Mapping[str, Changed],
+    merged: Container[str],
+) -> list[Link]:
+    """Return what is compared: all but what layers give that are compared with others together."""
+    given = {name for name, found in changed.items() if found.others}
+    return [
+        one
+        for one in link(alignment, a, b, given)
+        if one.reference.layer not in merged
+        and (b.observation.backward or one.reference.role not in BACKWARD)
+    ]
 
 
 def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import FunctionType
@@ -231,20 +231,27 @@ def is_quantised(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_QUANTISED)
 
 
+_ROUNDS_INPUTS = ("act_quant_kwargs", "activation_quantization")
+"""What weights of torchao keep where the layer rounds what it takes, too."""
+
+
 def stops_gradients(module: nn.Module) -> bool:
     """Whether a module rounds what it takes to a grid, and so passes no gradient on."""
     if is_quantised(module):
         return True
-    held = (p for p in module._parameters.values() if p is not None)
-    return any(getattr(parameter, "act_quant_kwargs", None) is not None for parameter in held)
+    held = module._parameters.values()
+    return any(getattr(p, name, None) is not None for p in held for name in _ROUNDS_INPUTS)
 
 
-def own_parameters(module: nn.Module) -> Mapping[str, torch.Tensor | None]:
+def own_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
     """Return the parameters of a module by their own names, those that torch keeps packed too.
 
     They are read from the module's own dictionary: a parametrised attribute computes when read.
     """
-    return module._parameters or (_packed_parameters(module) if is_quantised(module) else {})
+    held: dict[str, torch.Tensor | None] = dict(
+        module._parameters.items()
+    )  # which a script keeps in C++
+    return _packed_parameters(module) if is_quantised(module) and not held else held
 
 
 def _packed_parameters(module: Any) -> dict[str, torch.Tensor | None]:

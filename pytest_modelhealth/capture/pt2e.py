@@ -1,4 +1,4 @@
-"""Graphs that PT2E quantisation makes: run node by node, their layers by the metadata."""
+"""Graphs that PT2E quantisation makes: run node by node, their layers told by the metadata."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class GraphRuntime(Runtime):
             nodes=tuple(
                 Node(
                     scopes=scopes[node],
-                    function=node.target if callable(node.target) else operator(str(node.target)),
+                    function=_function(node),
                     inputs=tuple(n.name for n in node.all_input_nodes if n not in self._constant),
                     outputs=(node.name,),
                     source=source_line(node.meta.get("stack_trace")),
@@ -125,6 +125,11 @@ class GraphRuntime(Runtime):
         return found
 
 
+def _function(node: fx.Node) -> Any:
+    is_torchs = isinstance(node.target, torch._ops.OpOverload)
+    return node.target if is_torchs else operator(getattr(node.target, "__name__", node.name))
+
+
 class _Watched(fx.Interpreter):
     """Runs a graph and keeps a copy of each tensor by the name of its node."""
 
@@ -150,18 +155,17 @@ class _Watched(fx.Interpreter):
 
     def _quantised(self, node: fx.Node) -> Tensor | None:
         """Return what a node brought back from whole numbers as a quantised tensor of torch."""
-        if not node.target.__name__.startswith(("dequantize_per_tensor", "dequantize_per_channel")):
+        name = getattr(node.target, "__name__", "")
+        if not name.startswith(("dequantize_per_tensor", "dequantize_per_channel")):
             return None
         args, _ = self.fetch_args_kwargs_from_env(node)
         whole, scale, zero_point = args[:3]
         if whole.dtype not in _QUANTISED:
             return None
-        if node.target.__name__.startswith("dequantize_per_tensor"):
-            made = torch._make_per_tensor_quantized_tensor(whole, float(scale), int(zero_point))
-        else:
-            points = scale.double(), zero_point.long()
-            made = torch._make_per_channel_quantized_tensor(whole, *points, args[3])
-        return made
+        if name.startswith("dequantize_per_tensor"):
+            return torch._make_per_tensor_quantized_tensor(whole, float(scale), int(zero_point))
+        points = scale.double(), zero_point.long()
+        return torch._make_per_channel_quantized_tensor(whole, *points, args[3])
 
 
 def _constants(nodes: list[fx.Node]) -> set[fx.Node]:

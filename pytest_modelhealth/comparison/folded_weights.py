@@ -25,9 +25,7 @@ def scale_of_folding(pair: Pair, reference: Mapping[str, nn.Module]) -> Tensor |
         return None
     norm: Any = norms[0]
     scale: Tensor = (norm.running_var.detach() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight.detach()
-    return scale
+    return scale * norm.weight.detach() if norm.affine else scale
 
 
 def folded_parameters(

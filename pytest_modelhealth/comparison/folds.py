@@ -66,7 +66,7 @@ class _Chains:
         return Fold(tuple(chain[: len(known) + best]), theirs) if best else None
 
     def _gone_after(self, name: str) -> Iterator[str]:
-        """Yield the layers of the reference that follow one another and the candidate lacks."""
+        """Yield the layers of the reference in a row that are not in the candidate."""
         while True:
             outputs = self._a.of_role[name, "activations"]
             takers = {
@@ -87,7 +87,7 @@ class _Chains:
             yield name
 
     def _distance(self, ours: str, theirs: str) -> float:
-        """Return how far the outputs of two layers are apart, by their size, else infinity."""
+        """Return the squared error of a layer's outputs; infinity where the shapes differ."""
         left = [self._a.entries[key] for key in self._a.of_role[ours, "activations"]]
         right = [self._b.entries[key] for key in self._b.of_role[theirs, "activations"]]
         if not left or [x.shape for x in left] != [y.shape for y in right]:

@@ -134,6 +134,7 @@ def changed_values(
         return Changed()
     if folded:
         epsilon = max(epsilon, FOLDED)
+    buffers = dict(x._buffers.items())
     parameters: dict[str, str] = {}
     others: dict[str, str] = {}
     for name, theirs in names.items():
@@ -142,7 +143,7 @@ def changed_values(
             continue
         phrase = _values_difference(name, own, other, epsilon)
         if phrase:
-            is_read = name not in x._buffers and own.numel() == other.numel()
+            is_read = name not in buffers and own.numel() == other.numel()
             (parameters if is_read else others)[name] = phrase
     return Changed(parameters, others)
 
@@ -152,7 +153,7 @@ def _names(known: Mapping[str, str], x: nn.Module, y: nn.Module) -> dict[str, st
 
     Such a weight is compared in place of those: a pruned one, say, and not what it masks.
     """
-    stored = *own_parameters(x), *own_parameters(y), *x._buffers
+    stored = *own_parameters(x), *own_parameters(y), *dict(x._buffers.items())
     names = {name: name for name in stored if _value(x, name) is not None}
     by_values = {n: other for n, other in known.items() if _value(x, other) is None}
     return {n: o for n, o in {**names, **by_values}.items() if _value(y, o) is not None}
@@ -160,9 +161,9 @@ def _names(known: Mapping[str, str], x: nn.Module, y: nn.Module) -> dict[str, st
 
 def _value(module: nn.Module, name: str) -> Tensor | None:
     """Return a parameter or buffer, or a weight that is made of parameters when it is read."""
-    held = own_parameters(module)
-    if name in held or name in module._buffers:
-        return held.get(name, module._buffers.get(name))
+    held = {**own_parameters(module), **dict(module._buffers.items())}
+    if name in held:
+        return held[name]
     if isinstance(made := vars(module).get(name), Tensor):  # by a hook, as of torch's pruning
         return made
     if is_parametrized(module, name) and not module.training:

@@ -7,7 +7,7 @@ weights take, as these may round it inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -88,36 +88,53 @@ def quantisation(
 ) -> Quantisation:
     """Return what is known of the steps of a candidate."""
     weights: dict[tuple[str, str], Tensor] = {}
-    for pair in alignment.pairs:
-        ours, theirs = pair.reference or "", pair.candidate or ""
-        if not pair.aligned or ours not in modules[0] or theirs not in modules[1]:
+    for pair, ours, theirs in alignment.aligned:
+        if ours.name not in modules[0] or theirs.name not in modules[1]:
             continue
-        folded = scale_of_folding(pair, modules[0])
-        held = own_parameters(modules[1][theirs])
-        for name, other in parameter_names(ours, theirs, a, b).items():
-            own, found = modules[0][ours]._parameters.get(name), held.get(other)
-            distance = None if found is None else step(found)
-            if own is not None and found is not None and distance is not None:
-                distance = fitted(distance, found, own)
-                if folded is not None:
-                    distance = distance / _rows(folded, own)
-                weights[ours, name] = distance
+        names = parameter_names(ours.name, theirs.name, a, b)
+        module, other = modules[0][ours.name], modules[1][theirs.name]
+        for name, distance in _weight_steps(module, other, names):
+            folded = scale_of_folding(pair, modules[0])
+            if folded is not None:
+                distance = distance / _rows(folded, distance)
+            weights[ours.name, name] = distance
+    return Quantisation(weights, *_flowing(links, a, b, {layer for layer, _ in weights}))
+
+
+def _weight_steps(
+    module: nn.Module, other: nn.Module, names: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the steps of each parameter that the candidate keeps quantised, by its name."""
+    held = own_parameters(other)
+    for name, theirs in names.items():
+        own, found = module._parameters.get(name), held.get(theirs)
+        distance = None if found is None else step(found)
+        if own is not None and found is not None and distance is not None:
+            yield name, fitted(distance, found, own).expand(own.shape)
+
+
+def _flowing(
+    links: Iterable[Link], a: Trace, b: Trace, layers: Set[str]
+) -> tuple[dict[Key, float], frozenset[Key]]:
+    """Return the steps of what flows, and what may be rounded inside the layers that take it.
+
+    A tensor that appears several times is rounded once.
+    """
     values: dict[Key, float] = {}
-    rounding = set()
-    seen = set()
-    layers = {layer for layer, _ in weights}
+    inside, seen = set(), set()
     for link in links:
         key, entry = link.reference, b.entries[link.candidate[0]]
-        if key.role not in ("inputs", "activations") or a.entries[key].slot in seen:
+        slot = a.entries[key].slot
+        if key.role not in ("inputs", "activations") or slot in seen:
             continue
+        is_taken = key.role == "inputs" and key.layer in layers
         if entry.step:
             values[key] = entry.step
-        elif key.role == "inputs" and key.layer in layers and entry.dtype.is_floating_point:
-            rounding.add(key)
-        else:
-            continue
-        seen.add(a.entries[key].slot)
-    return Quantisation(weights, values, frozenset(rounding))
+        elif is_taken and entry.dtype.is_floating_point:
+            inside.add(key)
+        if entry.step or key in inside:
+            seen.add(slot)
+    return values, frozenset(inside)
 
 
 def fitted(distance: Tensor, found: Tensor, own: Tensor) -> Tensor:

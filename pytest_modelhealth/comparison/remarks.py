@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_modelhealth.alignment.causes import called
+from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.comparison.comparison import Divergence
 from pytest_modelhealth.comparison.first_divergence import Search
+from pytest_modelhealth.comparison.links import is_adapted
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.sides import Side
 from pytest_modelhealth.comparison.trace import Trace
@@ -24,6 +26,17 @@ def notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> list[str]:
     for side, trace in ((ours, a), (theirs, b)):
         notes += [f"{side.name}: {note}" for note in trace.observation.notes]
     return notes
+
+
+def notes_on_training(alignment: Alignment, b: Trace) -> list[str]:
+    """Return what to say of a candidate that trains other parameters on purpose."""
+    if not is_adapted(alignment, b):
+        return []
+    note = (
+        "the candidate trains layers that were added, the others are frozen for it: gradients "
+        "that only these lack are no difference"
+    )
+    return [note]
 
 
 def remarks(search: Search, divergence: Divergence | None) -> Iterator[str]:
