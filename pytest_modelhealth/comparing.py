@@ -136,7 +136,7 @@ def compare(
         results += _missing(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
         set_aside = without_effect(results)
-        notes += notes_without_effect(set_aside, a)
+        notes += notes_without_effect(set_aside, a, alignment)
         aside = set(map(id, set_aside))
         results = [result for result in results if id(result) not in aside]
         search = Search(alignment, a, b, modules, changed, tuple(results))

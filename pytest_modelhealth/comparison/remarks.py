@@ -19,7 +19,12 @@ def notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> list[str]:
     notes = [theirs.note] if theirs.note else []
     if theirs.quantised:
         notes.append("a quantised model has no gradients: the forward pass is compared")
-    elif theirs.is_frozen and a.observation.backward and not b.observation.backward:
+    elif (
+        theirs.is_frozen
+        and theirs.engine.runs_in_torch
+        and a.observation.backward
+        and not b.observation.backward
+    ):
         notes.append(
             "the candidate trains nothing (requires_grad=False): the forward pass is compared"
         )
@@ -86,11 +91,25 @@ def _listed(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def notes_without_effect(set_aside: list[TensorResult], a: Trace) -> list[str]:
-    """Return what to say of tensors that differ to no effect."""
+def notes_without_effect(
+    set_aside: list[TensorResult], a: Trace, alignment: Alignment
+) -> list[str]:
+    """Return what to say of tensors that differ to no effect.
+
+    What a layer gave that the candidate computes in the next one, such as a convolution with the
+    batch norm behind it, is not there to be the same.
+    """
+    gone = [pair.reference for pair in alignment.pairs if pair.candidate is None]
+    absent = {
+        a.entries[key].slot
+        for name in gone
+        if name is not None
+        for key in a.of_role[name, "activations"]
+    }
     first: dict[str, TensorResult] = {}
     for result in set_aside:
-        first.setdefault(result.key.layer, result)
+        if result.key.role != "inputs" or a.entries[result.key].slot not in absent:
+            first.setdefault(result.key.layer, result)
     return [
         f"{layer or a.observation.model_type}: {_difference_of(result, a)}; what is computed from "
         f"{'it' if result.unseen else 'them'} agrees"

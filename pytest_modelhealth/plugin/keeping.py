@@ -221,8 +221,8 @@ class Keeper:
 def _why_not(ran: Ran | None, limit: float) -> str:
     if ran is None:
         return (
-            "run_step and monitors watch a training, which cannot be run again; run_inspection and "
-            "run_batches can"
+            "run_step, monitors and removable run more than an inspection; those of run_inspection "
+            "and run_batches are saved"
         )
     return f"its batches are over the limit of {limit / 1e6:,.0f} MB ({OPTION}-limit)"
 
