@@ -246,11 +246,10 @@ def stops_gradients(module: nn.Module) -> bool:
 def own_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
     """Return the parameters of a module by their own names, those that torch keeps packed too.
 
-    They are read from the module's own dictionary: a parametrised attribute computes when read.
+    They are read from the module's own dictionary, a copy of what a script keeps in C++: a
+    parametrised attribute computes when read.
     """
-    held: dict[str, torch.Tensor | None] = dict(
-        module._parameters.items()
-    )  # which a script keeps in C++
+    held: dict[str, torch.Tensor | None] = dict(module._parameters.items())
     return _packed_parameters(module) if is_quantised(module) and not held else held
 
 

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 class ExportedEngine(Engine):
-    """Exported programs, and a refusal of what `ExportedProgram.module()` returns.
-
-    That one holds the modules' parameters, but runs as one flat graph: no hook inside would fire.
-    """
+    """Exported programs."""
 
     precedence = 1
     files: ClassVar[str] = "exported programs (*.pt2)"
@@ -34,7 +31,7 @@ class ExportedEngine(Engine):
 
     def supports(self, model: object) -> bool:
         """Whether `model` came out of `torch.export`, or is a path to a file that did."""
-        return _is_program(model) or _is_flat(model) or _is_file(model)
+        return _is_program(model) or _is_file(model)
 
     def load(self, model: Any) -> Any:
         """Return the program that lies in a file.
@@ -45,16 +42,7 @@ class ExportedEngine(Engine):
         return _loaded(model) if _is_file(model) else model
 
     def module(self, model: Any) -> nn.Module:
-        """Return the program's modules, with copies of its parameters and buffers.
-
-        Raises:
-            InspectionError: it is the flat module of a program.
-        """
-        if not _is_program(model):
-            raise InspectionError(
-                "this is ExportedProgram.module(): one flat graph, in which no hook fires; pass "
-                "the ExportedProgram itself"
-            )
+        """Return the program's modules, with copies of its parameters and buffers."""
         if model not in self._unflattened:
             from torch.export import unflatten
 
@@ -156,7 +144,3 @@ def _trains(node: fx.Node) -> bool | None:
             given = node.args[place] if place < len(node.args) else argument.default_value
             return bool(node.kwargs.get(argument.name, given))
     return False if "no_training" in str(node.target) else None
-
-
-def _is_flat(model: object) -> bool:
-    return any(base.__name__ == "_StatefulGraphModule" for base in type(model).__mro__)

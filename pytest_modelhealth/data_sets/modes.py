@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.memory import Memory
 from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.transcript.stand_ins import StandInModel
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import type_name
 
 
 @contextmanager
@@ -27,13 +29,14 @@ def in_mode(model: Any, training: bool | None) -> Iterator[None]:
     if training is None:
         yield
         return
-    if not isinstance(model, nn.Module) or not hasattr(model, "training"):  # exported, frozen
-        raise InspectionError(_ONE_MODE.format(type(model).__name__))
+    is_module = isinstance(model, nn.Module) and not isinstance(model, StandInModel)
+    if not is_module or not hasattr(model, "training"):  # exported, or run by another runtime
+        raise InspectionError(_ONE_MODE.format(type_name(model)))
     with exited_whole(_put_back(model)):
         try:
             model.train(training)
         except NotImplementedError:  # the module of an exported program
-            raise InspectionError(_ONE_MODE.format(type(model).__name__)) from None
+            raise InspectionError(_ONE_MODE.format(type_name(model))) from None
         yield
 
 

@@ -70,10 +70,27 @@ def test_layers_of_a_program_can_be_watched(program) -> None:
     assert report["stem"].activations is None
 
 
-def test_the_flat_module_of_a_program_is_refused(program) -> None:
-    """`ExportedProgram.module()` runs no hooks inside; the message says what to pass."""
-    with pytest.raises(InspectionError, match="pass the ExportedProgram itself"):
-        Inspector(program.module()).run_inspection(x())
+def test_the_flat_module_of_a_program_shows_its_layers(program) -> None:
+    """`ExportedProgram.module()` runs no hooks inside: it is run node by node."""
+    flat, batch = program.module(), x()
+    report = Inspector(flat).run_inspection(batch)
+    whole = Inspector(program).run_inspection(batch)
+    for name, layer in report.layers.items():
+        seen, expected = layer.activations, whole[name].activations
+        assert (seen.mean, seen.std, seen.max) == (expected.mean, expected.std, expected.max), name
+    assert {"block.0", "stem"} <= set(report.layers)
+    assert "without gradients" in str(report)
+    with pytest.raises(InspectionError, match="no backward pass"):
+        Inspector(flat).run_inspection(batch, backward=True)
+
+
+def test_a_flat_module_in_training_mode_is_left_as_it_was() -> None:
+    """Its graph writes to the buffers of batch norms, and those are put back."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train()
+    flat = torch.export.export(model, (torch.randn(8, 3),)).module()
+    before = {name: value.clone() for name, value in flat.state_dict().items()}
+    Inspector(flat).run_inspection(torch.randn(8, 3))
+    assert all(torch.equal(value, before[name]) for name, value in flat.state_dict().items())
 
 
 def test_several_batches_unflatten_once(program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
-"""Graphs that PT2E quantisation makes: run node by node, their layers told by the metadata."""
+"""Flat graphs of exported programs: run node by node, their layers by the metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, ClassVar
@@ -21,26 +22,27 @@ from pytest_modelhealth.statistics.dense import unseen
 
 _NAMESPACE = "quantized_decomposed"
 _QUANTISED = {torch.int8: torch.qint8, torch.uint8: torch.quint8}
-_NOTE = (
-    "a PT2E graph, run node by node: a tensor that it quantises is shown with its scale and zero "
-    "point; no gradient flows through it"
-)
+_NOTES = {
+    True: "a PT2E graph, run node by node: a tensor that it quantises is shown with its scale and "
+    "zero point; no gradient flows through it",
+    False: "a flat graph, run node by node without gradients: the ExportedProgram that it is of "
+    "has them",
+}
 
 
-class Pt2eEngine(Engine):
-    """What `convert_pt2e` returns: one flat graph of an exported program that quantises."""
+class FlatGraphEngine(Engine):
+    """What `ExportedProgram.module()` and `convert_pt2e` return: no hook would fire inside."""
 
     precedence = 2
     runs_in_torch: ClassVar[bool] = False
     why_not_measured: ClassVar[str] = (
-        "the costs of a PT2E graph are not measured: as it stands it only emulates the kernels "
-        "that a backend makes of it"
+        "the costs of a flat graph are not measured, as no module runs in it; the ExportedProgram "
+        "that it is of has them"
     )
 
     def supports(self, model: object) -> bool:
-        """Whether `model` is a graph with operations of PT2E quantisation."""
-        graph = vars(model).get("_graph") if isinstance(model, fx.GraphModule) else None
-        return graph is not None and any(map(_is_quantising, graph.nodes))
+        """Whether `model` is one flat graph of an exported program."""
+        return isinstance(model, fx.GraphModule) and (_is_of_program(model) or _quantises(model))
 
     def load(self, model: Any) -> StandInModel:
         """Return stand-ins for the layers of a graph."""
@@ -48,7 +50,16 @@ class Pt2eEngine(Engine):
 
     def run(self, request: Request) -> Observation:
         """Run the batch node by node, and play it back."""
-        return run_program(request, request.model, [_NOTE])
+        return run_program(request, request.model, [_NOTES[request.model.runtime.quantises]])
+
+
+def _is_of_program(model: fx.GraphModule) -> bool:
+    return any(base.__name__ == "_StatefulGraphModule" for base in type(model).__mro__)
+
+
+def _quantises(model: fx.GraphModule) -> bool:
+    graph = vars(model).get("_graph")
+    return graph is not None and any(map(_is_quantising, graph.nodes))
 
 
 def _is_quantising(node: fx.Node) -> bool:
@@ -63,6 +74,7 @@ class GraphRuntime(Runtime):
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
+        self.quantises = _quantises(module)
         self._module = module
         self._nodes = list(module.graph.nodes)
         self._constant = _constants(self._nodes)
@@ -97,8 +109,11 @@ class GraphRuntime(Runtime):
     def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:
         """Run a batch; a tensor that comes out of rounding is shown as a quantised one."""
         watched = _Watched(self._module)
-        with unseen():  # the nodes are shown when they are played back
-            output = watched.run(*inputs.args, *inputs.kwargs.values())
+        names = getattr(self._module.graph._codegen, "pytree_info", None)
+        order = names.orig_args if names is not None else []
+        given = sorted(inputs.kwargs, key=lambda name: order.index(name) if name in order else 0)
+        with unseen(), _buffers_put_back(self._module):  # nodes are shown when they are played back
+            output = watched.run(*inputs.args, *(inputs.kwargs[name] for name in given))
         return watched.values, output
 
     def _state(
@@ -123,6 +138,18 @@ class GraphRuntime(Runtime):
                     is_buffer = name.startswith("running_")
                     found[is_buffer].setdefault(f"{path}.{name}", watched.values[given.name])
         return found
+
+
+@contextmanager
+def _buffers_put_back(module: fx.GraphModule) -> Iterator[None]:
+    """Put back what a graph writes to the buffers of the user's model."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
 
 
 def _function(node: fx.Node) -> Any:
