@@ -350,9 +350,22 @@ class Search:
             if not any(is_inside(pair.name, change.pair.name) for change in called)
         ]
         added = [p for p in free if p.reference is None and _ran(self.b, p.name, theirs)]
-        lost = [p for p in free if p.candidate is None and p.reason is None]
-        lost = [pair for pair in lost if _ran(self.a, pair.name, ours)]
+        gone = [p for p in free if p.candidate is None and p.reason is None]
+        lost = [pair for pair in gone if _ran(self.a, pair.name, ours)]
+        if not (added or lost or called):  # a branch may have run before one that is right
+            lost = [pair for pair in gone if self._may_be_missed(pair, first)]
         return added, lost, sorted(called, key=lambda change: not change.more)
+
+    def _may_be_missed(self, pair: Pair, first: TensorResult) -> bool:
+        """Whether a layer with weights that is gone ran earlier in the module around `first`."""
+        parent = _parent(first.key.layer)
+        is_beside = bool(parent) and is_inside(pair.name, parent)
+        earlier = -1, self._moment(first)
+        return (
+            is_beside
+            and bool(self.a.layers[pair.name].parameters)
+            and _ran(self.a, pair.name, earlier)
+        )
 
     def _moment(self, result: TensorResult) -> int:
         """Return when a tensor appeared in the reference."""

@@ -1,0 +1,100 @@
+"""A small trained CNN, and what quantisation makes of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.ao import quantization
+from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.relu = nn.Linear(16, 24), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(self.fc(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1, self.relu1 = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
+        self.conv2 = nn.Conv2d(8, 16, 3, bias=False)
+        self.bn2, self.relu2 = nn.BatchNorm2d(16), nn.ReLU()
+        self.block, self.head = Block(), nn.Linear(24, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu2(self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x))))))
+        return self.head(self.block(x.mean((2, 3))))
+
+
+def batch() -> torch.Tensor:
+    """Return sixteen small images; the same each time."""
+    return torch.randn(16, 3, 10, 10, generator=torch.Generator().manual_seed(1))
+
+
+def fresh() -> Net:
+    """Return the net in evaluation mode, with statistics of five batches; the same each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Net()
+        for _ in range(5):
+            net(torch.randn(16, 3, 10, 10))
+    return net.eval()
+
+
+def dynamic(net: Net, inputs: torch.Tensor) -> nn.Module:
+    """Quantise the linear layers, what they take when they run."""
+    return quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
+
+
+def static(net: Net, inputs: torch.Tensor) -> nn.Module:
+    """Trace, fuse and quantise, calibrated on `inputs`."""
+    mapping = quantization.get_default_qconfig_mapping("x86")
+    prepared = prepare_fx(copy.deepcopy(net), mapping, (inputs,))
+    prepared(inputs)
+    return convert_fx(prepared)
+
+
+def eager(net: Net, inputs: torch.Tensor) -> nn.Module:
+    """Quantise with fused modules, in a wrapper that quantises what comes in."""
+    triples = [["conv1", "bn1", "relu1"], ["conv2", "bn2", "relu2"], ["block.fc", "block.relu"]]
+    fused = quantization.fuse_modules(copy.deepcopy(net), triples)
+    wrapped = quantization.QuantWrapper(fused)
+    wrapped.qconfig = quantization.get_default_qconfig("x86")
+    prepared = quantization.prepare(wrapped)
+    prepared(inputs)
+    return quantization.convert(prepared.eval())
+
+
+def torchao(net: Net, inputs: torch.Tensor) -> nn.Module:
+    """Quantise the linear layers with tensors of torchao."""
+    library: Any = pytest.importorskip("torchao.quantization")
+    made = copy.deepcopy(net)
+    library.quantize_(made, library.Int8DynamicActivationInt8WeightConfig())
+    return made
+
+
+def pt2e(net: Net, inputs: torch.Tensor) -> nn.Module:
+    """Export and quantise for inductor, calibrated on `inputs`."""
+    library: Any = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+    prepared = library.prepare_pt2e(torch.export.export(net, (inputs,)).module(), quantizer)
+    prepared(inputs)
+    made: nn.Module = library.convert_pt2e(prepared)
+    return made
+
+
+WAYS: dict[str, Callable[[Net, torch.Tensor], nn.Module]] = {
+    way.__name__: way for way in (dynamic, static, eager, torchao, pt2e)
+}
