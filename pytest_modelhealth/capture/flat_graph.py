@@ -19,6 +19,7 @@ from pytest_modelhealth.capture.transcript.program import Node, Program, Runtime
 from pytest_modelhealth.capture.transcript.stand_ins import StandInModel, run_program
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics.dense import unseen
+from pytest_modelhealth.statistics.quantised import quantised
 
 _NAMESPACE = "quantized_decomposed"
 _QUANTISED = {torch.int8: torch.qint8, torch.uint8: torch.quint8}
@@ -189,10 +190,8 @@ class _Watched(fx.Interpreter):
         whole, scale, zero_point = args[:3]
         if whole.dtype not in _QUANTISED:
             return None
-        if name.startswith("dequantize_per_tensor"):
-            return torch._make_per_tensor_quantized_tensor(whole, float(scale), int(zero_point))
-        points = scale.double(), zero_point.long()
-        return torch._make_per_channel_quantized_tensor(whole, *points, args[3])
+        axis = None if name.startswith("dequantize_per_tensor") else args[3]
+        return quantised(whole, scale, zero_point, axis)
 
 
 def _constants(nodes: list[fx.Node]) -> set[fx.Node]:

@@ -357,7 +357,10 @@ class Search:
         return added, lost, sorted(called, key=lambda change: not change.more)
 
     def _may_be_missed(self, pair: Pair, first: TensorResult) -> bool:
-        """Whether a layer with weights that is gone ran earlier in the module around `first`."""
+        """Whether a layer with weights that is gone ran earlier in the module around `first`.
+
+        It is not missed by an aligned layer that takes what it gave: all before `first` is right.
+        """
         parent = _parent(first.key.layer)
         is_beside = bool(parent) and is_inside(pair.name, parent)
         earlier = -1, self._moment(first)
@@ -365,7 +368,14 @@ class Search:
             is_beside
             and bool(self.a.layers[pair.name].parameters)
             and _ran(self.a, pair.name, earlier)
+            and not any(self._pair(name) for name in self._takers(pair.name))
         )
+
+    def _takers(self, layer: str) -> set[str]:
+        """Return the layers that take an output of a layer of the reference as it is."""
+        entries = self.a.entries
+        given = {entries[key].slot for key in self.a.of_role[layer, "activations"]}
+        return {k.layer for k, e in entries.items() if k.role == "inputs" and e.slot in given}
 
     def _moment(self, result: TensorResult) -> int:
         """Return when a tensor appeared in the reference."""

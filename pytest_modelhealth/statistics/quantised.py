@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -66,3 +67,19 @@ def _spread(scale: Tensor, shape: torch.Size) -> Tensor:
                 scale = scale.repeat_interleave(size // blocks, dim)
         return scale
     return scale.max()
+
+
+def quantised(
+    values: Tensor, scale: Tensor | float, zero_point: Tensor | int, axis: int | None = None
+) -> Tensor:
+    """Return integers as a quantised tensor of torch, by tensor or by the slices of one dimension.
+
+    torch warns that it will make no such tensors some day, which is no matter of the user's.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if axis is None:
+            make = torch._make_per_tensor_quantized_tensor
+            return make(values, float(scale), int(zero_point))
+        scales, zeros = torch.as_tensor(scale).double(), torch.as_tensor(zero_point).long()
+        return torch._make_per_channel_quantized_tensor(values, scales, zeros, axis)

@@ -8,6 +8,8 @@ import torch
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.statistics.quantised import is_quantised, step
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+
 
 def neighbours(values: torch.Tensor) -> float:
     """Return the least distance between two different values."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.onnx_graphs.values import tensor_of
+from pytest_modelhealth.statistics.quantised import quantised
 
 _VALUES, _SCALE, _ZERO = "_quantized", "_scale", "_zero_point"
 _TURNED = "_Transposed"
@@ -50,5 +51,4 @@ def _quantised(values: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor | No
     """Return integers as a quantised tensor; ``None`` for those of another form."""
     if values.dtype not in (torch.int8, torch.uint8) or scale.numel() != 1:
         return None
-    make = torch._make_per_tensor_quantized_tensor
-    return make(values, float(scale.reshape(())), int(zero_point.reshape(())))
+    return quantised(values, scale.reshape(()), zero_point.reshape(()))
