@@ -353,7 +353,7 @@ class Inspector:
         self._require_module("removable masks the weights of a torch.nn.Module")
         require_batches(batches, "removable")
         if held_out is not None:
-            require_batches(held_out, "removable")
+            require_batches(held_out, "removable", "held_out")
         require_how_many(max_batches, progress)
         self._begin()
         request = self._request(None, None, loss, None, None)

@@ -18,20 +18,25 @@ from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import Part
 
 
-def require_batches(batches: object, method: str) -> None:
+def require_batches(batches: object, method: str, name: str = "batches") -> None:
     """Do nothing if these may be batches; warn of rows of a tensor.
+
+    Args:
+        batches: what was given.
+        method: the method it was given to.
+        name: the argument it was given as.
 
     Raises:
         InspectionError: they are none; the message says what makes some.
     """
     if isinstance(batches, Dataset) and not isinstance(batches, Iterable):
         raise InspectionError(
-            f"batches is a data set of samples ({type(batches).__name__}); "
+            f"{name} is a data set of samples ({type(batches).__name__}); "
             "DataLoader(dataset, batch_size=64) makes batches of them"
         )
     if isinstance(batches, str | Mapping) or not isinstance(batches, Iterable):
         raise InspectionError(
-            "batches must be batches to iterate over, such as a DataLoader, not "
+            f"{name} must be batches to iterate over, such as a DataLoader, not "
             f"{_described(batches)}; one batch goes into run_inspection"
         )
     if isinstance(batches, Tensor):
@@ -51,7 +56,7 @@ def require_how_many(max_batches: object, progress: object) -> None:
         InspectionError: one is of a wrong type.
     """
     if not (max_batches is None or (type(max_batches) is int and max_batches >= 0)):
-        raise InspectionError(f"max_batches must be a whole number, not {max_batches!r}")
+        raise InspectionError(f"max_batches must be a whole number from 0 on, not {max_batches!r}")
     if not isinstance(progress, bool | None):
         raise InspectionError(f"progress must be True, False or None, not {progress!r}")
 
@@ -99,8 +104,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         start = time.monotonic()
-        with _opened(self._batches) as iterator:
-            counted = _Counted(iterator, self._batches)
+        with opened(self._batches) as counted:
             for batch in track(
                 counted, "inspecting batches", most=self._most, shown=self._progress
             ):
@@ -146,14 +150,14 @@ class _Counted:
 
 
 @contextmanager
-def _opened(batches: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Give an iterator and end it, unless it is the user's own.
+def opened(batches: Iterable[Any]) -> Iterator[Iterable[Any]]:
+    """Give what iterates over batches once, and end it, unless it is the user's own iterator.
 
     An exception keeps the frames of a loader alive, and with them its worker processes.
     """
     iterator = iter(batches)
     try:
-        yield iterator
+        yield _Counted(iterator, batches)
     finally:
         if iterator is not batches:
             _end(iterator)

@@ -12,9 +12,15 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.removal.seeing import Seen, UnitWatch
 from pytest_modelhealth.removal.ways import Place, Route, held, read, routes
 from pytest_modelhealth.report import LayerRecord, Observation
+
+_WITHOUT_GRADIENTS = (
+    "parameters were made under torch.inference_mode, and take no gradient, by which units "
+    "are found that nothing reads: make or load the model outside of it"
+)
 
 Observe = Callable[[Request], Observation]
 
@@ -113,6 +119,8 @@ class Finder:
             torch.backends.cudnn.flags(enabled=not _has_recurrence_on_cuda(self._modules)),
         ):
             for parameter in self._request.model.parameters():
+                if parameter.is_inference():
+                    raise InspectionError(_WITHOUT_GRADIENTS)
                 if parameter.is_leaf and parameter.is_floating_point():
                     parameter.requires_grad_(True)  # a frozen one shows no gradient
             return self._observe(request), watch

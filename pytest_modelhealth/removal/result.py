@@ -115,6 +115,11 @@ class RemovableUnits:
         owned = []
         for name, mask in masks.items():
             owner, _, own = name.rpartition(".")
+            if isinstance(modules.get(owner), torch.jit.ScriptModule):
+                raise InspectionError(
+                    f"{name!r} is a parameter of a script, on which torch's prune can put no mask: "
+                    "give the model that the script was made of"
+                )
             parameter = held(modules[owner], own) if owner in modules else None
             if parameter is None or parameter[1].shape != mask.shape:
                 form = "none" if parameter is None else f"one of shape {tuple(parameter[1].shape)}"

@@ -10,8 +10,10 @@ from torch import nn
 
 from pytest_modelhealth.capture import Engine, Request
 from pytest_modelhealth.capture.costing.further import measured_forward
+from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
+from pytest_modelhealth.data_sets.batches import opened
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.progress import track
@@ -43,20 +45,27 @@ class Batches:
     shown: bool | None
 
     def __iter__(self) -> Iterator[tuple[Any, Any, bool]]:
-        """Yield inputs, target and whether a batch is held out; those come last."""
+        """Yield inputs, target and whether a batch is held out; those come last.
+
+        Batches without any sample are left out.
+        """
         for index, (batch, is_held_out) in enumerate(self._all()):
             inputs, target = pair(batch, index, with_target=self.with_target)
+            if not any(tensor.numel() for tensor in find_tensors(inputs)):
+                continue  # of no sample, it would prove anything
             yield inputs, target, is_held_out
 
     def _all(self) -> Iterator[tuple[Any, bool]]:
-        tracked = track(self.found, "looking for removable units", most=self.most, shown=self.shown)
-        if self.held_out is None:
-            yield from parted(tracked, count(self.found, self.most))
-            return
-        for batch in tracked:
-            yield batch, False
-        for batch in track(self.held_out, "proving that they can go", shown=self.shown):
-            yield batch, True
+        with opened(self.found) as found:
+            tracked = track(found, "looking for removable units", most=self.most, shown=self.shown)
+            if self.held_out is None:
+                yield from parted(tracked, count(self.found, self.most))
+                return
+            for batch in tracked:
+                yield batch, False
+        with opened(self.held_out) as held_out:
+            for batch in track(held_out, "proving that they can go", shown=self.shown):
+                yield batch, True
 
 
 def search(
@@ -110,13 +119,16 @@ def search(
 
 def _why_too_few(batches: Batches, *, is_empty: bool) -> str:
     if is_empty:
-        return "there was no batch to run: batches is empty, or max_batches=0"
+        return "there was no batch to run: batches is empty or without samples, or max_batches=0"
     if batches.held_out is None:
         return (
             "there is one batch only, and units are proven on batches that were not used to find "
             "them: give two at least, or others as held_out="
         )
-    return "held_out has no batch: units are proven on batches that were not used to find them"
+    return (
+        "held_out has no batch with samples: units are proven on batches that were not used to "
+        "find them"
+    )
 
 
 def _prover(

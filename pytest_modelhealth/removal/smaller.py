@@ -26,6 +26,7 @@ from pytest_modelhealth.removal.planning import Plan, Step, planned
 from pytest_modelhealth.removal.proving import FACTOR, floating, largest_difference, rounding_noise
 from pytest_modelhealth.removal.search import multiply_adds
 from pytest_modelhealth.removal.surgery import cut
+from pytest_modelhealth.removal.ways import held
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.report.removable import RemovableLayer
 from pytest_modelhealth.tolerance import coarsest_epsilon
@@ -123,6 +124,12 @@ class _Maker:
                 f"there is nothing to cut: no unit of {type(self._inner).__name__} is known that "
                 "can go"
             )
+        if not find_tensors(self._inputs):
+            raise InspectionError(
+                f"the batch for the proof is of type {type(self._inputs).__name__}, without any "
+                "tensor: give what the model is called with, or none for a held-out one"
+            )
+        self._require_same_parameters()
         base = self._outputs(self._original)
         plan = planned(self._runs(), self._layers, _modules(self._original.model), self._epsilon)
         limit = FACTOR * rounding_noise(self._original, self._inputs, base, self._epsilon)
@@ -148,6 +155,19 @@ class _Maker:
             limit,
             self._difference_in_training(model),
         )
+
+    def _require_same_parameters(self) -> None:
+        """Do nothing if the model has the parameters that it had when it was looked at."""
+        modules = _modules(self._original.model)
+        for layer in self._layers.values():
+            for part in (*layer.produced, *layer.read):
+                owner, _, own = part.parameter.rpartition(".")
+                found = held(modules[owner], own) if owner in modules else None
+                if found is None or found[1].shape != part.shape:
+                    raise InspectionError(
+                        f"{part.parameter!r} was of shape {tuple(part.shape)} when units were "
+                        "looked for, and the model was changed since: call removable again"
+                    )
 
     def _copied(self) -> nn.Module:
         try:

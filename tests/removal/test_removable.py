@@ -2,6 +2,7 @@
 
 import copy
 import json
+import multiprocessing
 import pickle
 
 import pytest
@@ -322,8 +323,11 @@ def test_outputs_that_differ_from_run_to_run_prove_nothing():
         (vectors(), {"max_batches": 1}, "there is one batch only"),
         (iter(vectors()[:1]), {}, "there is one batch only"),
         (vectors(), {"held_out": []}, "held_out has no batch"),
-        (vectors(), {"held_out": 3}, "batches must be batches to iterate over"),
-        (vectors(), {"max_batches": "3"}, "max_batches must be a whole number, not '3'"),
+        (vectors(), {"held_out": 3}, "held_out must be batches to iterate over"),
+        ([vectors()[0][:0]] * 2, {}, "no batch to run: batches is empty or without samples"),
+        ([vectors()[0], vectors()[0][:0]], {}, "there is one batch only"),
+        (vectors(), {"held_out": [vectors()[0][:0]]}, "held_out has no batch with samples"),
+        (vectors(), {"max_batches": "3"}, "max_batches must be a whole number from 0 on, not '3'"),
         (vectors(), {"progress": 1}, "progress must be True, False or None, not 1"),
         ({"x": 1}, {}, "batches must be batches to iterate over.*a mapping of 'x'"),
         (["one", "two"], {}, "batch 0 is a str without any tensor"),
@@ -427,3 +431,65 @@ def test_a_name_full_of_markup():
     assert "<b>\\n" not in result._repr_html_()
     assert "&lt;b&gt;" in result._repr_html_()
     result.plot().draw_without_rendering()
+
+
+class Broken(TensorDataset):
+    """Its last sample cannot be read."""
+
+    def __getitem__(self, index):
+        if index == len(self) - 1:
+            raise ValueError("unreadable")
+        return super().__getitem__(index)[0]
+
+
+@pytest.mark.parametrize("is_held_out", [False, True])
+def test_a_loader_that_fails_leaves_no_worker(is_held_out):
+    """Its exception, which keeps frames alive, keeps no process."""
+    loader = DataLoader(Broken(vectors()[0]), batch_size=2, num_workers=1)
+    arguments = {"held_out": loader} if is_held_out else {}
+    with pytest.raises(ValueError, match="unreadable") as caught:
+        Inspector(mlp(nn.ReLU())).removable(vectors() if is_held_out else loader, **arguments)
+    assert caught.value.__traceback__ is not None
+    assert not multiprocessing.active_children()
+
+
+def test_the_mode_of_a_script_is_put_back():
+    """It is kept in C++, out of reach of what puts attributes back."""
+    script = torch.jit.script(mlp(nn.ReLU()).train())
+    Inspector(script).removable(vectors())
+    assert all(module.training for module in script.modules())
+
+
+def test_masks_go_on_no_script():
+    """The message says on what they do."""
+    model = dead()
+    units = Inspector(model).removable(vectors())
+    with pytest.raises(InspectionError, match="that the script was made of"):
+        units.apply(torch.jit.script(model))
+
+
+def test_a_model_that_was_changed_since_has_no_smaller_copy():
+    """Nor has one without inputs to prove it on."""
+    model = dead()
+    units = Inspector(model).removable(vectors())
+    with pytest.raises(InspectionError, match="is of type int, without any tensor"):
+        units.smaller(5)
+    model[0] = nn.Linear(model[0].in_features, 1)
+    with pytest.raises(InspectionError, match=r"'0\.weight' was of shape.*call removable again"):
+        units.smaller()
+
+
+def test_parameters_that_take_no_gradient_are_refused():
+    """Torch would say so of its own assignment, not of the model."""
+    with torch.inference_mode():
+        model = mlp(nn.ReLU())
+    with pytest.raises(InspectionError, match=r"made under torch\.inference_mode"):
+        Inspector(model).removable(vectors())
+
+
+def dead():
+    """A network one of whose units is inactive."""
+    model = mlp(nn.ReLU())
+    with torch.no_grad():
+        model[0].weight[1], model[0].bias[1] = 0.0, -1.0
+    return model

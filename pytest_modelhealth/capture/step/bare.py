@@ -62,10 +62,14 @@ class Beside:
 
     @contextmanager
     def _written_back(self) -> Iterator[None]:
+        modes = [(one, one.training) for one in self._state.modules if hasattr(one, "training")]
         try:
             yield
         finally:
             self._parameters.restore()
+            for module, training in modes:
+                if module.training != training:
+                    module.training = training  # of a script, which keeps it in C++
 
 
 def _modules_in(loss: Any) -> list[nn.Module]:
