@@ -348,8 +348,10 @@ def _likeness(x: Alignable, y: Alignable) -> float:
         return 2.0 + same_output + same_sizes
     if same_output and same_sizes and x.parameters:
         return 1.0 + same_own_name
-    if same_output and (same_kind or same_own_name) and x.sizes[-1:] == y.sizes[-1:] != ():
-        return 1.0  # a fused layer has a bias, where it had none
+    has_more = len(x.sizes) < len(y.sizes)  # a fused layer has a bias, where it had none
+    same_weight = has_more and x.sizes[-1:] == y.sizes[-1:] != ()
+    if same_output and same_weight and (same_kind or same_own_name):
+        return 1.0
     return 0.0
 
 
