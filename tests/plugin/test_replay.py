@@ -281,7 +281,7 @@ def test_results_of_other_kinds_say_so(nets: pytest.Pytester) -> None:
     result = nets.runpytest(*OPTIONS)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["no bundle of this failure: a comparison of two models *"])
-    result.stdout.fnmatch_lines(["no bundle of this failure: run_step and monitors *"])
+    result.stdout.fnmatch_lines(["no bundle of this failure: run_step, monitors and removable *"])
     assert bundles(nets) == []
 
 
