@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, get_args
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.collector import Collector
+from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.visitor import Visitor
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
@@ -45,6 +46,8 @@ class Request:
         selection: which roles of which layers to observe.
         visitor: is shown every tensor that is observed.
         collectors: are shown activations and gradients with what was found in them.
+        averager: is given the gradients of parameters after a backward pass that succeeded, and
+            returns those to report: their mean over the ranks that share the batch out.
     """
 
     model: Any
@@ -56,6 +59,7 @@ class Request:
     selection: Selection = field(default_factory=Selection)
     visitor: Visitor | None = None
     collectors: tuple[Collector, ...] = ()
+    averager: Callable[[list[Held]], list[Held]] | None = None
 
 
 class Engine(ABC):

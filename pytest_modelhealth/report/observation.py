@@ -15,6 +15,7 @@ from pytest_modelhealth.report.data_sets import ByClass, Extremes, Part, larger_
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.ranks import Assembly, Placement, Ranks
 from pytest_modelhealth.report.removable import Removable
 from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.report.stepping import Stepped
@@ -117,6 +118,10 @@ class LayerRecord:
         largest: by role, where the largest magnitude of a run over batches stood; empty where one
             batch was run by itself.
         nonfinite: by role, where the first NaN or positive infinity stood, likewise.
+        placements: how tensors lie on several ranks, where that is known: by role, of parameters,
+            their gradients and buffers by role and own name (``"parameters.weight"``).
+        assembled: by role, how the statistics of several ranks became one; empty where this is of
+            one process.
     """
 
     name: str
@@ -150,6 +155,8 @@ class LayerRecord:
     definitions: tuple[Definition, ...] = ()
     largest: Extremes = field(default_factory=dict)
     nonfinite: Extremes = field(default_factory=dict)
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    assembled: Mapping[str, Assembly] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -487,6 +494,7 @@ class Observation:
         removable: the units that can go; ``None`` where nobody asked for them.
         part: that a run over batches ended before the last one; ``None`` where all were run.
         by_class: statistics by class; ``None`` where that was not asked for, and of merged runs.
+        ranks: how it was put together from several ranks; ``None`` where it is of one process.
     """
 
     layers: Mapping[str, LayerRecord]
@@ -515,6 +523,7 @@ class Observation:
     removable: Removable | None = None
     part: Part | None = None
     by_class: ByClass | None = None
+    ranks: Ranks | None = None
 
     @property
     def outputs_only(self) -> str:
@@ -575,6 +584,7 @@ class Observation:
             replayed=self.replayed,
             unlisted=self.unlisted,
             removable=self.removable,
+            ranks=self.ranks,
         )
 
 

@@ -1,0 +1,1 @@
+"""Several processes, one report; imported only where there is a process group."""

@@ -1,0 +1,109 @@
+"""What several ranks saw of one model: how it was put together, and where they disagree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dimension = Literal["data", "tensor", "stage"]
+"""What the ranks of a group share out: the batch, the units of a layer, or the layers."""
+
+How = Literal["pieces", "replicas", "units", "one rank"]
+"""How statistics of several ranks became one: pieces add up, of replicas one counts, units that lie
+on several ranks are put in a row, and some tensors are on one rank alone."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a tensor lies on the ranks of a device mesh, as its `DTensor` says.
+
+    Args:
+        ranks: the ranks of the mesh, flat, in row-major order.
+        mesh_shape: sizes of its dimensions.
+        placements: what each dimension of the mesh does with the tensor: ``"S(0)"`` cuts it along
+            dimension 0, ``"R"`` holds it on every rank, ``"P"`` holds parts of a sum.
+        shape: shape of the whole tensor.
+        offset: where this rank's part begins in it.
+        strided: whether a part is several runs of rows (`_StridedShard`).
+    """
+
+    ranks: tuple[int, ...]
+    mesh_shape: tuple[int, ...]
+    placements: tuple[str, ...]
+    shape: tuple[int, ...]
+    offset: tuple[int, ...] = ()
+    strided: bool = False
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """How the statistics of a layer in one role were put together from several ranks.
+
+    Args:
+        how: what the ranks had of it.
+        ranks: how many ranks had something.
+        nonfinite: the ranks that had a NaN or infinity.
+        largest: the rank that had the largest magnitude; ``None`` where nothing is finite.
+    """
+
+    how: How
+    ranks: int
+    nonfinite: tuple[int, ...] = ()
+    largest: int | None = None
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """One thing in which ranks differ, or do not although they should.
+
+    Args:
+        kind: name of the check that judges it.
+        layer: fully qualified name of the first layer that shows it; ``""`` is the model.
+        role: which tensor of it; ``""`` where it is none.
+        tensor: the tensor's own name, where the role has several.
+        ranks: the odd ranks, in order.
+        others: the ranks that they differ from, in order.
+        message: what is wrong, one sentence that stands alone, the same on every rank.
+        value: how much of it there is: a number of tensors, or a ratio.
+        layers: all layers that show it, in execution order.
+    """
+
+    kind: str
+    layer: str
+    role: str
+    tensor: str
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+    message: str
+    value: float = 1.0
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that share one thing out among them.
+
+    Args:
+        dimension: what they share out.
+        ranks: the ranks of each such group, in order: ``((0, 1), (2, 3))``.
+    """
+
+    dimension: Dimension
+    ranks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """That an observation is of several ranks.
+
+    Args:
+        ranks: the ranks that took part, in order.
+        engine: what distributes the model, for people: ``"DDP"``, ``"FSDP2 and tensor parallel"``.
+        groups: who shares what out.
+        disagreements: where ranks disagree, in execution order.
+    """
+
+    ranks: tuple[int, ...]
+    engine: str
+    groups: tuple[Group, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
