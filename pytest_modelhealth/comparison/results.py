@@ -113,6 +113,13 @@ class _Case:
         norm, largest = (max(x) for x in zip(self.floor, own, self.noise, strict=True))
         return norm, largest
 
+    def take_noise(self, expected: Tensor, seen: Tensor) -> bool:
+        """Take the noise of a further run; return whether its tensor is of the shape expected."""
+        if seen.shape != expected.shape:
+            return False
+        self.noise = tuple(map(max, self.noise, gap(expected, seen)))  # type: ignore[assignment]
+        return True
+
     def is_trusted(self, times: float = TRUSTED) -> bool:
         """Whether the reference's own error is no more than so many times what rounding does."""
         return self.own[0] <= times * max(self.noise[0], self.floor[0])
@@ -470,10 +477,7 @@ def _measure_rounding(
     """Measure the noise of a quantised candidate by runs that are rounded as it is."""
 
     def see(case: _Case, value: Tensor) -> None:
-        expected = store[a.entries[case.link.reference].slot]
-        if value.shape == expected.shape:
-            seen = gap(expected, value)
-            case.noise = max(case.noise[0], seen[0]), max(case.noise[1], seen[1])
+        if case.take_noise(store[a.entries[case.link.reference].slot], value):
             case.source = "quantised"
 
     for seed in track(range(further.runs), "running the reference rounded"):
@@ -507,11 +511,8 @@ def _measure_noise(
 
     def see(case: _Case, value: Tensor) -> None:
         expected = store[a.entries[case.link.reference].slot]
-        if value.shape == expected.shape:
-            seen = gap(expected, value)
-            case.noise = max(case.noise[0], seen[0]), max(case.noise[1], seen[1])
-            if case.source == "floor":
-                case.source = "perturbed"
+        if case.take_noise(expected, value) and case.source == "floor":
+            case.source = "perturbed"
 
     for seed in track(range(further.runs), "running the reference perturbed"):
         failure = further.run(partial(perturbed, epsilon=epsilon, seed=seed), _Beside(cases, see))

@@ -332,6 +332,7 @@ def test_outputs_that_differ_from_run_to_run_prove_nothing():
         ({"x": 1}, {}, "batches must be batches to iterate over.*a mapping of 'x'"),
         (["one", "two"], {}, "batch 0 is a str without any tensor"),
         (vectors(), {"loss": F.mse_loss}, "batch 0 is a Tensor, not a pair"),
+        (vectors(), {"held_out": ["one"]}, "batch 0 of held_out is a str without any tensor"),
         (TensorDataset(vectors()[0]), {}, "is a data set of samples"),
     ],
 )
@@ -339,6 +340,17 @@ def test_batches_that_say_nothing_are_refused(batches, arguments, message):
     """The message says what was wrong, and what would do."""
     with pytest.raises(InspectionError, match=message):
         Inspector(mlp(nn.ReLU())).removable(batches, **arguments)
+
+
+@pytest.mark.parametrize("held_out", [None, "others"])
+def test_what_a_batch_makes_the_model_raise_says_which_it_was(held_out):
+    """By its place among those that were given."""
+    batches = [*vectors(), torch.zeros(4, 3)]
+    arguments = {} if held_out is None else {"held_out": [vectors()[0], torch.zeros(4, 3)]}
+    with pytest.raises(RuntimeError) as caught:
+        Inspector(mlp(nn.ReLU())).removable(vectors() if held_out else batches, **arguments)
+    name = "batch 1 of held_out" if held_out else f"batch {len(batches) - 1}"
+    assert caught.value.__notes__ == [f"This was {name}, counted from 0, of removable."]
 
 
 def test_models_without_weights_to_mask_are_refused():
