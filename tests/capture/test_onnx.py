@@ -243,6 +243,46 @@ def test_a_graph_without_metadata_has_the_layers_that_its_weights_name(path, x):
     assert report["Conv_0"].type_name == "Conv2d"
 
 
+def without_names(proto: Any) -> Any:
+    """Return a model without what says which layer a node is of, as optimisers of graphs do."""
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+        node.name = ""
+    del proto.graph.value_info[:]
+    return proto
+
+
+class Rectified(nn.Module):
+    """Activations between layers, behind a residual sum and before an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.relu1 = nn.Linear(6, 8), nn.ReLU()
+        self.fc2, self.relu2 = nn.Linear(8, 8), nn.ReLU()
+        self.fc3, self.fc4, self.fc5 = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.relu1(self.fc1(x))
+        second = F.relu6(self.fc3(self.relu2(self.fc2(first) + first)))
+        return self.fc4(second), F.tanh(self.fc5(second))
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_graph_without_metadata_is_equivalent_where_nothing_is_wrong(tmp_path, is_new):
+    """An activation is no part of the layer that reads it; with other weights a layer is named."""
+    torch.manual_seed(0)
+    model, x, file = Rectified().eval(), torch.randn(16, 6), tmp_path / "model.onnx"
+    torch.onnx.export(model, (x,), file, dynamo=is_new)
+    proto = without_names(proto_of(file))
+    comparison = compare(model, proto, x)
+    assert comparison.equivalent, str(comparison)
+    assert {name for name, _ in comparison.layers if name} >= {"fc1", "fc2", "fc3", "fc4", "fc5"}
+    bias = next(one for one in proto.graph.initializer if one.name == "fc3.bias")
+    values = onnx.numpy_helper.to_array(bias) + np.float32(0.1)
+    bias.CopyFrom(onnx.numpy_helper.from_array(values, bias.name))
+    assert compare(model, proto, x).first_divergence.layer == "fc3"
+
+
 def test_weights_in_eight_bits_are_compared_by_their_own_steps(model, x, path, tmp_path):
     """What onnxruntime's quantiser wrote is equivalent; a layer with another's scale is named."""
     from onnxruntime.quantization import quantize_dynamic
@@ -269,8 +309,17 @@ def bad(what: str, path: Path, tmp_path: Path) -> Any:
     if what == "nonsense":
         file.write_bytes(b"nonsense")
         return file
-    proto = proto_of(path)
-    proto.opset_import[0].version = 99
+    if what == "cut":
+        file.write_bytes(path.read_bytes()[:-300])
+        return file
+    if what == "alone":
+        file.write_bytes(path.read_bytes())
+        return file
+    proto = onnx.load(path, load_external_data=what != "not loaded")
+    if what == "opset":
+        proto.opset_import[0].version = 99
+    if what == "operator":
+        node_of(proto, "Gelu").op_type = "Own"
     return proto
 
 
@@ -278,7 +327,11 @@ def bad(what: str, path: Path, tmp_path: Path) -> Any:
     ("what", "words"),
     [
         ("missing", "there is no ONNX file"),
-        ("nonsense", "cannot load .*bad.onnx"),
+        ("nonsense", "cannot load .*bad.onnx.*it is no ONNX model"),
+        ("cut", "it is no ONNX model, or not all of one"),
+        ("alone", "it keeps weights in 'model.onnx.data', and there is no such file"),
+        ("not loaded", "it keeps weights in 'model.onnx.data', which were not loaded"),
+        ("operator", "Own.*register_custom_ops_library"),
         ("opset", "Opset 99 .*export it with an opset_version"),
     ],
 )

@@ -46,16 +46,46 @@ def load(model: Any) -> OnnxRuntime:
     return OnnxRuntime(_session(proto.SerializeToString(), "the ONNX model"), proto, None)
 
 
-def _session(source: Any, what: str) -> Any:
+def _session(source: str | bytes, what: str) -> Any:
     import onnxruntime
 
     try:
         return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise InspectionError(
-            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; export "
-            "it with an opset_version that this onnxruntime runs, or install a newer one"
+            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; "
+            f"{_next_move(error, source)}"
         ) from error
+
+
+def _next_move(error: Exception, source: str | bytes) -> str:
+    """Return what to do about a model that onnxruntime cannot load."""
+    said, missing = str(error), _missing_data(source)
+    if type(error).__name__ == "InvalidProtobuf" or "No graph was found" in said:
+        return "it is no ONNX model, or not all of one: export or copy it again"
+    if missing and isinstance(source, str):
+        return f"it keeps weights in {missing}, and there is no such file: put it beside the model"
+    if missing:
+        return f"it keeps weights in {missing}, which were not loaded: give the path of its file"
+    if "not a registered function/op" in said or "No Op registered" in said:
+        return (
+            "give an onnxruntime.InferenceSession that has the operator, by "
+            "SessionOptions.register_custom_ops_library, or export the model without it"
+        )
+    return "export it with an opset_version that this onnxruntime runs, or install a newer one"
+
+
+def _missing_data(source: str | bytes) -> str:
+    """Return the file with weights that is not where the model expects it, ``""`` for none."""
+    try:
+        proto, folder = _read(Path(source)) if isinstance(source, str) else (_parsed(source), None)
+    except Exception:  # of google.protobuf, by which onnx reads
+        return ""
+    tensors = proto.graph.initializer if proto is not None else ()
+    entries = (entry for tensor in tensors for entry in tensor.external_data)
+    places = dict.fromkeys(entry.value for entry in entries if entry.key == "location")
+    lost = (place for place in places if folder is None or not (folder / place).is_file())
+    return next(map(repr, lost), "")
 
 
 def _reason(error: Exception) -> str:
