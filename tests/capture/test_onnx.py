@@ -196,6 +196,14 @@ def test_a_folded_convolution_is_no_remark(model, x, path):
     assert [note for note in comparison.notes if "onnxruntime" not in note] == []
 
 
+def test_the_way_to_onnxruntime_is_no_code_of_the_model(path, x):
+    """Its operations were named as what became of the user's code."""
+    flow = Inspector(path).run_inspection(x).flow
+    functions = {operation.name for operation in flow.own_operations("")}
+    assert functions
+    assert not functions & {"detach", "cpu", "numpy"}
+
+
 def test_a_loaded_model_runs_where_it_came_from(path, x):
     """A replay and a copy inspect the stand-ins, and see the functional layers as well."""
     first = Inspector(path)

@@ -60,9 +60,10 @@ def _session(source: str | bytes, what: str) -> Any:
 
 def _next_move(error: Exception, source: str | bytes) -> str:
     """Return what to do about a model that onnxruntime cannot load."""
-    said, missing = str(error), _missing_data(source)
+    said = str(error)
     if type(error).__name__ == "InvalidProtobuf" or "No graph was found" in said:
         return "it is no ONNX model, or not all of one: export or copy it again"
+    missing = _missing_data(source)
     if missing and isinstance(source, str):
         return f"it keeps weights in {missing}, and there is no such file: put it beside the model"
     if missing:
@@ -77,10 +78,7 @@ def _next_move(error: Exception, source: str | bytes) -> str:
 
 def _missing_data(source: str | bytes) -> str:
     """Return the file with weights that is not where the model expects it, ``""`` for none."""
-    try:
-        proto, folder = _read(Path(source)) if isinstance(source, str) else (_parsed(source), None)
-    except Exception:  # of google.protobuf, by which onnx reads
-        return ""
+    proto, folder = _read(Path(source)) if isinstance(source, str) else (_parsed(source), None)
     tensors = proto.graph.initializer if proto is not None else ()
     entries = (entry for tensor in tensors for entry in tensor.external_data)
     places = dict.fromkeys(entry.value for entry in entries if entry.key == "location")
