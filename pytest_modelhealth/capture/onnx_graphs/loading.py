@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,11 @@ def _session(source: str | bytes, what: str) -> Any:
 
     try:
         return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - its errors have no class in common
         raise InspectionError(
             f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; "
             f"{_next_move(error, source)}"
-        ) from error
+        ) from None
 
 
 def _next_move(error: Exception, source: str | bytes) -> str:
@@ -86,10 +87,14 @@ def _missing_data(source: str | bytes) -> str:
     return next(map(repr, lost), "")
 
 
+_PREFIX = re.compile(r"(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?")
+
+
 def _reason(error: Exception) -> str:
-    """Return what onnxruntime says, without the place in its source."""
+    """Return what onnxruntime says, without its numbers and the place in its source."""
     said = str(error).strip().partition("\n")[0]
-    return said.rpartition(") ")[2] if "/onnxruntime_src/" in said else said
+    said = said.rpartition(") ")[2] if "/onnxruntime_src/" in said else said
+    return _PREFIX.sub("", said, count=1).rstrip(".")
 
 
 def _model_of(session: Any) -> tuple[Any, Path | None]:
