@@ -309,6 +309,42 @@ def test_weights_in_eight_bits_are_compared_by_their_own_steps(model, x, path, t
     assert not compare(model, proto, x).equivalent
 
 
+class Summed(nn.Module):
+    """A block that ends in an activation, which static quantisation does by its rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.relu = nn.Linear(6, 6), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.fc(x) + x)
+
+
+def test_rounding_in_the_place_of_an_activation_is_of_the_block_that_had_it(tmp_path):
+    """The right file is equivalent; where rounding cuts off too much, the block is named."""
+    from onnxruntime.quantization import CalibrationDataReader, quantize_static
+
+    class Once(CalibrationDataReader):
+        def __init__(self, batch: Tensor) -> None:
+            self.left = [{"input": batch.numpy()}]
+
+        def get_next(self) -> Any:
+            return self.left.pop() if self.left else None
+
+    torch.manual_seed(0)
+    model, x, file = nn.Sequential(Summed(), Summed()).eval(), torch.randn(64, 6), tmp_path / "x"
+    torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
+    quantize_static(file, file.with_suffix(".int8"), Once(x))
+    proto = proto_of(file.with_suffix(".int8"))
+    assert not [node for node in proto.graph.node if node.op_type == "Relu"]
+    comparison = compare(model, proto, x)
+    assert comparison.equivalent, str(comparison)
+    scale = next(one for one in proto.graph.initializer if one.name == "relu_scale")
+    values = onnx.numpy_helper.to_array(scale) * np.float32(0.2)
+    scale.CopyFrom(onnx.numpy_helper.from_array(values, scale.name))
+    assert compare(model, proto, x).first_divergence.layer.split(".")[0] == "0"
+
+
 def bad(what: str, path: Path, tmp_path: Path) -> Any:
     """Return an ONNX model that cannot be loaded."""
     if what == "missing":

@@ -64,6 +64,11 @@ def is_activation(operator: str) -> bool:
     return operator in _ACTIVATIONS or operator == "Clip"  # relu6, hardtanh
 
 
+def is_rounding(operator: str) -> bool:
+    """Whether an operator brings values to eight bits, or back."""
+    return operator in ("QuantizeLinear", "DequantizeLinear")
+
+
 def class_of(nodes: Sequence[Any], state: Mapping[str, Any]) -> str:
     """Return the qualified name of torch's class of a layer that consists of these nodes.
 

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_modelhealth.capture.observing.source_lines import source_line
-from pytest_modelhealth.capture.onnx_graphs.operators import class_of, function_of, is_activation
+from pytest_modelhealth.capture.onnx_graphs.operators import (
+    class_of,
+    function_of,
+    is_activation,
+    is_rounding,
+)
 from pytest_modelhealth.capture.onnx_graphs.quantised import quantised_weights
 from pytest_modelhealth.capture.onnx_graphs.values import tensor_of
 from pytest_modelhealth.capture.transcript.playing import operator
@@ -139,8 +144,9 @@ def _with_scopes(nodes: list[_Read]) -> list[_Read]:
 
     What reads a parameter belongs to the parameter's layer, and what gives a value the name of an
     operation is a part of that. What one layer alone reads from belongs to it; anything else lies
-    in the innermost layer around all that it stands between. Where no node says its layer, an
-    activation between two layers is of the model: it may be a layer itself.
+    in the innermost layer around all that it stands between. What rounds the output of a layer
+    with others in it is that layer's: it may cut values off in the place of an activation. Where
+    no node says its layer, an activation is of the model: it may be a layer itself.
     """
     is_said = any(map(_says_scopes, nodes))
     known = {read.operation: read for read in nodes if read.operation}
@@ -153,8 +159,11 @@ def _with_scopes(nodes: list[_Read]) -> list[_Read]:
     before = _scopes_around(nodes, lambda read: read.node.input, lambda read: read.node.output)
     after = _scopes_around(nodes[::-1], lambda read: read.node.output, lambda read: read.node.input)
     found = []
+    inside = {scopes for read in nodes for scopes in _outer(read.scopes)}
     for read, given, taken in zip(nodes, before, after[::-1], strict=True):
         around = taken if len(set(taken)) == 1 else given + taken
+        if is_rounding(read.node.op_type) and len(given) == 1 and given[0] in inside:
+            around = given
         found.append(read if _says_scopes(read) else read._replace(scopes=_common(around)))
     return found
 
@@ -173,6 +182,10 @@ def _of_its_parameters(read: _Read, paths: Mapping[str, Scope]) -> _Read:
     around = (".".join(parts[:end]) for end in range(1, len(parts)))
     scopes = [paths[path] for path in around if path in paths]
     return read._replace(scopes=(*scopes, paths.get(owner, Scope(owner))))
+
+
+def _outer(scopes: tuple[Scope, ...]) -> Iterator[tuple[Scope, ...]]:
+    return (scopes[:end] for end in range(1, len(scopes)))
 
 
 def _of_the_model(read: _Read) -> _Read:
