@@ -249,6 +249,8 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
     - What a layer takes, where all it gives agrees, and the gradients that it passes on: a mask of
       -1e9 for one of -inf, or scores that are shifted before a softmax.
     - A gradient that was not seen at a layer without parameters, where the next one agrees.
+    - The gradient of what a layer with others in it returns, where all other gradients agree. A
+      tensor that is returned and read inside has both ways in its gradient, a copy of it one.
 
     Args:
         results: what became of each tensor, in order of appearance.
@@ -268,7 +270,22 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
             if not result.diverged:
                 found += waiting
             waiting = []
-    return found
+    return found + _returned_without_effect(results, set(map(id, found)))
+
+
+def _returned_without_effect(results: list[TensorResult], known: set[int]) -> list[TensorResult]:
+    """Return the gradients of outputs of containers that differ, if no other gradient does."""
+    backward = [one for one in results if one.key.role in BACKWARD and id(one) not in known]
+    right = [one.key.layer for one in backward if not one.diverged]
+    wrong = [one for one in backward if one.diverged]
+    layers = {one.key.layer for one in wrong if one.key.role == "gradients"}
+    is_all = all(one.key.role == "gradients" and not one.problem for one in wrong)
+    inside = (any(_is_inside(name, layer) for name in right) for layer in layers)
+    return wrong if is_all and all(inside) else []
+
+
+def _is_inside(name: str, layer: str) -> bool:
+    return name.startswith(f"{layer}.") if layer else bool(name)
 
 
 def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:

@@ -22,9 +22,7 @@ from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.removal.kinds import how_computed, kind_of
 from pytest_modelhealth.removal.marks import Group, Mark, Parameter, Reading, Slot, laid_out
 
-_SAME_PLACES = frozenset(
-    {"clone", "_to_copy", "_unsafe_view", "constant_pad_nd", "lift_fresh_copy", "flip"}
-)
+_SAME_PLACES = frozenset({"clone", "_to_copy", "_unsafe_view", "lift_fresh_copy", "flip"})
 """Operations beside views that lay values out anew, and none of whose arguments is a tensor."""
 
 _BY_MEMORY = frozenset({"as_strided", "_reshape_alias", "view_as_complex", "view_as_real"})
@@ -247,7 +245,7 @@ class Followed:
             return self._take_each
         if name in _ALONG:
             return self._go_along
-        return self._pool if name in _POOLS else self._unknown
+        return self._pool if name in _POOLS or name == "constant_pad_nd" else self._unknown
 
     def _unknown(self, function: Any, name: str, given: Any, taken: Any, made: Any) -> None:
         what = _SAID.get(name, f"`{name}`{{}} is not known to act unit by unit")
@@ -262,7 +260,7 @@ class Followed:
         marks: list[list[Mark]] = [[] for _ in made]
         for mark in self._of(tensor):
             for number in range(len(made)):
-                layout = _layout(function, name, argument, others, number)
+                layout = _layout(function, argument, others, number)
                 try:
                     found = laid_out(mark, tensor.shape, layout)
                 except (RuntimeError, TypeError):
@@ -359,8 +357,9 @@ class Followed:
 
     def _pool(self, function: Any, name: str, given: Any, taken: Any, made: Any) -> None:
         (tensor, *_) = taken
+        dimensions = _POOLS.get(name) or len(given["pad"]) // 2
         for mark in self._units(tensor):
-            if mark.axis >= tensor.ndim - _POOLS[name]:
+            if mark.axis >= tensor.ndim - dimensions:
                 self._refuse(mark, f"`{name}`{self._place()} runs over its units")
                 continue
             for new in made:
@@ -603,13 +602,12 @@ def _arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _layout(
-    function: Any, name: str, argument: str, others: dict[str, Any], number: int
+    function: Any, argument: str, others: dict[str, Any], number: int
 ) -> Callable[[Tensor], Tensor]:
     """Return what lays another tensor out in the way of an operation."""
 
     def lay(indices: Tensor) -> Tensor:
-        extra = {"value": -1.0} if name == "constant_pad_nd" else {}
-        out = function(**{argument: indices}, **{**others, **extra})
+        out = function(**{argument: indices}, **others)
         return pytree.tree_leaves(out)[number]  # type: ignore[no-any-return]
 
     return lay

@@ -486,6 +486,8 @@ def test_a_model_that_was_changed_since_has_no_smaller_copy():
     units = Inspector(model).removable(vectors())
     with pytest.raises(InspectionError, match="is of type int, without any tensor"):
         units.smaller(5)
+    with pytest.raises(InspectionError, match="has no samples: give some"):
+        units.smaller(vectors()[0][:0])
     model[0] = nn.Linear(model[0].in_features, 1)
     with pytest.raises(InspectionError, match=r"'0\.weight' was of shape.*call removable again"):
         units.smaller()

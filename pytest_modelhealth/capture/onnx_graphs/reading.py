@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_modelhealth.capture.observing.source_lines import source_line
-from pytest_modelhealth.capture.onnx_graphs.operators import class_of, function_of
+from pytest_modelhealth.capture.onnx_graphs.operators import (
+    class_of,
+    function_of,
+    is_activation,
+    is_rounding,
+)
 from pytest_modelhealth.capture.onnx_graphs.quantised import quantised_weights
 from pytest_modelhealth.capture.onnx_graphs.values import tensor_of
 from pytest_modelhealth.capture.transcript.playing import operator
@@ -24,6 +29,7 @@ _SCOPES, _CLASSES, _NODE, _TRACE = (
     for name in ("name_scopes", "class_hierarchy", "fx_node", "stack_trace")
 )
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_UNKNOWN_CLASS = "ONNX"
 _TARGET = re.compile(r"\[target=torch\.ops\.([\w.]+)\]")
 _ARGUMENT = re.compile(r"%(\w+)")
 
@@ -43,7 +49,7 @@ def program_of(model: Any, folder: Path | None) -> Program:
     if not any(node.scopes for node in nodes):
         nodes = _named_by_their_nodes(nodes, state)
     paths = {scope.path for node in nodes for scope in node.scopes}
-    root = next((node.root for node in nodes if node.root), "") or "ONNX"
+    root = next((node.root for node in nodes if node.root), _UNKNOWN_CLASS)
     names = [name for name in state if _is_of_a_layer(name, paths, kinds)]
     held = {name: tensor_of(state[name], folder) for name in names}
     held |= quantised_weights(
@@ -138,16 +144,26 @@ def _with_scopes(nodes: list[_Read]) -> list[_Read]:
 
     What reads a parameter belongs to the parameter's layer, and what gives a value the name of an
     operation is a part of that. What one layer alone reads from belongs to it; anything else lies
-    in the innermost layer around all that it stands between.
+    in the innermost layer around all that it stands between. What rounds the output of a layer
+    with others in it is that layer's: it may cut values off in the place of an activation. Where
+    no node says its layer, an activation is of the model: it may be a layer itself.
     """
+    is_said = any(map(_says_scopes, nodes))
     known = {read.operation: read for read in nodes if read.operation}
     paths = {scope.path: scope for read in nodes for scope in read.scopes}
     nodes = [_of_its_parameters(_of_its_operation(read, known), paths) for read in nodes]
+    if not is_said:
+        nodes = [
+            _of_the_model(read) if is_activation(read.node.op_type) else read for read in nodes
+        ]
     before = _scopes_around(nodes, lambda read: read.node.input, lambda read: read.node.output)
     after = _scopes_around(nodes[::-1], lambda read: read.node.output, lambda read: read.node.input)
     found = []
+    inside = {scopes for read in nodes for scopes in _outer(read.scopes)}
     for read, given, taken in zip(nodes, before, after[::-1], strict=True):
         around = taken if len(set(taken)) == 1 else given + taken
+        if is_rounding(read.node.op_type) and len(given) == 1 and given[0] in inside:
+            around = given
         found.append(read if _says_scopes(read) else read._replace(scopes=_common(around)))
     return found
 
@@ -166,6 +182,14 @@ def _of_its_parameters(read: _Read, paths: Mapping[str, Scope]) -> _Read:
     around = (".".join(parts[:end]) for end in range(1, len(parts)))
     scopes = [paths[path] for path in around if path in paths]
     return read._replace(scopes=(*scopes, paths.get(owner, Scope(owner))))
+
+
+def _outer(scopes: tuple[Scope, ...]) -> Iterator[tuple[Scope, ...]]:
+    return (scopes[:end] for end in range(1, len(scopes)))
+
+
+def _of_the_model(read: _Read) -> _Read:
+    return read if _says_scopes(read) else read._replace(root=_UNKNOWN_CLASS)
 
 
 def _says_scopes(read: _Read) -> bool:
