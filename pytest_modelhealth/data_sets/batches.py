@@ -80,6 +80,21 @@ def pair(batch: Any, index: int, why: str) -> tuple[Any, Any]:
     )
 
 
+@contextmanager
+def noted(index: int, what: str) -> Iterator[None]:
+    """Note on what is raised inside which batch it was.
+
+    Args:
+        index: its number.
+        what: whose batch: a method, or an argument of one.
+    """
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"This was batch {index}, counted from 0, of {what}.")
+        raise
+
+
 class Batches:
     """The batches of a run, until the last one or a limit.
 

@@ -13,11 +13,11 @@ from pytest_modelhealth.capture.costing.further import measured_forward
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
-from pytest_modelhealth.data_sets.batches import opened
+from pytest_modelhealth.data_sets.batches import noted, opened, pair
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.progress import track
-from pytest_modelhealth.removal.batches import count, pair, parted
+from pytest_modelhealth.removal.batches import count, parted
 from pytest_modelhealth.removal.finding import Finder, Found, Observe
 from pytest_modelhealth.removal.proving import Prover
 from pytest_modelhealth.removal.summarising import MultiplyAdds, candidates, summarised
@@ -44,28 +44,43 @@ class Batches:
     with_target: bool
     shown: bool | None
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, bool]]:
-        """Yield inputs, target and whether a batch is held out; those come last.
-
-        Batches without any sample are left out.
-        """
-        for index, (batch, is_held_out) in enumerate(self._all()):
-            inputs, target = pair(batch, index, with_target=self.with_target)
-            if not any(tensor.numel() for tensor in find_tensors(inputs)):
-                continue  # of no sample, it would prove anything
-            yield inputs, target, is_held_out
-
-    def _all(self) -> Iterator[tuple[Any, bool]]:
+    def __iter__(self) -> Iterator[tuple[int, Any, bool]]:
+        """Yield each batch after its number, and whether it is held out; those come last."""
         with opened(self.found) as found:
-            tracked = track(found, "looking for removable units", most=self.most, shown=self.shown)
+            shown = track(found, "looking for removable units", most=self.most, shown=self.shown)
+            numbered = enumerate(shown)
             if self.held_out is None:
-                yield from parted(tracked, count(self.found, self.most))
-                return
-            for batch in tracked:
-                yield batch, False
-        with opened(self.held_out) as held_out:
-            for batch in track(held_out, "proving that they can go", shown=self.shown):
-                yield batch, True
+                parts = parted(numbered, count(self.found, self.most))
+            else:
+                parts = ((batch, False) for batch in numbered)
+            for (index, batch), is_held_out in parts:
+                yield index, batch, is_held_out
+        if self.held_out is not None:
+            with opened(self.held_out) as held_out:
+                shown = track(held_out, "proving that they can go", shown=self.shown)
+                for index, batch in enumerate(shown):
+                    yield index, batch, True
+
+    def whose(self, *, is_held_out: bool) -> str:
+        """Return whose batch one is, for messages."""
+        return "held_out" if is_held_out and self.held_out is not None else "removable"
+
+    def split(self, batch: Any, index: int) -> tuple[Any, Any]:
+        """Return inputs and target of a batch; ``None`` for the target without a loss.
+
+        Raises:
+            InspectionError: it is no pair although there is a loss, or there is no tensor in it.
+        """
+        inputs, target = pair(batch, index, _LOSS) if self.with_target else (batch, None)
+        if not find_tensors(inputs):
+            raise InspectionError(
+                f"batch {index} is a {type(inputs).__name__} without any tensor: batches are what "
+                "the model is called with, such as those of a DataLoader"
+            )
+        return inputs, target
+
+
+_LOSS = "a loss needs the target; leave loss out where batches are inputs alone"
 
 
 def search(
@@ -83,7 +98,7 @@ def search(
 
     Raises:
         InspectionError: there is no batch, or none for the proof, or the model cannot be run again.
-        Exception: whatever the user's model or loss raises, untouched.
+        Exception: whatever the batches, the user's model or loss raise, with a note on the batch.
     """
     model = engine.module(request.model)
     beside = Beside(model, request.loss)
@@ -97,20 +112,24 @@ def search(
     merged: Observation | None = None
     prover: Prover | None = None
     costs, is_empty = MultiplyAdds(None, {}), True
-    for inputs, target, is_held_out in batches:
-        is_empty = False
-        if is_held_out and merged is None:
-            break
-        observation, said = finder.run(inputs, target)
-        if is_held_out and merged is not None:
-            prover = prover or _prover(beside, modules, found, coarsest_epsilon(merged))
-            prover.add(inputs, said, observation.samples)
-            continue
-        if merged is None:
-            costs = multiply_adds(engine, request, beside, inputs)
-        merged = observation if merged is None else merged.merge(observation)
-        for name, one in said.items():
-            found[name] = found[name].merge(one) if name in found else one
+    for index, batch, is_held_out in batches:
+        with noted(index, batches.whose(is_held_out=is_held_out)):
+            inputs, target = batches.split(batch, index)
+            if not any(tensor.numel() for tensor in find_tensors(inputs)):
+                continue  # of no sample, it would prove anything
+            is_empty = False
+            if is_held_out and merged is None:
+                break
+            observation, said = finder.run(inputs, target)
+            if is_held_out and merged is not None:
+                prover = prover or _prover(beside, modules, found, coarsest_epsilon(merged))
+                prover.add(inputs, said, observation.samples)
+                continue
+            if merged is None:
+                costs = multiply_adds(engine, request, beside, inputs)
+            merged = observation if merged is None else merged.merge(observation)
+            for name, one in said.items():
+                found[name] = found[name].merge(one) if name in found else one
     if merged is None or prover is None:
         raise InspectionError(_why_too_few(batches, is_empty=is_empty))
     record = summarised(prover, found, costs, merged.samples)

@@ -350,6 +350,27 @@ def test_models_without_weights_to_mask_are_refused():
         Inspector(nn.Sequential(nn.LazyLinear(4), nn.ReLU())).removable(vectors())
 
 
+@pytest.mark.parametrize(
+    ("batches", "held_out", "note"),
+    [
+        ([8, 3, 8], None, "This was batch 1, counted from 0, of removable."),
+        (iter([8] * 4 + [3] + [8] * 7), None, "This was batch 4, counted from 0, of removable."),
+        ([8, 8], [8, 3], "This was batch 1, counted from 0, of held_out."),
+    ],
+    ids=["found", "kept for the proof", "held out"],
+)
+def test_a_note_says_which_batch_failed(batches, held_out, note):
+    """By its number in what was given, also where it comes later than it was read."""
+
+    def made(widths):
+        return None if widths is None else (torch.ones(4, width) for width in widths)
+
+    net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        Inspector(net).removable(made(batches), held_out=made(held_out))
+    assert note in caught.value.__notes__
+
+
 def test_what_the_model_raises_passes_through():
     """A batch of another shape is the model's to refuse."""
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
