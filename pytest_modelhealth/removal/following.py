@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.removal.kinds import how_computed, kind_of
-from pytest_modelhealth.removal.marks import Group, Mark, Parameter, Reading, Slot, laid_out
+from pytest_modelhealth.removal.marks import Group, Mark, Parameter, Reading, Slot, Source, laid_out
 
 _SAME_PLACES = frozenset(
     {"clone", "_to_copy", "_unsafe_view", "constant_pad_nd", "lift_fresh_copy", "flip"}
@@ -176,25 +176,24 @@ class Followed:
                 found.setdefault(parameter, {})[dimension] = mark
         return found
 
-    def _group(self, number: int) -> Group:
-        return self._all[self._root(number)]
+    def _group(self, source: Source) -> Group:
+        return self._all[self._root(source)]
 
-    def _root(self, number: int) -> int:
-        while number in self._joined:
-            number = self._joined[number]
-        return number
+    def _root(self, source: Source) -> int:
+        """Return the number of the group that units are in by now."""
+        assert isinstance(source, int)  # a parameter is in no group
+        while source in self._joined:
+            source = self._joined[source]
+        return source
 
     def _join(self, one: Mark, other: Mark) -> None:
         """Let the units of two marks go together."""
-        assert isinstance(one.source, int)
-        assert isinstance(other.source, int)
         kept, gone = sorted((self._root(one.source), self._root(other.source)))
         if kept != gone:
             self._joined[gone] = kept
             self._all[kept].absorb(self._all[gone])
 
     def _refuse(self, mark: Mark, reason: str) -> None:
-        assert isinstance(mark.source, int)
         reasons = self._group(mark.source).reasons
         if reason not in reasons:
             reasons.append(reason)
@@ -298,7 +297,8 @@ class Followed:
             self._refuse_all(taken, f"it is written into another tensor{self._place()}")
             return
         for mark, _ in found[1:]:
-            if not (mark.is_same(first, 0) and (is_product or self._are_one(mark, first))):
+            is_one = self._root(mark.source) == self._root(first.source)
+            if not (mark.is_same(first) and (is_product or is_one)):
                 self._refuse_all(taken, self._why_mixed(name))
                 return
         slots = []
@@ -313,15 +313,9 @@ class Followed:
             slots.append(slot)
         for mark, _ in found[1:]:
             self._join(first, mark)
-        assert isinstance(first.source, int)
         self._group(first.source).slots += slots
         for new in made:
             self._mark(new, [first] if new.ndim == ndim else [])
-
-    def _are_one(self, one: Mark, other: Mark) -> bool:
-        assert isinstance(one.source, int)
-        assert isinstance(other.source, int)
-        return self._root(one.source) == self._root(other.source)
 
     def _slot(self, tensor: Tensor, units: Mark) -> Slot | None:
         """Return where units stand in a vector of a known layer: a bias, a slope of each."""
@@ -380,7 +374,6 @@ class Followed:
             if kind is None or not kind.is_norm or not fits:
                 self._refuse(mark, f"`{name}`{self._place()} is no batch norm of its units alone")
                 continue
-            assert isinstance(mark.source, int)
             group = self._group(mark.source)
             group.slots += [slot for slot in slots if slot is not None]
             group.norms[layer] = module
@@ -433,7 +426,6 @@ class Followed:
             if begun is None:
                 return False
             self._join(mark, begun)
-            assert isinstance(mark.source, int)
             self._group(mark.source).ends = [weight.owner]
             self._mark(output, [mark])
             return True
@@ -461,7 +453,6 @@ class Followed:
             elif used is None:
                 self._refuse(mark, self._why_not_read(weight))
             else:
-                assert isinstance(mark.source, int)
                 group, kind = self._group(mark.source), kind_of(used.module)
                 assert kind is not None
                 slot = Slot(used, kind.columns, mark.ids)
