@@ -342,17 +342,6 @@ def test_batches_that_say_nothing_are_refused(batches, arguments, message):
         Inspector(mlp(nn.ReLU())).removable(batches, **arguments)
 
 
-@pytest.mark.parametrize("held_out", [None, "others"])
-def test_what_a_batch_makes_the_model_raise_says_which_it_was(held_out):
-    """By its place among those that were given."""
-    batches = [*vectors(), torch.zeros(4, 3)]
-    arguments = {} if held_out is None else {"held_out": [vectors()[0], torch.zeros(4, 3)]}
-    with pytest.raises(RuntimeError) as caught:
-        Inspector(mlp(nn.ReLU())).removable(vectors() if held_out else batches, **arguments)
-    name = "batch 1 of held_out" if held_out else f"batch {len(batches) - 1}"
-    assert caught.value.__notes__ == [f"This was {name}, counted from 0, of removable."]
-
-
 def test_models_without_weights_to_mask_are_refused():
     """A program has none of its own, and a lazy model none yet."""
     program = torch.export.export(mlp(nn.ReLU()), (vectors()[0],))
@@ -360,6 +349,27 @@ def test_models_without_weights_to_mask_are_refused():
         Inspector(program).removable(vectors())
     with pytest.raises(InspectionError, match="the model is lazy"):
         Inspector(nn.Sequential(nn.LazyLinear(4), nn.ReLU())).removable(vectors())
+
+
+@pytest.mark.parametrize(
+    ("batches", "held_out", "note"),
+    [
+        ([8, 3, 8], None, "This was batch 1, counted from 0, of removable."),
+        (iter([8] * 4 + [3] + [8] * 7), None, "This was batch 4, counted from 0, of removable."),
+        ([8, 8], [8, 3], "This was batch 1 of held_out, counted from 0, of removable."),
+    ],
+    ids=["found", "kept for the proof", "held out"],
+)
+def test_a_note_says_which_batch_failed(batches, held_out, note):
+    """By its number in what was given, also where it comes later than it was read."""
+
+    def made(widths):
+        return None if widths is None else (torch.ones(4, width) for width in widths)
+
+    net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        Inspector(net).removable(made(batches), held_out=made(held_out))
+    assert note in caught.value.__notes__
 
 
 def test_what_the_model_raises_passes_through():
