@@ -129,7 +129,9 @@ def compare(
             b = replace(b, observation=replace(b.observation, backward=False))
         links = _links(alignment, a, b, changed, merged)
         modules = ours.modules, theirs.modules
-        rounding = quantisation(alignment, links, a, b, modules) if theirs.quantised else None
+        rounding = (
+            quantisation(alignment, links, a, b, store, modules) if theirs.quantised else None
+        )
         lower = coarser_dtype(ours, theirs)
         further = Further(replace(request, model=ours.module), noise_runs, notes)
         results = compare_tensors(links, a, b, store, further, epsilons, lower, factor, rounding)

@@ -345,7 +345,7 @@ class Inspector:
             InspectionError: there are too few batches, one has no tensors or is no pair although
                 there is a loss, the model is none whose weights can be masked, or an argument is of
                 a wrong type.
-            Exception: whatever the model or the loss raises, untouched.
+            Exception: whatever the model or the loss raises, with a note on the batch.
         """
         from pytest_modelhealth.removal.result import RemovableUnits
         from pytest_modelhealth.removal.search import Batches, search

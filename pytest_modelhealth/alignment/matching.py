@@ -216,8 +216,15 @@ class _Matcher:
 
     def _may_be_named(self, name: str) -> bool:
         """Whether the candidate has a leaf of this name that could as well be the same one."""
+        return self._has_name(name) and self.a.layers[name].has_form_of(self.b.layers[name])
+
+    def _has_name(self, name: str) -> bool:
+        """Whether the candidate has a leaf of this name, and both are modules or both functions.
+
+        A function is named by its place among others of its kind: ``relu`` is the first one.
+        """
         b = self.b
-        return name in b.place and self.a.layers[name].has_form_of(b.layers[name])
+        return name in b.place and self.a.layers[name].functional == b.layers[name].functional
 
     def _match_called_by_one(self) -> None:
         """Match layers of one name and form that one side never called, as where heads changed."""
@@ -255,7 +262,7 @@ class _Matcher:
         """Match what is left where name or parameters tell, whatever the order."""
         a, b = self.a, self.b
         for name in a.free(a.leaves):
-            if name in b.place and name not in b.taken:
+            if name not in b.taken and self._has_name(name):
                 self.add(name, name)
         theirs = b.by_fingerprint(b.free(b.leaves))
         for name in a.free(a.leaves):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,7 +47,7 @@ class ExportedEngine(Engine):
         if model not in self._unflattened:
             from torch.export import unflatten
 
-            unflattened: Any = unflatten(model)
+            unflattened: Any = unflatten(_without_aliases(model))
             unflattened._ty = _model_class(model)  # torch 2.8 names those of the layers alone
             _finish(unflattened)
             _set_modes(unflattened, model.graph.nodes)
@@ -105,6 +106,41 @@ def _loaded(path: Any) -> Any:
         raise InspectionError(
             f"torch {torch.__version__} cannot load the exported program in {str(path)!r}: {error}"
         ) from error
+
+
+def _without_aliases(program: ExportedProgram) -> ExportedProgram:
+    """Return the program, where no layer hands on its own input as if it had computed it.
+
+    A cast to the dtype that a tensor has gives the tensor itself, and the exporter lets all that
+    follows read the cast: of a norm that casts its input, the residual sum would.
+    """
+    if not any(map(_is_idle_cast, program.graph.nodes)):
+        return program
+    plain = copy.copy(program)
+    plain._graph_module = copy.deepcopy(program.graph_module)
+    for node in filter(_is_idle_cast, reversed(plain.graph.nodes)):
+        layer = _layers(node)[-1:]
+        for user in list(node.users):
+            if user.op != "output" and layer and layer[0] not in _layers(user):
+                user.replace_input_with(node, node.args[0])
+    return plain
+
+
+def _is_idle_cast(node: fx.Node) -> bool:
+    """Whether a node casts a tensor to the dtype and device that it has, and so does nothing."""
+    if str(node.target) not in ("aten.to.dtype", "aten.to.dtype_layout", "aten.to.device"):
+        return False
+    source: Any = node.args[0]
+    given, made = source.meta.get("val"), node.meta.get("val")
+    copies = node.kwargs.get("copy", False) or True in node.args[3:]
+    if copies or given is None or made is None:
+        return False
+    return bool(given.dtype == made.dtype and given.device == made.device)
+
+
+def _layers(node: fx.Node) -> list[str]:
+    """Return the keys of the calls of modules that a node is in, the outermost first."""
+    return list(node.meta.get("nn_module_stack") or ())
 
 
 def _model_class(program: ExportedProgram) -> str | None:

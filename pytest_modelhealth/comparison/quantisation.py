@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.step.conversion import copied
 from pytest_modelhealth.comparison.folded_weights import scale_of_folding
 from pytest_modelhealth.comparison.links import Link, parameter_names
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.layers import named_modules, own_parameters
-from pytest_modelhealth.statistics.quantised import step
+from pytest_modelhealth.statistics.quantised import step, step_of_grid
 from pytest_modelhealth.tolerance import perturbed_batch
 
 INSIDE = 2.0**-7
@@ -84,9 +85,10 @@ def quantisation(
     links: Iterable[Link],
     a: Trace,
     b: Trace,
+    store: TensorStore,
     modules: tuple[Modules, Modules],
 ) -> Quantisation:
-    """Return what is known of the steps of a candidate."""
+    """Return what is known of the steps of a candidate; the store holds the tensors of both."""
     weights: dict[tuple[str, str], Tensor] = {}
     for pair, ours, theirs in alignment.aligned:
         if ours.name not in modules[0] or theirs.name not in modules[1]:
@@ -98,7 +100,8 @@ def quantisation(
             if folded is not None:
                 distance = distance / _rows(folded, distance)
             weights[ours.name, name] = distance
-    return Quantisation(weights, *_flowing(links, a, b, {layer for layer, _ in weights}))
+    layers = {layer for layer, _ in weights}
+    return Quantisation(weights, *_flowing(links, a, b, store, layers))
 
 
 def _weight_steps(
@@ -114,7 +117,7 @@ def _weight_steps(
 
 
 def _flowing(
-    links: Iterable[Link], a: Trace, b: Trace, layers: Set[str]
+    links: Iterable[Link], a: Trace, b: Trace, store: TensorStore, layers: Set[str]
 ) -> tuple[dict[Key, float], frozenset[Key]]:
     """Return the steps of what flows, and what may be rounded inside the layers that take it.
 
@@ -128,13 +131,25 @@ def _flowing(
         if key.role not in ("inputs", "activations") or slot in seen:
             continue
         is_taken = key.role == "inputs" and key.layer in layers
-        if entry.step:
-            values[key] = entry.step
+        distance = entry.step or _step_of_grid(store[slot], store[entry.slot])
+        if distance:
+            values[key] = distance
         elif is_taken and entry.dtype.is_floating_point:
             inside.add(key)
-        if entry.step or key in inside:
+        if distance or key in inside:
             seen.add(slot)
     return values, frozenset(inside)
+
+
+def _step_of_grid(expected: Tensor, found: Tensor) -> float:
+    """Return the step of a candidate's tensor whose values were rounded and are floats again.
+
+    Where the reference's lie on a grid as well, as pixels do, nobody has rounded them.
+    """
+    if not found.is_floating_point() or not found.numel():
+        return 0.0
+    distance = step_of_grid(found)
+    return 0.0 if distance and step_of_grid(expected) else distance
 
 
 def fitted(distance: Tensor, found: Tensor, own: Tensor) -> Tensor:

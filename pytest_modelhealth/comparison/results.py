@@ -113,6 +113,13 @@ class _Case:
         norm, largest = (max(x) for x in zip(self.floor, own, self.noise, strict=True))
         return norm, largest
 
+    def take_noise(self, expected: Tensor, seen: Tensor) -> bool:
+        """Take the noise of a further run; return whether its tensor is of the shape expected."""
+        if seen.shape != expected.shape:
+            return False
+        self.noise = tuple(map(max, self.noise, gap(expected, seen)))  # type: ignore[assignment]
+        return True
+
     def is_trusted(self, times: float = TRUSTED) -> bool:
         """Whether the reference's own error is no more than so many times what rounding does."""
         return self.own[0] <= times * max(self.noise[0], self.floor[0])
@@ -242,6 +249,8 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
     - What a layer takes, where all it gives agrees, and the gradients that it passes on: a mask of
       -1e9 for one of -inf, or scores that are shifted before a softmax.
     - A gradient that was not seen at a layer without parameters, where the next one agrees.
+    - The gradient of what a layer with others in it returns, where all other gradients agree. A
+      tensor that is returned and read inside has both ways in its gradient, a copy of it one.
 
     Args:
         results: what became of each tensor, in order of appearance.
@@ -261,7 +270,22 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
             if not result.diverged:
                 found += waiting
             waiting = []
-    return found
+    return found + _returned_without_effect(results, set(map(id, found)))
+
+
+def _returned_without_effect(results: list[TensorResult], known: set[int]) -> list[TensorResult]:
+    """Return the gradients of outputs of containers that differ, if no other gradient does."""
+    backward = [one for one in results if one.key.role in BACKWARD and id(one) not in known]
+    right = [one.key.layer for one in backward if not one.diverged]
+    wrong = [one for one in backward if one.diverged]
+    layers = {one.key.layer for one in wrong if one.key.role == "gradients"}
+    is_all = all(one.key.role == "gradients" and not one.problem for one in wrong)
+    inside = (any(_is_inside(name, layer) for name in right) for layer in layers)
+    return wrong if is_all and all(inside) else []
+
+
+def _is_inside(name: str, layer: str) -> bool:
+    return name.startswith(f"{layer}.") if layer else bool(name)
 
 
 def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
@@ -470,10 +494,7 @@ def _measure_rounding(
     """Measure the noise of a quantised candidate by runs that are rounded as it is."""
 
     def see(case: _Case, value: Tensor) -> None:
-        expected = store[a.entries[case.link.reference].slot]
-        if value.shape == expected.shape:
-            seen = gap(expected, value)
-            case.noise = max(case.noise[0], seen[0]), max(case.noise[1], seen[1])
+        if case.take_noise(store[a.entries[case.link.reference].slot], value):
             case.source = "quantised"
 
     for seed in track(range(further.runs), "running the reference rounded"):
@@ -507,11 +528,8 @@ def _measure_noise(
 
     def see(case: _Case, value: Tensor) -> None:
         expected = store[a.entries[case.link.reference].slot]
-        if value.shape == expected.shape:
-            seen = gap(expected, value)
-            case.noise = max(case.noise[0], seen[0]), max(case.noise[1], seen[1])
-            if case.source == "floor":
-                case.source = "perturbed"
+        if case.take_noise(expected, value) and case.source == "floor":
+            case.source = "perturbed"
 
     for seed in track(range(further.runs), "running the reference perturbed"):
         failure = further.run(partial(perturbed, epsilon=epsilon, seed=seed), _Beside(cases, see))

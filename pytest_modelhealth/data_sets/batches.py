@@ -67,17 +67,27 @@ def _described(batches: object) -> str:
     return repr(batches)
 
 
-def pair(batch: Any, index: int, why: str) -> tuple[Any, Any]:
+def pair(batch: Any, name: str, why: str) -> tuple[Any, Any]:
     """Return inputs and target of a batch; `why` says what needs the target.
 
     Raises:
-        InspectionError: it is no pair.
+        InspectionError: it is no pair; the message calls it by its `name`.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
     raise InspectionError(
-        f"batch {index} is a {type(batch).__name__}, not a pair (inputs, target), but {why}"
+        f"{name} is a {type(batch).__name__}, not a pair (inputs, target), but {why}"
     )
+
+
+@contextmanager
+def noted(name: str, method: str) -> Iterator[None]:
+    """Note on what is raised inside which batch of which method it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"This was {name}, counted from 0, of {method}.")
+        raise
 
 
 class Batches:

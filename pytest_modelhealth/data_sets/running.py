@@ -14,7 +14,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.checks.dead_units import can_die, silent_units
 from pytest_modelhealth.checks.facts import called
-from pytest_modelhealth.data_sets.batches import Batches, pair, require_how_many
+from pytest_modelhealth.data_sets.batches import Batches, noted, pair, require_how_many
 from pytest_modelhealth.data_sets.by_class import Classes
 from pytest_modelhealth.data_sets.extremes import Extremes
 from pytest_modelhealth.data_sets.labels import By, read_labels, require_by
@@ -97,7 +97,7 @@ class Run:
         merged: Observation | None = None
         with self._mode():
             for index, batch in enumerate(taken):
-                with noted(index):
+                with noted(f"batch {index}", "run_batches"):
                     seen = self._seen(batch, index)
                 merged = seen if merged is None else merged.merge(seen)
         if merged is None:
@@ -140,9 +140,9 @@ class Run:
 
     def _split(self, batch: Any, index: int) -> tuple[Any, Any]:
         if self._has_loss:
-            return pair(batch, index, _LOSS)
+            return pair(batch, f"batch {index}", _LOSS)
         if self._limits.by == "target":
-            return pair(batch, index, _BY)
+            return pair(batch, f"batch {index}", _BY)
         is_pair = isinstance(batch, tuple | list) and len(batch) == 2
         return (batch[0], batch[1]) if self._limits.by is not None and is_pair else (batch, None)
 
@@ -164,13 +164,3 @@ _BY = (
     'by="target" takes the class from the target; by=lambda inputs, target: ... takes it from the '
     "inputs, such as inputs['labels'] of a dictionary"
 )
-
-
-@contextmanager
-def noted(index: int) -> Iterator[None]:
-    """Note on what is raised inside which batch it was."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"This was batch {index}, counted from 0, of run_batches.")
-        raise

@@ -6,9 +6,6 @@ from collections.abc import Iterable, Iterator
 from operator import length_hint
 from typing import Any
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.errors import InspectionError
-
 HELD_OUT = 5
 """One in so many batches is held out."""
 
@@ -49,30 +46,3 @@ def count(batches: Iterable[Any], most: int | None) -> int:
     except Exception:  # noqa: BLE001 - a loader of the user's
         return 0
     return known if most is None else min(known, most)
-
-
-def pair(batch: Any, index: int, *, with_target: bool) -> tuple[Any, Any]:
-    """Return the inputs of a batch, and its target.
-
-    Args:
-        batch: one of the loader's.
-        index: its number, for messages.
-        with_target: whether it is a pair of both.
-
-    Raises:
-        InspectionError: it is no pair, or there is no tensor in it.
-    """
-    inputs, target = batch, None
-    if with_target:
-        if not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise InspectionError(
-                f"batch {index} is a {type(batch).__name__}, not a pair (inputs, target), but "
-                "with a loss batches are pairs; leave loss out where they are inputs alone"
-            )
-        inputs, target = batch
-    if not find_tensors(inputs):
-        raise InspectionError(
-            f"batch {index} is a {type(inputs).__name__} without any tensor: batches are what the "
-            "model is called with, such as those of a DataLoader"
-        )
-    return inputs, target

@@ -13,73 +13,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.removal.kinds import how_computed, kind_of
-from pytest_modelhealth.removal.marks import Group, Mark, Parameter, Reading, Slot, laid_out
-
-_SAME_PLACES = frozenset(
-    {"clone", "_to_copy", "_unsafe_view", "constant_pad_nd", "lift_fresh_copy", "flip"}
+from pytest_modelhealth.removal.marks import Group, Mark, Parameter, Reading, Slot, Source, laid_out
+from pytest_modelhealth.removal.operations import (
+    ALONG,
+    BATCH_NORMS,
+    BY_MEMORY,
+    LIKE,
+    POOLS,
+    SAID,
+    SAME_PLACES,
+    UNIT_BY_UNIT,
+    Functions,
+    Operations,
+    arguments,
+    layout,
 )
-"""Operations beside views that lay values out anew, and none of whose arguments is a tensor."""
-
-_BY_MEMORY = frozenset({"as_strided", "_reshape_alias", "view_as_complex", "view_as_real"})
-"""Views that depend on how a tensor lies in memory."""
-
-_UNIT_BY_UNIT = frozenset(
-    {"bernoulli", "bernoulli_", "copy_", "fill_", "hardswish", "hardswish_", "log_sigmoid_forward"}
-    | {"native_dropout", "normal_", "_prelu_kernel", "rrelu_with_noise", "rrelu_with_noise_"}
-    | {"uniform_", "zero_"}
-)
-"""Operations on each value by itself that torch does not tag as such."""
-
-_LIKE = frozenset(
-    {"empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like"}
-    | {"new_empty", "new_full", "new_ones", "new_zeros"}
-)
-"""Operations that take the form of a tensor and none of its values."""
-
-_ALONG = frozenset(
-    {"all", "amax", "amin", "any", "argmax", "argmin", "cumsum", "linalg_vector_norm", "logsumexp"}
-    | {"_log_softmax", "max", "mean", "min", "norm", "prod", "_softmax", "std", "sum", "var"}
-    | {"var_mean"}
-)
-"""Operations along some dimensions, which leave others alone."""
-
-_POOLS = {
-    name: dimensions
-    for dimensions in (1, 2, 3)
-    for name in (
-        f"avg_pool{dimensions}d",
-        f"_adaptive_avg_pool{dimensions}d",
-        f"adaptive_avg_pool{dimensions}d",
-        f"adaptive_max_pool{dimensions}d",
-        f"max_pool{dimensions}d",
-        f"max_pool{dimensions}d_with_indices",
-        f"reflection_pad{dimensions}d",
-        f"replication_pad{dimensions}d",
-        f"upsample_nearest{dimensions}d",
-        f"_upsample_nearest_exact{dimensions}d",
-        f"upsample_{(None, 'linear', 'bilinear', 'trilinear')[dimensions]}{dimensions}d",
-        f"upsample_bicubic{dimensions}d",
-    )
-}
-"""Operations on the last dimensions, so many of them."""
-
-_BATCH_NORMS = frozenset(
-    {"batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "native_batch_norm"}
-    | {"_batch_norm_no_update", "_batch_norm_with_update", "_native_batch_norm_legit"}
-    | {"_native_batch_norm_legit_no_training"}
-)
-
-_NUMPY = frozenset(
-    {Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__, Tensor.data_ptr}
-)
-"""Ways out of torch that no operation shows."""
 
 Key = tuple[Any, ...]
 
@@ -140,8 +93,8 @@ class Followed:
                     after = module.register_forward_hook(self._leaving, always_call=True)
                     stack.callback(before.remove)
                     stack.callback(after.remove)
-            stack.enter_context(_Functions(self._leaves))
-            stack.enter_context(_Operations(self._see))
+            stack.enter_context(Functions(self._leaves))
+            stack.enter_context(Operations(self._see))
             yield
 
     def _entering(self, name: str, module: nn.Module) -> Callable[..., None]:
@@ -176,25 +129,24 @@ class Followed:
                 found.setdefault(parameter, {})[dimension] = mark
         return found
 
-    def _group(self, number: int) -> Group:
-        return self._all[self._root(number)]
+    def _group(self, source: Source) -> Group:
+        return self._all[self._root(source)]
 
-    def _root(self, number: int) -> int:
-        while number in self._joined:
-            number = self._joined[number]
-        return number
+    def _root(self, source: Source) -> int:
+        """Return the number of the group that units are in by now."""
+        assert isinstance(source, int)  # a parameter is in no group
+        while source in self._joined:
+            source = self._joined[source]
+        return source
 
     def _join(self, one: Mark, other: Mark) -> None:
         """Let the units of two marks go together."""
-        assert isinstance(one.source, int)
-        assert isinstance(other.source, int)
         kept, gone = sorted((self._root(one.source), self._root(other.source)))
         if kept != gone:
             self._joined[gone] = kept
             self._all[kept].absorb(self._all[gone])
 
     def _refuse(self, mark: Mark, reason: str) -> None:
-        assert isinstance(mark.source, int)
         reasons = self._group(mark.source).reasons
         if reason not in reasons:
             reasons.append(reason)
@@ -229,7 +181,7 @@ class Followed:
             for parameter in {p for tensor in marked for p in self._parts(tensor)}:
                 self.uses[parameter.name] = self.uses.get(parameter.name, 0) + 1
         if any(map(self._units, marked)) or rule in (self._multiply, self._convolve, self._lay_out):
-            given = _arguments(function, args, kwargs)
+            given = arguments(function, args, kwargs)
             rule(function, name, given, taken, made)
 
     def _rule(self, function: Any, name: str) -> Callable[..., None]:
@@ -237,20 +189,20 @@ class Followed:
             return self._multiply
         if name == "convolution":
             return self._convolve
-        if name in _BATCH_NORMS:
+        if name in BATCH_NORMS:
             return self._normalise
-        if name in _SAME_PLACES or (function.is_view and name not in _BY_MEMORY):
+        if name in SAME_PLACES or (function.is_view and name not in BY_MEMORY):
             return self._lay_out
-        if name in _LIKE:
+        if name in LIKE:
             return self._take_form
-        if torch.Tag.pointwise in function.tags or name in _UNIT_BY_UNIT:
+        if torch.Tag.pointwise in function.tags or name in UNIT_BY_UNIT:
             return self._take_each
-        if name in _ALONG:
+        if name in ALONG:
             return self._go_along
-        return self._pool if name in _POOLS else self._unknown
+        return self._pool if name in POOLS or name == "constant_pad_nd" else self._unknown
 
     def _unknown(self, function: Any, name: str, given: Any, taken: Any, made: Any) -> None:
-        what = _SAID.get(name, f"`{name}`{{}} is not known to act unit by unit")
+        what = SAID.get(name, f"`{name}`{{}} is not known to act unit by unit")
         self._refuse_all(taken, what.format(self._place()))
 
     def _lay_out(
@@ -262,9 +214,9 @@ class Followed:
         marks: list[list[Mark]] = [[] for _ in made]
         for mark in self._of(tensor):
             for number in range(len(made)):
-                layout = _layout(function, name, argument, others, number)
+                lay_out = layout(function, argument, others, number)
                 try:
-                    found = laid_out(mark, tensor.shape, layout)
+                    found = laid_out(mark, tensor.shape, lay_out)
                 except (RuntimeError, TypeError):
                     found = None
                 if found is not None:
@@ -298,7 +250,8 @@ class Followed:
             self._refuse_all(taken, f"it is written into another tensor{self._place()}")
             return
         for mark, _ in found[1:]:
-            if not (mark.is_same(first, 0) and (is_product or self._are_one(mark, first))):
+            is_one = self._root(mark.source) == self._root(first.source)
+            if not (mark.is_same(first) and (is_product or is_one)):
                 self._refuse_all(taken, self._why_mixed(name))
                 return
         slots = []
@@ -313,15 +266,9 @@ class Followed:
             slots.append(slot)
         for mark, _ in found[1:]:
             self._join(first, mark)
-        assert isinstance(first.source, int)
         self._group(first.source).slots += slots
         for new in made:
             self._mark(new, [first] if new.ndim == ndim else [])
-
-    def _are_one(self, one: Mark, other: Mark) -> bool:
-        assert isinstance(one.source, int)
-        assert isinstance(other.source, int)
-        return self._root(one.source) == self._root(other.source)
 
     def _slot(self, tensor: Tensor, units: Mark) -> Slot | None:
         """Return where units stand in a vector of a known layer: a bias, a slope of each."""
@@ -359,8 +306,9 @@ class Followed:
 
     def _pool(self, function: Any, name: str, given: Any, taken: Any, made: Any) -> None:
         (tensor, *_) = taken
+        dimensions = POOLS.get(name) or len(given["pad"]) // 2
         for mark in self._units(tensor):
-            if mark.axis >= tensor.ndim - _POOLS[name]:
+            if mark.axis >= tensor.ndim - dimensions:
                 self._refuse(mark, f"`{name}`{self._place()} runs over its units")
                 continue
             for new in made:
@@ -380,7 +328,6 @@ class Followed:
             if kind is None or not kind.is_norm or not fits:
                 self._refuse(mark, f"`{name}`{self._place()} is no batch norm of its units alone")
                 continue
-            assert isinstance(mark.source, int)
             group = self._group(mark.source)
             group.slots += [slot for slot in slots if slot is not None]
             group.norms[layer] = module
@@ -433,7 +380,6 @@ class Followed:
             if begun is None:
                 return False
             self._join(mark, begun)
-            assert isinstance(mark.source, int)
             self._group(mark.source).ends = [weight.owner]
             self._mark(output, [mark])
             return True
@@ -461,7 +407,6 @@ class Followed:
             elif used is None:
                 self._refuse(mark, self._why_not_read(weight))
             else:
-                assert isinstance(mark.source, int)
                 group, kind = self._group(mark.source), kind_of(used.module)
                 assert kind is not None
                 slot = Slot(used, kind.columns, mark.ids)
@@ -527,50 +472,6 @@ def _reading(slot: Slot, rows: int, inputs: Tensor, mark: Mark, pairs: Any, unit
     return Reading(slot, rows, zero, twins)
 
 
-_SAID = {
-    "bmm": "it goes into a product{} of activations with each other",
-    "cat": "it is concatenated with other values (`cat`{})",
-    "native_group_norm": "the norm{} runs over its units",
-    "native_layer_norm": "the norm{} runs over its units",
-    "stack": "it is stacked with other values (`stack`{})",
-    "_local_scalar_dense": "its values leave for NumPy or Python (`item`{})",
-}
-"""What some operations do, in words; the others are named."""
-
-
-class _Operations(TorchDispatchMode):
-    """Shows every operation that torch carries out."""
-
-    def __init__(self, see: Callable[..., None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._see = see
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Carry it out and show it."""
-        out = func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():
-            self._see(func, args, kwargs or {}, out)
-        return out
-
-
-class _Functions(TorchFunctionMode):
-    """Shows tensors whose values leave torch."""
-
-    def __init__(self, leaves: Callable[[Tensor, str], None]) -> None:
-        super().__init__()
-        self._leaves = leaves
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call it, and show the tensor if it leaves."""
-        if func in _NUMPY:
-            self._leaves(args[0], func.__name__.strip("_"))
-        return func(*args, **(kwargs or {}))
-
-
 def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Parameter, Tensor]]:
     """Yield each parameter and buffer, once for all that share memory."""
     found: dict[Any, list[tuple[str, str, nn.Module, Tensor]]] = {}
@@ -594,22 +495,3 @@ def _key(tensor: Tensor) -> Key | None:
     except (NotImplementedError, RuntimeError):
         return None
     return memory, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an operation by name, those with their default left out."""
-    names = [argument.name for argument in function._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def _layout(
-    function: Any, name: str, argument: str, others: dict[str, Any], number: int
-) -> Callable[[Tensor], Tensor]:
-    """Return what lays another tensor out in the way of an operation."""
-
-    def lay(indices: Tensor) -> Tensor:
-        extra = {"value": -1.0} if name == "constant_pad_nd" else {}
-        out = function(**{argument: indices}, **{**others, **extra})
-        return pytree.tree_leaves(out)[number]  # type: ignore[no-any-return]
-
-    return lay

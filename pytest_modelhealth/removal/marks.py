@@ -57,9 +57,9 @@ class Mark:
         """Return the mark of a tensor that has the same indices along another dimension."""
         return replace(self, axis=axis)
 
-    def is_same(self, other: Mark, shift: int) -> bool:
-        """Whether another mark has the same indices, dimensions of its tensor being shifted."""
-        return self.axis == other.axis + shift and torch.equal(self.ids, other.ids)
+    def is_same(self, other: Mark) -> bool:
+        """Whether another mark has the same indices along the same dimension."""
+        return self.axis == other.axis and torch.equal(self.ids, other.ids)
 
     @property
     def is_whole(self) -> bool:

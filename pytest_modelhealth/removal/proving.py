@@ -72,13 +72,12 @@ class Prover:
             if name in found:
                 self._keep(name, self._confirmed(layer, found[name]))
         base = self._outputs(inputs, {}) if self.layers else []
-        masked = self._prove_masked(inputs, base)
+        self._prove_masked(inputs, base)
         merged, limit = self._prove_merged(inputs, base)
         self.proof = Proof(
-            self.proof.samples + samples,
-            max(self.proof.masked, masked),
-            max(self.proof.merged, merged),
-            max(self.proof.limit, limit),
+            samples=self.proof.samples + samples,
+            merged=max(self.proof.merged, merged),
+            limit=max(self.proof.limit, limit),
         )
 
     def _keep(self, name: str, layer: RemovableLayer) -> None:
@@ -106,15 +105,15 @@ class Prover:
                 self.refuse(layer.name, f"{_units(lost)} {_was(lost)} {words}")
         return replace(layer, inactive=inactive, unread=unread, duplicates=same)
 
-    def _prove_masked(self, inputs: Any, base: list[Tensor]) -> float:
-        """Take off what changes an output; return by how much the rest does, which is nothing."""
+    def _prove_masked(self, inputs: Any, base: list[Tensor]) -> None:
+        """Take off what changes an output: what is left changes none, exactly."""
         if not any(layer.masked for layer in self.layers.values()):
-            return 0.0
+            return
         if self._difference(inputs, base, self.layers) == 0.0:
-            return 0.0
+            return
         if self._difference(inputs, base, {}) != 0.0:
             self._refuse_all("the same batch gives another output each time, so nothing is proven")
-            return 0.0
+            return
         for name, layer in list(self.layers.items()):
             self._sort_out(inputs, base, layer, "inactive", layer.inactive)
             if name in self.layers:
@@ -122,7 +121,6 @@ class Prover:
         difference = self._difference(inputs, base, self.layers)
         if difference != 0.0:
             self._refuse_all(f"masked together, they move an output by {difference:.3g}")
-        return 0.0
 
     def _sort_out(
         self,

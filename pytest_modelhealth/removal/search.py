@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -13,17 +13,33 @@ from pytest_modelhealth.capture.costing.further import measured_forward
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
-from pytest_modelhealth.data_sets.batches import opened
+from pytest_modelhealth.data_sets.batches import noted, opened, pair
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.progress import track
-from pytest_modelhealth.removal.batches import count, pair, parted
+from pytest_modelhealth.removal.batches import count, parted
 from pytest_modelhealth.removal.finding import Finder, Found, Observe
 from pytest_modelhealth.removal.proving import Prover
 from pytest_modelhealth.removal.summarising import MultiplyAdds, candidates, summarised
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.removable import Removable
 from pytest_modelhealth.tolerance import coarsest_epsilon
+
+
+class Batch(NamedTuple):
+    """One batch of a search.
+
+    Args:
+        name: what it is called, for messages.
+        inputs: what the model is called with.
+        target: what the loss compares with; ``None`` without a loss.
+        is_held_out: whether units are proven on it.
+    """
+
+    name: str
+    inputs: Any
+    target: Any
+    is_held_out: bool
 
 
 @dataclass(frozen=True)
@@ -44,28 +60,36 @@ class Batches:
     with_target: bool
     shown: bool | None
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, bool]]:
-        """Yield inputs, target and whether a batch is held out; those come last.
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield those that have samples; those held out come last."""
+        for name, batch, is_held_out in self._all():
+            inputs, target = pair(batch, name, _LOSS) if self.with_target else (batch, None)
+            tensors = find_tensors(inputs)
+            if not tensors:
+                raise InspectionError(
+                    f"{name} is a {type(inputs).__name__} without any tensor: batches are what the "
+                    "model is called with, such as those of a DataLoader"
+                )
+            if any(tensor.numel() for tensor in tensors):  # of no sample, it would prove anything
+                yield Batch(name, inputs, target, is_held_out)
 
-        Batches without any sample are left out.
-        """
-        for index, (batch, is_held_out) in enumerate(self._all()):
-            inputs, target = pair(batch, index, with_target=self.with_target)
-            if not any(tensor.numel() for tensor in find_tensors(inputs)):
-                continue  # of no sample, it would prove anything
-            yield inputs, target, is_held_out
-
-    def _all(self) -> Iterator[tuple[Any, bool]]:
+    def _all(self) -> Iterator[tuple[str, Any, bool]]:
         with opened(self.found) as found:
             tracked = track(found, "looking for removable units", most=self.most, shown=self.shown)
             if self.held_out is None:
-                yield from parted(tracked, count(self.found, self.most))
+                total = count(self.found, self.most)
+                for (index, batch), is_held_out in parted(enumerate(tracked), total):
+                    yield f"batch {index}", batch, is_held_out
                 return
-            for batch in tracked:
-                yield batch, False
+            for index, batch in enumerate(tracked):
+                yield f"batch {index}", batch, False
         with opened(self.held_out) as held_out:
-            for batch in track(held_out, "proving that they can go", shown=self.shown):
-                yield batch, True
+            tracked = track(held_out, "proving that they can go", shown=self.shown)
+            for index, batch in enumerate(tracked):
+                yield f"batch {index} of held_out", batch, True
+
+
+_LOSS = "with a loss batches are pairs; leave loss out where they are inputs alone"
 
 
 def search(
@@ -97,17 +121,18 @@ def search(
     merged: Observation | None = None
     prover: Prover | None = None
     costs, is_empty = MultiplyAdds(None, {}), True
-    for inputs, target, is_held_out in batches:
+    for batch in batches:
         is_empty = False
-        if is_held_out and merged is None:
+        if batch.is_held_out and merged is None:
             break
-        observation, said = finder.run(inputs, target)
-        if is_held_out and merged is not None:
+        with noted(batch.name, "removable"):
+            observation, said = finder.run(batch.inputs, batch.target)
+        if batch.is_held_out and merged is not None:
             prover = prover or _prover(beside, modules, found, coarsest_epsilon(merged))
-            prover.add(inputs, said, observation.samples)
+            prover.add(batch.inputs, said, observation.samples)
             continue
         if merged is None:
-            costs = multiply_adds(engine, request, beside, inputs)
+            costs = multiply_adds(engine, request, beside, batch.inputs)
         merged = observation if merged is None else merged.merge(observation)
         for name, one in said.items():
             found[name] = found[name].merge(one) if name in found else one

@@ -129,6 +129,10 @@ class _Maker:
                 f"the batch for the proof is of type {type(self._inputs).__name__}, without any "
                 "tensor: give what the model is called with, or none for a held-out one"
             )
+        if not any(tensor.numel() for tensor in find_tensors(self._inputs)):
+            raise InspectionError(
+                "the batch for the proof has no samples: give some, or none for a held-out one"
+            )
         self._require_same_parameters()
         base = self._outputs(self._original)
         plan = planned(self._runs(), self._layers, _modules(self._original.model), self._epsilon)

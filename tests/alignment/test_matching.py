@@ -146,6 +146,25 @@ class Ordered(nn.Module):
         return x
 
 
+def test_the_number_of_a_function_is_no_name_of_a_module():
+    """Where the first activation is gone, the function called ``relu`` is the second one."""
+
+    class Fused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = linear(2), linear(3)
+
+        def forward(self, x):
+            return F.relu(self.second(self.first(x)))
+
+    names = ("first", "relu", "second", "act")
+    plain = [nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.ReLU()]
+    whole = nn.Sequential(OrderedDict(zip(names, plain, strict=True)))
+    found = changes(align(seen(whole), seen(Fused())))
+    assert found["relu"] == (None, "removed")
+    assert found["act"] == ("relu", "renamed")
+
+
 def test_layers_that_run_in_another_order_are_moved():
     """One layer that changed its place is moved; those it passed are not."""
     alignment = align(seen(Ordered("a", "norm", "b", "c")), seen(Ordered("a", "b", "c", "norm")))

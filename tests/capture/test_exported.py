@@ -348,3 +348,39 @@ def test_files_of_several_programs_and_of_none_are_refused(tmp_path: Path) -> No
         Inspector(tmp_path / "absent.pt2")
     with pytest.raises(InspectionError, match=r"exported programs \(\*\.pt2\).*ONNX files"):
         Inspector("weights.safetensors")
+
+
+class _CastingNorm(nn.Module):
+    """A root mean square norm as libraries write it: the cast gives its input where it is float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, values: Tensor) -> Tensor:
+        cast = values.to(torch.float32)
+        return self.weight * cast * torch.rsqrt(cast.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class _PreNorm(nn.Module):
+    """A block with a norm before its layer, and a sum with what went into the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = _CastingNorm(), nn.Linear(6, 6)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.fc(self.norm(values))
+
+
+def test_a_norm_that_casts_its_input_does_not_give_it_out() -> None:
+    """The residual sum reads the block's input, not the cast of it that the norm made."""
+    torch.manual_seed(0)
+    model, batch = _PreNorm(), 5 * torch.randn(4, 6)
+    program = torch.export.export(model, (batch,))
+    graph = str(program.graph)
+    seen = Inspector(program).run_inspection(batch)["norm"].activations
+    assert seen.count == 24
+    assert seen.max == pytest.approx(model.norm(batch).max().item())
+    assert compare(model, program, batch).equivalent
+    assert str(program.graph) == graph

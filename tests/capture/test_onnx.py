@@ -196,6 +196,14 @@ def test_a_folded_convolution_is_no_remark(model, x, path):
     assert [note for note in comparison.notes if "onnxruntime" not in note] == []
 
 
+def test_the_way_to_onnxruntime_is_no_code_of_the_model(path, x):
+    """Its operations were named as what became of the user's code."""
+    flow = Inspector(path).run_inspection(x).flow
+    functions = {operation.name for operation in flow.own_operations("")}
+    assert functions
+    assert not functions & {"detach", "cpu", "numpy"}
+
+
 def test_a_loaded_model_runs_where_it_came_from(path, x):
     """A replay and a copy inspect the stand-ins, and see the functional layers as well."""
     first = Inspector(path)
@@ -243,6 +251,46 @@ def test_a_graph_without_metadata_has_the_layers_that_its_weights_name(path, x):
     assert report["Conv_0"].type_name == "Conv2d"
 
 
+def without_names(proto: Any) -> Any:
+    """Return a model without what says which layer a node is of, as optimisers of graphs do."""
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+        node.name = ""
+    del proto.graph.value_info[:]
+    return proto
+
+
+class Rectified(nn.Module):
+    """Activations between layers, behind a residual sum and before an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.relu1 = nn.Linear(6, 8), nn.ReLU()
+        self.fc2, self.relu2 = nn.Linear(8, 8), nn.ReLU()
+        self.fc3, self.fc4, self.fc5 = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.relu1(self.fc1(x))
+        second = F.relu6(self.fc3(self.relu2(self.fc2(first) + first)))
+        return self.fc4(second), F.tanh(self.fc5(second))
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_graph_without_metadata_is_equivalent_where_nothing_is_wrong(tmp_path, is_new):
+    """An activation is no part of the layer that reads it; with other weights a layer is named."""
+    torch.manual_seed(0)
+    model, x, file = Rectified().eval(), torch.randn(16, 6), tmp_path / "model.onnx"
+    torch.onnx.export(model, (x,), file, dynamo=is_new)
+    proto = without_names(proto_of(file))
+    comparison = compare(model, proto, x)
+    assert comparison.equivalent, str(comparison)
+    assert {name for name, _ in comparison.layers if name} >= {"fc1", "fc2", "fc3", "fc4", "fc5"}
+    bias = next(one for one in proto.graph.initializer if one.name == "fc3.bias")
+    values = onnx.numpy_helper.to_array(bias) + np.float32(0.1)
+    bias.CopyFrom(onnx.numpy_helper.from_array(values, bias.name))
+    assert compare(model, proto, x).first_divergence.layer == "fc3"
+
+
 def test_weights_in_eight_bits_are_compared_by_their_own_steps(model, x, path, tmp_path):
     """What onnxruntime's quantiser wrote is equivalent; a layer with another's scale is named."""
     from onnxruntime.quantization import quantize_dynamic
@@ -261,6 +309,42 @@ def test_weights_in_eight_bits_are_compared_by_their_own_steps(model, x, path, t
     assert not compare(model, proto, x).equivalent
 
 
+class Summed(nn.Module):
+    """A block that ends in an activation, which static quantisation does by its rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.relu = nn.Linear(6, 6), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.fc(x) + x)
+
+
+def test_rounding_in_the_place_of_an_activation_is_of_the_block_that_had_it(tmp_path):
+    """The right file is equivalent; where rounding cuts off too much, the block is named."""
+    from onnxruntime.quantization import CalibrationDataReader, quantize_static
+
+    class Once(CalibrationDataReader):
+        def __init__(self, batch: Tensor) -> None:
+            self.left = [{"input": batch.numpy()}]
+
+        def get_next(self) -> Any:
+            return self.left.pop() if self.left else None
+
+    torch.manual_seed(0)
+    model, x, file = nn.Sequential(Summed(), Summed()).eval(), torch.randn(64, 6), tmp_path / "x"
+    torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
+    quantize_static(file, file.with_suffix(".int8"), Once(x))
+    proto = proto_of(file.with_suffix(".int8"))
+    assert not [node for node in proto.graph.node if node.op_type == "Relu"]
+    comparison = compare(model, proto, x)
+    assert comparison.equivalent, str(comparison)
+    scale = next(one for one in proto.graph.initializer if one.name == "relu_scale")
+    values = onnx.numpy_helper.to_array(scale) * np.float32(0.2)
+    scale.CopyFrom(onnx.numpy_helper.from_array(values, scale.name))
+    assert compare(model, proto, x).first_divergence.layer.split(".")[0] == "0"
+
+
 def bad(what: str, path: Path, tmp_path: Path) -> Any:
     """Return an ONNX model that cannot be loaded."""
     if what == "missing":
@@ -269,8 +353,17 @@ def bad(what: str, path: Path, tmp_path: Path) -> Any:
     if what == "nonsense":
         file.write_bytes(b"nonsense")
         return file
-    proto = proto_of(path)
-    proto.opset_import[0].version = 99
+    if what == "cut":
+        file.write_bytes(path.read_bytes()[:-300])
+        return file
+    if what == "alone":
+        file.write_bytes(path.read_bytes())
+        return file
+    proto = onnx.load(path, load_external_data=what != "not loaded")
+    if what == "opset":
+        proto.opset_import[0].version = 99
+    if what == "operator":
+        node_of(proto, "Gelu").op_type = "Own"
     return proto
 
 
@@ -278,14 +371,20 @@ def bad(what: str, path: Path, tmp_path: Path) -> Any:
     ("what", "words"),
     [
         ("missing", "there is no ONNX file"),
-        ("nonsense", "cannot load .*bad.onnx"),
+        ("nonsense", "cannot load .*bad.onnx.*it is no ONNX model"),
+        ("cut", "it is no ONNX model, or not all of one"),
+        ("alone", "it keeps weights in 'model.onnx.data', and there is no such file"),
+        ("not loaded", "it keeps weights in 'model.onnx.data', which were not loaded"),
+        ("operator", "Own.*register_custom_ops_library"),
         ("opset", "Opset 99 .*export it with an opset_version"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_refused(path, tmp_path, what, words):
-    """With what onnxruntime says."""
-    with pytest.raises(InspectionError, match=words):
+    """With what onnxruntime says, and no traceback through it."""
+    with pytest.raises(InspectionError, match=words) as caught:
         Inspector(bad(what, path, tmp_path))
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    assert "ONNXRuntimeError" not in str(caught.value)
 
 
 def test_what_an_onnx_model_cannot_do_is_said(model, x, path):

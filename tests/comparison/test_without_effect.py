@@ -216,3 +216,26 @@ def test_settings_that_differ_and_change_no_number_are_a_note():
     told = compare(reference, candidate, torch.randn(16, 6))
     assert not told.equivalent
     assert not any("no number of this batch" in note for note in told.notes)
+
+
+class Twice(nn.Module):
+    """Returns what its head reads as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.stopped = nn.Linear(6, 6), nn.Linear(6, 3), False
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(self.body(x))
+        return self.head(hidden.detach() if self.stopped else hidden), hidden
+
+
+def test_an_output_that_is_read_inside_has_another_gradient_in_compiled_code():
+    """There it is a copy, behind what the head reads; where the head gives none, all differs."""
+    model = seeded(Twice)
+    comparison = compare(
+        model, torch.compile(copy.deepcopy(model), backend="eager"), torch.ones(4, 6)
+    )
+    assert comparison.equivalent, str(comparison)
+    assert note_on(comparison, "Twice").startswith("Twice: its gradients are others")
+    assert not against(model, torch.ones(4, 6), stopped=True).equivalent

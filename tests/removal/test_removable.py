@@ -332,6 +332,7 @@ def test_outputs_that_differ_from_run_to_run_prove_nothing():
         ({"x": 1}, {}, "batches must be batches to iterate over.*a mapping of 'x'"),
         (["one", "two"], {}, "batch 0 is a str without any tensor"),
         (vectors(), {"loss": F.mse_loss}, "batch 0 is a Tensor, not a pair"),
+        (vectors(), {"held_out": ["one"]}, "batch 0 of held_out is a str without any tensor"),
         (TensorDataset(vectors()[0]), {}, "is a data set of samples"),
     ],
 )
@@ -348,6 +349,27 @@ def test_models_without_weights_to_mask_are_refused():
         Inspector(program).removable(vectors())
     with pytest.raises(InspectionError, match="the model is lazy"):
         Inspector(nn.Sequential(nn.LazyLinear(4), nn.ReLU())).removable(vectors())
+
+
+@pytest.mark.parametrize(
+    ("batches", "held_out", "note"),
+    [
+        ([8, 3, 8], None, "This was batch 1, counted from 0, of removable."),
+        (iter([8] * 4 + [3] + [8] * 7), None, "This was batch 4, counted from 0, of removable."),
+        ([8, 8], [8, 3], "This was batch 1 of held_out, counted from 0, of removable."),
+    ],
+    ids=["found", "kept for the proof", "held out"],
+)
+def test_a_note_says_which_batch_failed(batches, held_out, note):
+    """By its number in what was given, also where it comes later than it was read."""
+
+    def made(widths):
+        return None if widths is None else (torch.ones(4, width) for width in widths)
+
+    net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        Inspector(net).removable(made(batches), held_out=made(held_out))
+    assert note in caught.value.__notes__
 
 
 def test_what_the_model_raises_passes_through():
@@ -474,6 +496,8 @@ def test_a_model_that_was_changed_since_has_no_smaller_copy():
     units = Inspector(model).removable(vectors())
     with pytest.raises(InspectionError, match="is of type int, without any tensor"):
         units.smaller(5)
+    with pytest.raises(InspectionError, match="has no samples: give some"):
+        units.smaller(vectors()[0][:0])
     model[0] = nn.Linear(model[0].in_features, 1)
     with pytest.raises(InspectionError, match=r"'0\.weight' was of shape.*call removable again"):
         units.smaller()

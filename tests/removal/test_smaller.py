@@ -242,6 +242,37 @@ def test_a_way_that_other_batches_take_is_not_forgotten():
         units.smaller()
 
 
+@pytest.mark.parametrize(
+    ("pad", "value", "goes"),
+    [((1, 2, 0, 1), 0.0, True), ((1, 1), 2.0, False), ((0, 0, 0, 0, 1, 1), 0.0, False)],
+)
+def test_padding_of_other_dimensions_leaves_units_in_place(pad, value, goes):
+    """With zeros they can go; a constant in their channels is read, and one more channel too."""
+
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.body = nn.Conv2d(2, 6, 3)
+            self.head = nn.Conv2d(6 + (len(pad) > 4) * 2, 3, 3)
+
+        def forward(self, x):
+            return self.head(F.pad(F.relu(self.body(x)), pad, value=value))
+
+    model = Padded().eval()
+    set_(model.body.bias, 2, DEAD)
+    batches = torch.randn(12, 2, 6, 6, generator=torch.Generator().manual_seed(1)).split(4)
+    units = Inspector(model).removable(batches)
+    assert units.indices == {"body": (2,)}
+    if goes:
+        smaller = units.smaller()
+        assert (smaller.body.out_channels, smaller.head.in_channels) == (5, 5)
+        torch.testing.assert_close(smaller(batches[0]), model(batches[0]))
+    else:
+        with pytest.raises(InspectionError, match="no unit can be cut out"):
+            units.smaller()
+
+
 def test_a_model_that_cannot_be_copied_is_refused():
     """With what the copy says."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +47,54 @@ def load(model: Any) -> OnnxRuntime:
     return OnnxRuntime(_session(proto.SerializeToString(), "the ONNX model"), proto, None)
 
 
-def _session(source: Any, what: str) -> Any:
+def _session(source: str | bytes, what: str) -> Any:
     import onnxruntime
 
     try:
         return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - its errors have no class in common
         raise InspectionError(
-            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; export "
-            "it with an opset_version that this onnxruntime runs, or install a newer one"
-        ) from error
+            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; "
+            f"{_next_move(error, source)}"
+        ) from None
+
+
+def _next_move(error: Exception, source: str | bytes) -> str:
+    """Return what to do about a model that onnxruntime cannot load."""
+    said = str(error)
+    if type(error).__name__ == "InvalidProtobuf" or "No graph was found" in said:
+        return "it is no ONNX model, or not all of one: export or copy it again"
+    missing = _missing_data(source)
+    if missing and isinstance(source, str):
+        return f"it keeps weights in {missing}, and there is no such file: put it beside the model"
+    if missing:
+        return f"it keeps weights in {missing}, which were not loaded: give the path of its file"
+    if "not a registered function/op" in said or "No Op registered" in said:
+        return (
+            "give an onnxruntime.InferenceSession that has the operator, by "
+            "SessionOptions.register_custom_ops_library, or export the model without it"
+        )
+    return "export it with an opset_version that this onnxruntime runs, or install a newer one"
+
+
+def _missing_data(source: str | bytes) -> str:
+    """Return the file with weights that is not where the model expects it, ``""`` for none."""
+    proto, folder = _read(Path(source)) if isinstance(source, str) else (_parsed(source), None)
+    tensors = proto.graph.initializer if proto is not None else ()
+    entries = (entry for tensor in tensors for entry in tensor.external_data)
+    places = dict.fromkeys(entry.value for entry in entries if entry.key == "location")
+    lost = (place for place in places if folder is None or not (folder / place).is_file())
+    return next(map(repr, lost), "")
+
+
+_PREFIX = re.compile(r"(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?")
 
 
 def _reason(error: Exception) -> str:
-    """Return what onnxruntime says, without the place in its source."""
+    """Return what onnxruntime says, without its numbers and the place in its source."""
     said = str(error).strip().partition("\n")[0]
-    return said.rpartition(") ")[2] if "/onnxruntime_src/" in said else said
+    said = said.rpartition(") ")[2] if "/onnxruntime_src/" in said else said
+    return _PREFIX.sub("", said, count=1).rstrip(".")
 
 
 def _model_of(session: Any) -> tuple[Any, Path | None]:

@@ -59,6 +59,16 @@ def function_of(operator: str) -> Callable[..., Any] | None:
     return None if kind is None else activation_called(ACTIVATION_MODULES[kind])
 
 
+def is_activation(operator: str) -> bool:
+    """Whether an operator is an activation by itself, be it one that torch has under this name."""
+    return operator in _ACTIVATIONS or operator == "Clip"  # relu6, hardtanh
+
+
+def is_rounding(operator: str) -> bool:
+    """Whether an operator brings values to eight bits, or back."""
+    return operator in ("QuantizeLinear", "DequantizeLinear")
+
+
 def class_of(nodes: Sequence[Any], state: Mapping[str, Any]) -> str:
     """Return the qualified name of torch's class of a layer that consists of these nodes.
 

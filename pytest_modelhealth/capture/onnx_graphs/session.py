@@ -76,7 +76,8 @@ class OnnxRuntime(Runtime):
     def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:
         """Run a batch, for its outputs and for every value."""
         given = self._named(inputs)
-        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in given.items()}
+        with torch._C.DisableTorchFunction():  # the way to onnxruntime is no code of the model
+            arrays = {name: tensor.detach().cpu().numpy() for name, tensor in given.items()}
         values = dict(given)
         if self._proto is not None:
             values |= _run(self._whole, arrays)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from pytest_modelhealth.capture.transcript.ordering import in_order
 from pytest_modelhealth.capture.transcript.program import Node, Program, Scope
 
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
@@ -147,7 +147,10 @@ class _Nesting:
             return runs
         whole = [[node for part in of_scope[scope] for node in part] for scope in torn]
         rest = [run for run in runs if _scope(run[0], depth) not in torn]
-        ordered = _ordered([*rest, *whole], {id(node): at for at, node in enumerate(nodes)})
+        places = {id(node): at for at, node in enumerate(nodes)}
+        groups = [*rest, *whole]
+        first = [places[id(group[0])] for group in groups]
+        ordered = in_order(groups, first, lambda node: node.inputs, lambda node: node.outputs)
         if ordered is not None:
             return ordered
         self.mixed |= {scope.path: WHY_MIXED for scope in torn}
@@ -182,30 +185,3 @@ def _without(scopes: set[Scope], node: Node, depth: int) -> Node:
     if _scope(node, depth) not in scopes:
         return node
     return replace(node, scopes=(*node.scopes[:depth], *node.scopes[depth + 1 :]))
-
-
-def _ordered(groups: list[_Group], places: dict[int, int]) -> list[_Group] | None:
-    """Return groups in an order in which they can run, as near to the given one as can be.
-
-    Returns:
-        ``None`` where two of them need each other.
-    """
-    maker = {name: at for at, group in enumerate(groups) for node in group for name in node.outputs}
-    waiting_for, needed_by = [], defaultdict(list)
-    for at, group in enumerate(groups):
-        needed = {maker[name] for node in group for name in node.inputs if name in maker} - {at}
-        waiting_for.append(len(needed))
-        for other in needed:
-            needed_by[other].append(at)
-    first = [places[id(group[0])] for group in groups]
-    ready = [(first[at], at) for at, count in enumerate(waiting_for) if not count]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        _, at = heapq.heappop(ready)
-        ordered.append(groups[at])
-        for other in needed_by[at]:
-            waiting_for[other] -= 1
-            if not waiting_for[other]:
-                heapq.heappush(ready, (first[other], other))
-    return ordered if len(ordered) == len(groups) else None
