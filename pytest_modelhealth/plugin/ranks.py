@@ -1,0 +1,125 @@
+"""Tests on several ranks: ``@pytest.mark.modelhealth_ranks(2)`` and the fixture `rank`.
+
+This process takes such a test over, sets up none of its fixtures, and reports what its ranks said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_modelhealth.plugin.several_ranks.mark import MARKER, MarkError, Wanted, wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pytest_modelhealth.plugin.several_ranks.launching import Launcher
+
+_WANTED = pytest.StashKey[Wanted]()
+_LAUNCHER = pytest.StashKey["Launcher"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(n, *, seconds=120): run this test on n ranks, each a process with a process "
+        "group of gloo; after so many seconds all are ended, and it is said where each was.",
+    )
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> int:
+    """The number of this process among those of the test: 0 to n - 1."""
+    number = _rank_of(request.config)
+    if number is None:
+        pytest.fail(_WITHOUT_MARK, pytrace=False)
+    return number
+
+
+_WITHOUT_MARK = f"the fixture rank is for tests marked with @pytest.mark.{MARKER}(2)"
+
+
+def _rank_of(config: pytest.Config) -> int | None:
+    """Return which rank this process is; ``None`` where it is the one that reports."""
+    return getattr(config, "workerinput", {}).get("modelhealth_rank")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class,
+) -> Generator[None, Any, Any]:
+    """Refuse a test whose mark is wrong, or that asks for its rank without one.
+
+    Raises:
+        pytest.Collector.CollectError: pytest prints its text alone.
+    """
+    made = yield
+    for item in made if isinstance(made, list) else [made]:
+        if isinstance(item, pytest.Item):
+            try:
+                asked = wanted(item)
+            except MarkError as error:
+                raise collector.CollectError(str(error)) from None
+            if asked is not None:
+                item.stash[_WANTED] = asked
+            elif _uses_rank(item):
+                raise collector.CollectError(f"{item.name}: {_WITHOUT_MARK}")
+    return made
+
+
+def _uses_rank(item: pytest.Item) -> bool:
+    """Whether it asks for our fixture: another one, or a parameter, may have that name."""
+    if "rank" not in getattr(item, "fixturenames", ()):
+        return False
+    definitions = item._fixtureinfo.name2fixturedefs.get("rank", ())  # type: ignore[attr-defined]
+    return bool(definitions) and getattr(definitions[-1].func, "__module__", "") == __name__
+
+
+def _is_taken_over(item: pytest.Item) -> bool:
+    plans = any(item.config.getoption(name, False) for name in ("setuponly", "setupplan"))
+    return _WANTED in item.stash and _rank_of(item.config) is None and not plans
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Start what ranks are forked from, which imports torch while other tests run.
+
+    Not in xdist's workers, of which few may run such a test.
+    """
+    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
+        return
+    if any(_is_taken_over(item) for item in session.items):
+        _launcher(session.config)
+
+
+def _launcher(config: pytest.Config) -> Launcher:
+    if _LAUNCHER not in config.stash:
+        from pytest_modelhealth.plugin.several_ranks.launching import launcher
+        from pytest_modelhealth.plugin.several_ranks.running import prints
+
+        config.stash[_LAUNCHER] = launcher(output=prints(config))
+        config.add_cleanup(config.stash[_LAUNCHER].close)
+    return config.stash[_LAUNCHER]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a marked test on its ranks, and report one result."""
+    if not _is_taken_over(item):
+        return None
+    from pytest_modelhealth.plugin.several_ranks.taking_over import protocol
+
+    protocol(item, nextitem, item.stash[_WANTED], lambda: _launcher(item.config))
+    return True
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Have the time limit of pytest-timeout, where it is lower, be that of the ranks."""
+    if not _is_taken_over(item):
+        return None
+    asked = item.stash[_WANTED]
+    item.stash[_WANTED] = asked._replace(seconds=min(asked.seconds, settings.timeout))
+    return True

@@ -1,0 +1,340 @@
+"""Makes one result of what the ranks of a test reported: one report a phase."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from _pytest._code.code import (
+    ExceptionChainRepr,
+    ReprEntry,
+    ReprFileLocation,
+    ReprTraceback,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pytest_modelhealth.plugin.several_ranks.running import Ran, Told
+
+_PHASES = ("setup", "call", "teardown")
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+)
+"""What a rank raises because another one has ended."""
+
+
+class _Fault(NamedTuple):
+    """A failure of a rank that gave no report of it."""
+
+    phase: str
+    rank: int
+    text: str
+
+
+def reports(item: pytest.Item, ran: Ran) -> list[pytest.TestReport]:
+    """Return the reports of a test: in each phase those of the rank that it failed on.
+
+    Args:
+        item: the test, in the process that reports.
+        ran: what came of it.
+    """
+    fault = _fault(item, ran)
+    if fault is not None:
+        return _reports_of_fault(item, ran, fault)
+    made: list[pytest.TestReport] = []
+    lead, worst = 0, "passed"
+    for phase in _PHASES:
+        if phase == "call" and worst != "passed":
+            continue
+        found = _leader(ran, phase)
+        if found is not None and _GRAVITY[found[1]] > _GRAVITY[worst]:
+            lead, worst = found
+        chosen = lead if found is None or found[1] != "failed" else found[0]
+        phase_reports = _of_phase(ran.told[chosen], phase)
+        made += _shown(item, ran, chosen, phase_reports)
+    return made
+
+
+_GRAVITY = {"passed": 0, "skipped": 1, "failed": 2}
+
+
+def _of_phase(told: Told, phase: str) -> list[dict[str, Any]]:
+    return [report for report in told.reports if report["when"] == phase]
+
+
+def _outcome(told: Told, phase: str) -> str:
+    outcomes = [str(report["outcome"]) for report in _of_phase(told, phase)]
+    return max(outcomes, key=lambda outcome: _GRAVITY.get(outcome, 0), default="passed")
+
+
+def _leader(ran: Ran, phase: str) -> tuple[int, str] | None:
+    """Return the rank whose report of a phase stands for all, and its outcome.
+
+    Of those that failed it is the one that failed first, but for echoes; rank 0 where it says the
+    same, as its files are the ones without a suffix.
+    """
+    present = [told for told in ran.told if _of_phase(told, phase)]
+    if not present:
+        return None
+    outcome = max((_outcome(told, phase) for told in present), key=_GRAVITY.__getitem__)
+    like = [told for told in present if _outcome(told, phase) == outcome]
+    if outcome == "failed":
+        like.sort(key=lambda told: (_is_echo(_failure(told)), _failure(told).get("stop", 0.0)))
+        said = _headline(_failure(like[0]))
+        like.sort(key=lambda told: _headline(_failure(told)) != said)  # ... and keeps that order
+        like = [told for told in like if told.rank == 0 and _same(told, said)] or like
+    return like[0].rank, outcome
+
+
+def _same(told: Told, headline: str) -> bool:
+    return _headline(_failure(told)) == headline
+
+
+def _failure(told: Told) -> dict[str, Any]:
+    """Return the first failed report of a rank."""
+    return next((report for report in told.reports if report["outcome"] == "failed"), {})
+
+
+def _is_echo(report: dict[str, Any]) -> bool:
+    text = _headline(report)
+    return any(echo in text for echo in _ECHOES)
+
+
+def _crash(report: dict[str, Any]) -> dict[str, Any]:
+    shown = report.get("longrepr")
+    return (shown.get("reprcrash") or {}) if isinstance(shown, dict) else {}
+
+
+def _headline(report: dict[str, Any]) -> str:
+    shown = report.get("longrepr")
+    text = shown if isinstance(shown, str) else str(_crash(report).get("message", ""))
+    return text.strip().partition("\n")[0]
+
+
+def _shown(
+    item: pytest.Item, ran: Ran, rank: int, chosen: list[dict[str, Any]]
+) -> Iterator[pytest.TestReport]:
+    """Yield the reports of one rank, the failed ones with what the others said."""
+    for data in chosen:
+        report: pytest.TestReport = item.config.hook.pytest_report_from_serializable(
+            config=item.config, data=dict(data)
+        )
+        report.nodeid, report.location = item.nodeid, item.location
+        report.modelhealth_rank = rank  # type: ignore[attr-defined]
+        if report.failed:
+            _tell_rank(report, ran, rank)
+            _hint_at_debugger(item, report)
+        yield report
+
+
+def _tell_rank(report: pytest.TestReport, ran: Ran, rank: int) -> None:
+    title = _title(ran, rank)
+    others = "\n".join(_said(ran, told, rank) for told in ran.told if told.rank != rank)
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = f"{_label(ran, rank)}: {crash.message}"
+    _add(report, title, others)
+
+
+def _add(report: pytest.TestReport, title: str, text: str) -> None:
+    """Add a section to what is shown of a failure, whatever of its output is hidden."""
+    shown: Any = report.longrepr
+    if hasattr(shown, "addsection"):
+        shown.addsection(title, text)
+    else:
+        report.longrepr = f"{shown}\n\n{title}\n{text}"
+
+
+def _label(ran: Ran, rank: int) -> str:
+    return f"rank {rank} of {len(ran.told)}"
+
+
+def _title(ran: Ran, rank: int) -> str:
+    others = [str(told.rank) for told in ran.told if told.failed and told.rank != rank]
+    return _label(ran, rank) + (f"; also failed: {', '.join(others)}" if others else "")
+
+
+def _said(ran: Ran, told: Told, lead: int) -> str:
+    """Return a line on what came of another rank."""
+    start = f"rank {told.rank}:"
+    if told.where is not None:
+        when = "at the time limit" if ran.ended == "limit" else f"after rank {lead} had failed"
+        return f"{start} ended {when}, {told.where['where']}"
+    if told.code is None:
+        return f"{start} ended; it did not say where it was"
+    if not told.finished:
+        return f"{start} {_how_it_ended(told.code)}"
+    if told.problems:
+        return f"{start} {told.problems[0].strip().splitlines()[-1]}"
+    failure = _failure(told)
+    if not failure:
+        outcome = _outcome(told, "call")
+        return f"{start} {outcome}"
+    headline = _headline(failure)
+    if headline == _headline(_failure(ran.told[lead])):
+        return f"{start} the same"
+    place = _place(failure)
+    if _is_echo(failure):
+        return f"{start} lost its connection{place}, as rank {lead} had ended"
+    return f"{start} {headline}{place}"
+
+
+def _place(failure: dict[str, Any]) -> str:
+    """Return `` at test_net.py:20``, the innermost line that is of no installed library."""
+    shown = failure.get("longrepr")
+    entries = shown["reprtraceback"]["reprentries"] if isinstance(shown, dict) else []
+    places = [(entry["data"].get("reprfileloc") or {}) for entry in entries]
+    for place in reversed(places):
+        path = str(place.get("path", "")).replace("\\", "/")
+        if path and not any(library in path for library in _LIBRARIES):
+            return f" at {path.rpartition('/')[2]}:{place['lineno']}"
+    return ""
+
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"ended with exit code {code}"
+
+
+def _fault(item: pytest.Item, ran: Ran) -> _Fault | None:
+    """Return what went wrong with a rank that has no report of it."""
+    for told in ran.told:
+        if told.problems:
+            text = f"{_label(ran, told.rank)}: {told.problems[0].strip()}"
+            return _Fault("setup", told.rank, _with_others(ran, told.rank, text))
+    crashed = [told for told in ran.told if told.code is not None and not told.finished]
+    if crashed:
+        told = crashed[0]
+        text = f"{_label(ran, told.rank)}: {_how_it_ended(told.code)}"
+        return _Fault(_phase_of(told), told.rank, _with_others(ran, told.rank, text))
+    if ran.ended == "limit" and not any(told.failed for told in ran.told):
+        told = next(told for told in ran.told if told.code is None)
+        phases = [_phase_of(told) for told in ran.told]
+        return _Fault(min(phases, key=_PHASES.index), told.rank, _over_limit(item, ran))
+    return None
+
+
+def _phase_of(told: Told) -> str:
+    """Return the phase that a rank was in when it ended."""
+    done = {report["when"] for report in told.reports}
+    return next((phase for phase in _PHASES if phase not in done), "teardown")
+
+
+def _with_others(ran: Ran, lead: int, text: str) -> str:
+    others = [_said(ran, told, lead) for told in ran.told if told.rank != lead]
+    log = ran.told[lead].log
+    printed = ["", f"printed by rank {lead}:", log] if log else []
+    return "\n".join([text, "", *others, *printed])
+
+
+def _over_limit(item: pytest.Item, ran: Ran) -> str:
+    """Return who waits where, and the stacks of all."""
+    where = [_where(told) for told in ran.told]
+    lines = [
+        f"took longer than {ran.wanted.seconds:g} s: {'; '.join(where)}",
+        "",
+        f"The limit is that of @pytest.mark.modelhealth_ranks({len(ran.told)}, seconds=...), or "
+        "of pytest-timeout where that is lower.",
+    ]
+    for told in ran.told:
+        if told.where is not None:
+            lines += ["", f"rank {told.rank}, the innermost call last:", told.where["stack"]]
+        elif told.code is None:
+            lines += ["", f"rank {told.rank} did not answer: {told.log or 'it printed nothing'}"]
+    return "\n".join(lines)
+
+
+def _where(told: Told) -> str:
+    if told.where is not None:
+        return f"rank {told.rank} {told.where['where']}"
+    if told.code is None:
+        return f"rank {told.rank} in native code"
+    return f"rank {told.rank} was through"
+
+
+def _reports_of_fault(item: pytest.Item, ran: Ran, fault: _Fault) -> list[pytest.TestReport]:
+    made: list[pytest.TestReport] = []
+    for phase in _PHASES[: _PHASES.index(fault.phase)]:
+        made += _shown(item, ran, fault.rank, _of_phase(ran.told[fault.rank], phase))
+    made.append(failed(item, fault.phase, fault.text, ran.seconds))
+    if fault.phase != "teardown":
+        made.append(_passed(item, "teardown"))
+    return made
+
+
+def failed(item: pytest.Item, phase: Any, text: str, seconds: float = 0.0) -> pytest.TestReport:
+    """Return the report of a failure in this process, shown as the text alone."""
+    call = pytest.CallInfo.from_call(lambda: pytest.fail(text, pytrace=False), when=phase)
+    report: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    path, line, _ = item.location
+    crash = ReprFileLocation(str(path), (line or 0) + 1, text.partition("\n")[0])
+    lines = [f"E   {text_line}".rstrip() for text_line in text.splitlines()]
+    place = ReprFileLocation(str(path), (line or 0) + 1, item.name)
+    entry = ReprEntry(lines, None, None, place, "long")
+    traceback = ReprTraceback([entry], None, style="long")
+    report.longrepr = ExceptionChainRepr([(traceback, crash, None)])
+    report.duration = seconds
+    _hint_at_debugger(item, report)
+    return report
+
+
+def _passed(item: pytest.Item, phase: Any) -> pytest.TestReport:
+    call = pytest.CallInfo.from_call(lambda: None, when=phase)
+    report: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    return report
+
+
+def _hint_at_debugger(item: pytest.Item, report: pytest.TestReport) -> None:
+    if item.config.getoption("usepdb", False):
+        _add(
+            report,
+            "--pdb",
+            "no debugger was started: each rank is a process of its own, without a terminal. "
+            "Under torchrun, the test runs in the processes that it started:\n"
+            f"torchrun --nproc-per-node N -m pytest {item.nodeid}",
+        )
+
+
+def warn(item: pytest.Item, told: Iterable[Told]) -> None:
+    """Record the warnings of all ranks, each once."""
+    seen = set()
+    for one in (warning for rank in told for warning in rank.warnings):
+        key = (one["category"], one["text"], one["file"], one["line"])
+        if key in seen:
+            continue
+        seen.add(key)
+        category = _category(*one["category"])
+        message = warnings.WarningMessage(
+            category(one["text"]), category, one["file"], one["line"]
+        )
+        item.ihook.pytest_warning_recorded.call_historic(
+            kwargs={
+                "warning_message": message,
+                "when": "runtest",
+                "nodeid": item.nodeid,
+                "location": one["location"],
+            }
+        )
+
+
+def _category(module: str, name: str) -> type[Warning]:
+    try:
+        found = getattr(import_module(module), name)
+        found("")
+    except Exception:  # noqa: BLE001 - a class of a function, or one that takes no text
+        return UserWarning
+    return found if issubclass(found, Warning) else UserWarning
