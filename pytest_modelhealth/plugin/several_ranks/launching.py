@@ -133,14 +133,14 @@ class _Server:
             return ""
         try:
             if not self._connection.poll(_START_UP):
-                raise LaunchError(f"importing torch took longer than {_START_UP:.0f} s")
+                raise LaunchError(f"no rank can be started: torch took over {_START_UP:.0f} s to load")
             problem: str = self._connection.recv()
         except (EOFError, OSError):
             code = self._process.wait()
             self.lost = True
             raise LaunchError(
-                f"the process that ranks are forked from ended with exit code {code} while it "
-                "imported torch and pytest's plugins"
+                "no rank can be started: the process that they are forked from ended with exit "
+                f"code {code} while it imported torch and pytest's plugins"
             ) from None
         self._warm = not problem
         return problem
@@ -229,7 +229,7 @@ class Spawning:
                 self._ranks.append(_Spawned(pickle.dumps(request), output=self._output))
         except OSError as error:
             self.close()
-            raise LaunchError(f"a process for a rank cannot be started: {error}") from None
+            raise LaunchError(f"no rank can be started: {error}") from None
         return list(self._ranks)
 
     def poll(self, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import random
@@ -73,6 +74,7 @@ def _become(request: dict[str, Any], folder: Path) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
+        _keep_captured(folder / f"log{request['rank']}")
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
@@ -84,6 +86,19 @@ def _become(request: dict[str, Any], folder: Path) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def _keep_captured(log: Path) -> None:
+    """Have what pytest captures go through files that the parent reads where this process dies."""
+    import _pytest.capture
+
+    numbers = itertools.count()
+
+    def named(**options: Any) -> Any:
+        path = log.with_name(f"{log.name}-captured{next(numbers)}")
+        return path.open("w+b", **options)
+
+    _pytest.capture.TemporaryFile = named  # type: ignore[assignment]
 
 
 def _no_debugger(*_args: object, **_options: object) -> NoReturn:

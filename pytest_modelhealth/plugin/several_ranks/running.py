@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from pytest_modelhealth.plugin.several_ranks.launching import LaunchError
 from pytest_modelhealth.plugin.several_ranks.reporting import Said
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
     Raises:
         LaunchError: they cannot be started.
     """
-    with _folder(item.config) as folder:
+    is_worker = hasattr(item.config, "workerinput")
+    watched = os.getppid() if is_worker and hasattr(os, "getppid") else None
+    with _folder() as folder:
         begun = time.monotonic()
         number = next(_NUMBERS)
         requests = [_request(item, wanted, n, folder, number) for n in range(wanted.size)]
@@ -124,7 +127,7 @@ def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
         told = [Told(n) for n in range(wanted.size)]
         said = [Said(folder / f"said{n}") for n in range(wanted.size)]
         try:
-            ended = _wait(ranks, told, said, launcher, begun + wanted.seconds)
+            ended = _wait(ranks, told, said, launcher, begun + wanted.seconds, watched)
             if ended:
                 _ask(ranks, told, folder, launcher)
         finally:
@@ -136,7 +139,7 @@ def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
 
 
 @contextlib.contextmanager
-def _folder(config: pytest.Config) -> Iterator[Path]:
+def _folder() -> Iterator[Path]:
     """Make the folder by which the ranks of a test find each other."""
     folder = Path(tempfile.mkdtemp(prefix="modelhealth-ranks-"))
     try:
@@ -209,12 +212,19 @@ def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:
 
 
 def _wait(
-    ranks: list[Rank], told: list[Told], said: list[Said], launcher: Launcher, limit: float
+    ranks: list[Rank],
+    told: list[Told],
+    said: list[Said],
+    launcher: Launcher,
+    limit: float,
+    watched: int | None,
 ) -> str:
     """Wait for all ranks; return why it was given up, if it was."""
     given_up = None
     while True:
         launcher.poll(_TICK)
+        if watched is not None and os.getppid() != watched:
+            raise KeyboardInterrupt("xdist's controller is gone")
         for one, rank, its in zip(told, ranks, said, strict=True):
             one.code = rank.code
             _hear(one, its)
@@ -264,8 +274,8 @@ def _end(ranks: list[Rank], launcher: Launcher) -> None:
             rank.end(getattr(signal, "SIGKILL", signal.SIGTERM))
         rank.close()
     end = time.monotonic() + 5
-    while any(rank.code is None for rank in ranks) and time.monotonic() < end:
-        with contextlib.suppress(Exception):
+    with contextlib.suppress(LaunchError):  # without it, they end as their `control` is closed
+        while any(rank.code is None for rank in ranks) and time.monotonic() < end:
             launcher.poll(_TICK)
 
 
@@ -273,8 +283,14 @@ _LONGEST_LOG = 20_000
 
 
 def _log(path: Path) -> str:
+    """Return what a rank printed, and what pytest had captured when it ended."""
+    captured = sorted(path.parent.glob(f"{path.name}-captured*"))
+    return "\n".join(filter(None, (_end_of(file) for file in (*captured, path))))
+
+
+def _end_of(path: Path) -> str:
     try:
         text = path.read_bytes()
     except OSError:
         return ""
-    return text[-_LONGEST_LOG:].decode("utf-8", "replace").strip()
+    return text[-_LONGEST_LOG:].decode("utf-8", "replace").strip("\n\0")

@@ -157,15 +157,21 @@ class _Server:
     def _kill(self, number: int, rank: int | None = None) -> None:
         for process, (_, which) in self._ranks.items():
             if rank is None or rank == which:
-                for end in (os.killpg, os.kill):  # before it has a session, there is no such group
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        end(process, number)
+                self._end(process, number)
+
+    @staticmethod
+    def _end(process: int, number: int) -> None:
+        for end in (os.killpg, os.kill):  # before it has a session, there is no such group
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(process, number)
 
     def _tell_ended(self) -> None:
         for process, (test, rank) in list(self._ranks.items()):
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
                 del self._ranks[process]
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process, signal.SIGKILL)  # what it started and left behind
                 code = os.waitstatus_to_exitcode(status)
                 self._connection.send({"test": test, "rank": rank, "code": code})
 

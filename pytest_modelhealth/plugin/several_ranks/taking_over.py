@@ -68,7 +68,7 @@ def _run(
             reports = verdict.reports(item, ran)
             _take_over_files(item, ran, reports)
     except LaunchError as error:
-        return [verdict.failed(item, "setup", f"its ranks cannot be started: {error}")]
+        return [verdict.failed(item, "setup", str(error))]
     verdict.warn(item, ran.told)
     for told in ran.told:
         snapshots.take_over(item, told.used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import warnings
 from importlib import import_module
@@ -14,6 +15,8 @@ from _pytest._code.code import (
     ReprFileLocation,
     ReprTraceback,
 )
+
+from pytest_modelhealth.plugin.several_ranks.running import GRACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -124,7 +127,7 @@ def _shown(
     """Yield the reports of one rank, the failed ones with what the others said."""
     for data in chosen:
         report: pytest.TestReport = item.config.hook.pytest_report_from_serializable(
-            config=item.config, data=dict(data)
+            config=item.config, data=copy.deepcopy(data)  # it is taken apart there
         )
         report.nodeid, report.location = item.nodeid, item.location
         report.modelhealth_rank = rank  # type: ignore[attr-defined]
@@ -139,7 +142,9 @@ def _tell_rank(report: pytest.TestReport, ran: Ran, rank: int) -> None:
     others = "\n".join(_said(ran, told, rank) for told in ran.told if told.rank != rank)
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
-        crash.message = f"{_label(ran, rank)}: {crash.message}"
+        failure = _failure(ran.told[rank])
+        said = f"lost its connection{_place(failure)}" if _is_echo(failure) else crash.message
+        crash.message = f"{_label(ran, rank)}: {said}"
     _add(report, title, others)
 
 
@@ -165,8 +170,8 @@ def _said(ran: Ran, told: Told, lead: int) -> str:
     """Return a line on what came of another rank."""
     start = f"rank {told.rank}:"
     if told.where is not None:
-        when = "at the time limit" if ran.ended == "limit" else f"after rank {lead} had failed"
-        return f"{start} ended {when}, {told.where['where']}"
+        when = "the time limit" if ran.ended == "limit" else f"{GRACE:g} s after rank {lead}'s end"
+        return f"{start} still {told.where['where']} at {when}, and ended then"
     if told.code is None:
         return f"{start} ended; it did not say where it was"
     if not told.finished:
@@ -175,8 +180,7 @@ def _said(ran: Ran, told: Told, lead: int) -> str:
         return f"{start} {told.problems[0].strip().splitlines()[-1]}"
     failure = _failure(told)
     if not failure:
-        outcome = _outcome(told, "call")
-        return f"{start} {outcome}"
+        return f"{start} {_how_it_went(told)}"
     headline = _headline(failure)
     if headline == _headline(_failure(ran.told[lead])):
         return f"{start} the same"
@@ -184,6 +188,12 @@ def _said(ran: Ran, told: Told, lead: int) -> str:
     if _is_echo(failure):
         return f"{start} lost its connection{place}, as rank {lead} had ended"
     return f"{start} {headline}{place}"
+
+
+def _how_it_went(told: Told) -> str:
+    if any("wasxfail" in report for report in told.reports):
+        return "xfailed"
+    return "skipped" if any(report["outcome"] == "skipped" for report in told.reports) else "passed"
 
 
 def _place(failure: dict[str, Any]) -> str:
@@ -236,9 +246,21 @@ def _phase_of(told: Told) -> str:
 
 def _with_others(ran: Ran, lead: int, text: str) -> str:
     others = [_said(ran, told, lead) for told in ran.told if told.rank != lead]
-    log = ran.told[lead].log
-    printed = ["", f"printed by rank {lead}:", log] if log else []
-    return "\n".join([text, "", *others, *printed])
+    return "\n".join([text, "", *others, *_printed(ran.told[lead])])
+
+
+def _printed(told: Told) -> list[str]:
+    """Return what a rank had printed when it ended, and where faulthandler saw it."""
+    lines = []
+    for line in told.log.splitlines():
+        if line.startswith("Extension modules:"):
+            continue
+        if not line.startswith('  File "') or not any(part in line for part in _BELOW_THE_TEST):
+            lines.append(line)
+    return ["", f"printed by rank {told.rank}:", *lines] if lines else []
+
+
+_BELOW_THE_TEST = ("/_pytest/", "/pluggy/", "several_ranks", "/threading.py", '"<string>"')
 
 
 def _over_limit(item: pytest.Item, ran: Ran) -> str:
@@ -254,7 +276,8 @@ def _over_limit(item: pytest.Item, ran: Ran) -> str:
         if told.where is not None:
             lines += ["", f"rank {told.rank}, the innermost call last:", told.where["stack"]]
         elif told.code is None:
-            lines += ["", f"rank {told.rank} did not answer: {told.log or 'it printed nothing'}"]
+            lines += ["", f"rank {told.rank} did not answer: it keeps the interpreter to itself"]
+        lines += _printed(told)
     return "\n".join(lines)
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _OURS = str(Path(__file__).parents[2])
+_BETWEEN = ("_wrapped_call_impl", "_call_impl")
+"""Frames of torch between a module's call and its `forward`."""
+
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _FOREIGN = ("torch", "_pytest", "pytest", "pluggy")
 
@@ -48,7 +51,8 @@ def stack(innermost: FrameType) -> str:
     """Return the stack from the test on, the innermost call last."""
     frames = list(_outwards(innermost))[::-1]
     first = next((i for i, frame in enumerate(frames) if _is_users(frame)), 0)
-    summary = traceback.StackSummary.extract(((f, f.f_lineno) for f in frames[first:]), limit=None)
+    told = [frame for frame in frames[first:] if frame.f_code.co_name not in _BETWEEN]
+    summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in told)
     return "".join(summary.format()).rstrip()
 
 
