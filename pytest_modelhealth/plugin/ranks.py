@@ -5,11 +5,18 @@ This process takes such a test over, sets up none of its fixtures, and reports w
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.several_ranks.mark import MARKER, MarkError, Wanted, wanted
+from pytest_modelhealth.plugin.several_ranks.mark import (
+    MARKER,
+    MarkError,
+    Wanted,
+    wanted,
+    world_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -20,8 +27,13 @@ _WANTED = pytest.StashKey[Wanted]()
 _LAUNCHER = pytest.StashKey["Launcher"]()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker, and leave files of the whole run to the first process of torchrun."""
+    if _under_torchrun(config) and os.environ["RANK"] != "0":
+        for name in ("htmlpath", "xmlpath"):
+            if getattr(config.option, name, None):
+                setattr(config.option, name, None)
     config.addinivalue_line(
         "markers",
         f"{MARKER}(n, *, seconds=120): run this test on n ranks, each a process with a process "
@@ -33,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def rank(request: pytest.FixtureRequest) -> int:
     """The number of this process among those of the test: 0 to n - 1."""
     number = _rank_of(request.config)
+    if number is None and _under_torchrun(request.config) and _WANTED in request.node.stash:
+        return int(os.environ["RANK"])
     if number is None:
         pytest.fail(_WITHOUT_MARK, pytrace=False)
     return number
@@ -41,9 +55,18 @@ def rank(request: pytest.FixtureRequest) -> int:
 _WITHOUT_MARK = f"the fixture rank is for tests marked with @pytest.mark.{MARKER}(2)"
 
 
+_WITHOUT_XDIST = (
+    "under torchrun its processes run the tests on several ranks: leave -n of pytest-xdist out"
+)
+
+
 def _rank_of(config: pytest.Config) -> int | None:
     """Return which rank this process is; ``None`` where it is the one that reports."""
     return getattr(config, "workerinput", {}).get("modelhealth_rank")
+
+
+def _under_torchrun(config: pytest.Config) -> bool:
+    return _rank_of(config) is None and (world_size() or 1) > 1
 
 
 @pytest.hookimpl(wrapper=True)
@@ -63,6 +86,8 @@ def pytest_pycollect_makeitem(
             except MarkError as error:
                 raise collector.CollectError(str(error)) from None
             if asked is not None:
+                if _under_torchrun(item.config) and hasattr(item.config, "workerinput"):
+                    raise collector.CollectError(f"{item.name}: {_WITHOUT_XDIST}")
                 item.stash[_WANTED] = asked
             elif _uses_rank(item):
                 raise collector.CollectError(f"{item.name}: {_WITHOUT_MARK}")
@@ -79,19 +104,29 @@ def _uses_rank(item: pytest.Item) -> bool:
 
 def _is_taken_over(item: pytest.Item) -> bool:
     plans = any(item.config.getoption(name, False) for name in ("setuponly", "setupplan"))
-    return _WANTED in item.stash and _rank_of(item.config) is None and not plans
+    elsewhere = _rank_of(item.config) is not None or _under_torchrun(item.config)
+    return _WANTED in item.stash and not elsewhere and not plans
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Start what ranks are forked from, which imports torch while other tests run.
 
+    Under torchrun the tests run where they are instead.
+
     Not in xdist's workers, of which few may run such a test.
     """
-    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
+    config = session.config
+    if config.option.collectonly or hasattr(config, "workerinput"):
         return
+    if _under_torchrun(config) and any(_WANTED in item.stash for item in session.items):
+        from pytest_modelhealth.plugin.several_ranks.torchrun import Torchrun
+
+        size = world_size() or 1
+        plugin = Torchrun(config, size, lambda item: item.stash.get(_WANTED, None))
+        config.pluginmanager.register(plugin, "modelhealth.torchrun")
     if any(_is_taken_over(item) for item in session.items):
-        _launcher(session.config)
+        _launcher(config)
 
 
 def _launcher(config: pytest.Config) -> Launcher:

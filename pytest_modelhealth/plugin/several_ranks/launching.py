@@ -133,7 +133,9 @@ class _Server:
             return ""
         try:
             if not self._connection.poll(_START_UP):
-                raise LaunchError(f"no rank can be started: torch took over {_START_UP:.0f} s to load")
+                raise LaunchError(
+                    f"no rank can be started: torch took over {_START_UP:.0f} s to load"
+                )
             problem: str = self._connection.recv()
         except (EOFError, OSError):
             code = self._process.wait()

@@ -127,7 +127,8 @@ def _shown(
     """Yield the reports of one rank, the failed ones with what the others said."""
     for data in chosen:
         report: pytest.TestReport = item.config.hook.pytest_report_from_serializable(
-            config=item.config, data=copy.deepcopy(data)  # it is taken apart there
+            config=item.config,
+            data=copy.deepcopy(data),  # it is taken apart there
         )
         report.nodeid, report.location = item.nodeid, item.location
         report.modelhealth_rank = rank  # type: ignore[attr-defined]
@@ -138,14 +139,20 @@ def _shown(
 
 
 def _tell_rank(report: pytest.TestReport, ran: Ran, rank: int) -> None:
-    title = _title(ran, rank)
     others = "\n".join(_said(ran, told, rank) for told in ran.told if told.rank != rank)
+    failure = _failure(ran.told[rank])
+    if _is_echo(failure):
+        said = f"{_label(ran, rank)}: lost its connection{_place(failure)}, as others had ended"
+        text = f"{said}\n\n{others}\n\n{_EACH_OF_ALL}\n{_headline(failure)}"
+        report.longrepr = _text_alone(text, report.location)
+        return
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
-        failure = _failure(ran.told[rank])
-        said = f"lost its connection{_place(failure)}" if _is_echo(failure) else crash.message
-        crash.message = f"{_label(ran, rank)}: {said}"
-    _add(report, title, others)
+        crash.message = f"{_label(ran, rank)}: {crash.message}"
+    _add(report, _title(ran, rank), others)
+
+
+_EACH_OF_ALL = "A collective waits until all ranks of its group have called it. torch said:"
 
 
 def _add(report: pytest.TestReport, title: str, text: str) -> None:
@@ -303,16 +310,20 @@ def failed(item: pytest.Item, phase: Any, text: str, seconds: float = 0.0) -> py
     """Return the report of a failure in this process, shown as the text alone."""
     call = pytest.CallInfo.from_call(lambda: pytest.fail(text, pytrace=False), when=phase)
     report: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
-    path, line, _ = item.location
-    crash = ReprFileLocation(str(path), (line or 0) + 1, text.partition("\n")[0])
-    lines = [f"E   {text_line}".rstrip() for text_line in text.splitlines()]
-    place = ReprFileLocation(str(path), (line or 0) + 1, item.name)
-    entry = ReprEntry(lines, None, None, place, "long")
-    traceback = ReprTraceback([entry], None, style="long")
-    report.longrepr = ExceptionChainRepr([(traceback, crash, None)])
+    report.longrepr = _text_alone(text, item.location)
     report.duration = seconds
     _hint_at_debugger(item, report)
     return report
+
+
+def _text_alone(text: str, location: tuple[str, int | None, str]) -> ExceptionChainRepr:
+    """Return what pytest shows of a failure, with a text in place of a traceback."""
+    path, line, name = location
+    lines = [f"E   {text_line}".rstrip() for text_line in text.splitlines()]
+    place = ReprFileLocation(path, (line or 0) + 1, name)
+    entry = ReprEntry(lines, None, None, place, "long")
+    crash = ReprFileLocation(path, (line or 0) + 1, text.partition("\n")[0])
+    return ExceptionChainRepr([(ReprTraceback([entry], None, style="long"), crash, None)])
 
 
 def _passed(item: pytest.Item, phase: Any) -> pytest.TestReport:
@@ -341,9 +352,7 @@ def warn(item: pytest.Item, told: Iterable[Told]) -> None:
             continue
         seen.add(key)
         category = _category(*one["category"])
-        message = warnings.WarningMessage(
-            category(one["text"]), category, one["file"], one["line"]
-        )
+        message = warnings.WarningMessage(category(one["text"]), category, one["file"], one["line"])
         item.ihook.pytest_warning_recorded.call_historic(
             kwargs={
                 "warning_message": message,

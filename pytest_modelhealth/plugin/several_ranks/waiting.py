@@ -23,7 +23,7 @@ _FOREIGN = ("torch", "_pytest", "pytest", "pluggy")
 
 
 def report_on(thread: threading.Thread) -> dict[str, str]:
-    """Return what `thread` does just now: ``"where"``, one line, its ``"stack"``, its ``"output"``.
+    """Return what `thread` does just now: ``"where"``, one line, and its ``"stack"``.
 
     The stack is that of the user's code and what it called.
     """
@@ -31,6 +31,11 @@ def report_on(thread: threading.Thread) -> dict[str, str]:
     if frame is None:
         return {"where": "", "stack": ""}
     return {"where": where(frame), "stack": stack(frame)}
+
+
+def where_is(thread: threading.Thread) -> str:
+    """Return where a thread is, and what it waits for, in one line."""
+    return report_on(thread)["where"]
 
 
 def where(innermost: FrameType) -> str:
