@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _WANTED = pytest.StashKey[Wanted]()
 _LAUNCHER = pytest.StashKey["Launcher"]()
+_HELD_BACK = pytest.StashKey[Any]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,14 +120,44 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     config = session.config
     if config.option.collectonly or hasattr(config, "workerinput"):
         return
-    if _under_torchrun(config) and any(_WANTED in item.stash for item in session.items):
-        from pytest_modelhealth.plugin.several_ranks.torchrun import Torchrun
-
-        size = world_size() or 1
-        plugin = Torchrun(config, size, lambda item: item.stash.get(_WANTED, None))
-        config.pluginmanager.register(plugin, "modelhealth.torchrun")
+    if _under_torchrun(config):
+        _take_part(session)
     if any(_is_taken_over(item) for item in session.items):
         _launcher(config)
+
+
+def _take_part(session: pytest.Session) -> None:
+    """Have the ranks that torchrun started run marked tests together."""
+    from pytest_modelhealth.plugin.several_ranks.torchrun import plugin
+
+    config, is_marked = session.config, any(_WANTED in item.stash for item in session.items)
+    if is_marked:
+        made = plugin(config, world_size() or 1, lambda item: item.stash.get(_WANTED, None))
+        config.pluginmanager.register(made, "modelhealth.torchrun")
+    held = config.stash.get(_HELD_BACK, None)
+    if held is not None and is_marked:
+        held.forget()
+    elif held is not None:
+        held.show()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, Any, Any]:
+    """Under torchrun, hold back what the other ranks show: rank 0 alone does for marked tests."""
+    if _under_torchrun(session.config) and os.environ["RANK"] != "0":
+        from pytest_modelhealth.plugin.several_ranks.torchrun import HeldBack
+
+        session.config.stash[_HELD_BACK] = HeldBack(session.config)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
+    """Show what was held back where no test ran, such as errors of collection."""
+    held = session.config.stash.get(_HELD_BACK, None)
+    if held is not None:
+        held.show()
+    return (yield)
 
 
 def _launcher(config: pytest.Config) -> Launcher:

@@ -16,10 +16,11 @@ def join(request: dict[str, Any]) -> None:
         InspectionError: this build of torch has no gloo, or another rank does not come.
     """
     import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     require_gloo()
     rank, size, seconds = request["rank"], request["size"], request["seconds"]
-    store = dist.FileStore(str(Path(request["folder"]) / "store"), size)
+    store = FileStore(str(Path(request["folder"]) / "store"), size)
     limit = timedelta(seconds=seconds + 60)  # the parent's comes before it
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)

@@ -62,21 +62,21 @@ class Launcher(Protocol):
 
 
 def launcher(*, output: bool) -> Launcher:
-    """Return what starts ranks on this system.
+    """Return what starts ranks on this system, where Windows has no fork.
 
     Args:
         output: whether ranks write to this process's standard output.
     """
-    return _Warm(output=output) if hasattr(os, "fork") else Spawning(output=output)
+    return _Warm(output=output) if hasattr(os, "fork") else _Spawning(output=output)
 
 
 class _Warm:
-    """Forks ranks from a server that is started in the background; `Spawning` if it is unfit."""
+    """Forks ranks from a server that is started in the background; `_Spawning` if it is unfit."""
 
     def __init__(self, *, output: bool) -> None:
         self._output = output
         self._server: _Server | None = _Server(output=output)
-        self._spawning: Spawning | None = None
+        self._spawning: _Spawning | None = None
         self.problem = ""
 
     def start(self, requests: list[dict[str, Any]]) -> list[Rank]:
@@ -87,7 +87,7 @@ class _Warm:
             self.problem = self._server.wait_until_warm()
             if self.problem:
                 self._server.close()
-                self._server, self._spawning = None, Spawning(output=self._output)
+                self._server, self._spawning = None, _Spawning(output=self._output)
         return (self._spawning or self._server).start(requests)  # type: ignore[union-attr]
 
     def poll(self, seconds: float) -> None:
@@ -217,7 +217,7 @@ class _Forked:
             self._control = -1
 
 
-class Spawning:
+class _Spawning:
     """Starts each rank as a process of its own, which imports everything anew: on Windows."""
 
     def __init__(self, *, output: bool) -> None:
@@ -251,12 +251,12 @@ class _Spawned:
         code = _START.format(
             path=sys.path, module=f"{_FOLDER}.rank_process", name="run_spawned", arguments=""
         )
-        files = _standard_files(output=output) | {"stdin": subprocess.PIPE}
-        new_session = {"start_new_session": True} if hasattr(os, "setsid") else {}
+        options = _standard_files(output=output) | {"stdin": subprocess.PIPE}
+        options["start_new_session"] = hasattr(os, "setsid")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], env=_single_threaded(), **files, **new_session
+            [sys.executable, "-c", code], env=_single_threaded(), **options
         )
-        self._control: IO[bytes] = self._process.stdin  # type: ignore[assignment]
+        self._control: IO[Any] = self._process.stdin  # type: ignore[assignment]
         self._control.write(len(request).to_bytes(8, "little") + request)
         self._control.flush()
 

@@ -58,7 +58,7 @@ def _parse(mark: pytest.Mark, where: str) -> Wanted:
 
 def _seconds(given: object, where: str) -> float:
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_number or not (0 < float(given) and math.isfinite(float(given))):  # type: ignore[arg-type]
+    if not is_number or not (float(given) > 0 and math.isfinite(float(given))):  # type: ignore[arg-type]
         raise MarkError(f"{where}: seconds= must be a number above 0, not {given!r}")
     return float(given)  # type: ignore[arg-type]
 

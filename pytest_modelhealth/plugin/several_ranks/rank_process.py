@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_modelhealth.plugin.several_ranks.reporting import Reporting, Said
+from pytest_modelhealth.plugin.several_ranks.reporting import Said, plugin
 from pytest_modelhealth.plugin.several_ranks.waiting import report_on
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _keep_captured(log: Path) -> None:
         path = log.with_name(f"{log.name}-captured{next(numbers)}")
         return path.open("w+b", **options)
 
-    _pytest.capture.TemporaryFile = named  # type: ignore[assignment]
+    vars(_pytest.capture)["TemporaryFile"] = named
 
 
 def _no_debugger(*_args: object, **_options: object) -> NoReturn:
@@ -129,11 +129,11 @@ def _run_pytest(request: dict[str, Any], said: Said) -> None:
 
     config = _prepareconfig(request["args"], None)
     _take_over(config, request)
-    config.pluginmanager.register(Reporting(config, request, said), "modelhealth.rank")
+    config.pluginmanager.register(plugin(config, request, said), "modelhealth.rank")
     config.hook.pytest_cmdline_main(config=config)
 
 
-_NEUTRAL = {
+_NEUTRAL: dict[str, Any] = {
     # what chooses tests or ends the run is the parent's
     "keyword": "",
     "markexpr": "",

@@ -52,7 +52,7 @@ def _plain(value: Any) -> Any:
     """Return `value` as what xdist takes too: a report must never be lost to what hangs on it."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
-    for kind in (bool, int, float, str, bytes):
+    for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, dict):
@@ -69,9 +69,18 @@ def _plain(value: Any) -> Any:
         return f"<{type(value).__name__}>"
 
 
-class Reporting:
-    """The plugin of a rank: it keeps the one test, joins the group, and hands on what is said."""
+def plugin(config: pytest.Config, request: dict[str, Any], said: Said) -> object:
+    """Return the plugin of a rank: it keeps the one test, joins the group, hands on what is said.
 
+    Args:
+        config: that of the rank.
+        request: what the parent asked for.
+        said: what takes the reports.
+    """
+    return _Reporting(config, request, said)
+
+
+class _Reporting:
     def __init__(self, config: pytest.Config, request: dict[str, Any], said: Said) -> None:
         self._config, self._request, self._said = config, request, said
 

@@ -175,7 +175,7 @@ def _request(
 
 def prints(config: pytest.Config) -> bool:
     """Whether what tests print goes to the terminal as it comes (``-s``)."""
-    return config.getoption("capture", "fd") == "no"
+    return bool(config.getoption("capture", "fd") == "no")
 
 
 def _environment(rank: int, size: int) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import io
 import os
 import select
@@ -24,20 +23,6 @@ from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
-PRELOADED = (
-    "torch",
-    "torch.distributed",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.fsdp",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.pipelining",
-    "torch.nn.parallel",
-    "torch._dynamo",
-    "pytest_modelhealth.inspector",
-    "pytest_modelhealth.capture.engine",
-    "pytest_modelhealth.rendering.failure",
-    "pytest_modelhealth.plugin.several_ranks.rank_process",
-)
 _LOOK_UP = 0.5
 """Seconds between two looks at whether the parent is still there."""
 
@@ -64,8 +49,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 def _warm_up() -> str:
     """Import everything; return why nothing can be forked, or an empty text."""
-    for name in PRELOADED:
-        importlib.import_module(name)
+    _load_libraries()
     _load_plugins()
     gc.collect()
     gc.freeze()  # else the first collection in each rank copies every page
@@ -77,6 +61,21 @@ def _warm_up() -> str:
     if torch.cuda.is_initialized():
         return "CUDA was initialised by what was imported"
     return ""
+
+
+def _load_libraries() -> None:
+    """Import what a test on several ranks is likely to use, and what makes its reports."""
+    import torch._dynamo  # which the first step of an optimizer imports
+    import torch.distributed.checkpoint.state_dict
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel
+    import torch.nn.parallel  # noqa: F401
+
+    import pytest_modelhealth.capture.engine
+    import pytest_modelhealth.inspector
+    import pytest_modelhealth.plugin.several_ranks.rank_process
+    import pytest_modelhealth.rendering.failure  # noqa: F401
 
 
 def _load_plugins() -> None:
@@ -115,11 +114,13 @@ class _Server:
     def run(self) -> None:
         try:
             while os.getppid() == self._parent:
-                ready, _, _ = select.select([self._connection, self._woken], [], [], _LOOK_UP)
+                ready, _, _ = select.select(
+                    [self._connection.fileno(), self._woken], [], [], _LOOK_UP
+                )
                 if self._woken in ready:
                     os.read(self._woken, 1024)
                 self._tell_ended()
-                if self._connection in ready:
+                if self._connection.fileno() in ready:
                     self._obey(self._connection.recv())
         except (EOFError, OSError):
             pass

@@ -52,15 +52,16 @@ class _Executed:
 
 
 def take_over(item: pytest.Item, used: list[dict[str, Any]]) -> None:
-    """Have syrupy count the comparisons of another process as those of this test."""
+    """Have syrupy count the comparisons of the ranks as those of this test, each snapshot once."""
     session = getattr(item.config, "_syrupy", None)
     if session is None or not used:
         return
+    first = {(one["location"], one["name"]): one for one in reversed(used)}
     from syrupy.assertion import AssertionResult
     from syrupy.location import PyTestLocation
 
     location = PyTestLocation(item)
-    for one in used:
+    for one in first.values():
         module, name = one["extension"]
         with contextlib.suppress(AttributeError, TypeError):
             extension = getattr(sys.modules.get(module) or __import__(module), name)()

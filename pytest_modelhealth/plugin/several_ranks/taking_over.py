@@ -70,8 +70,8 @@ def _run(
     except LaunchError as error:
         return [verdict.failed(item, "setup", str(error))]
     verdict.warn(item, ran.told)
+    snapshots.take_over(item, [one for told in ran.told for one in told.used])
     for told in ran.told:
-        snapshots.take_over(item, told.used)
         if told.exit is not None:
             pytest.exit(f"rank {told.rank}: {told.exit['text']}", told.exit["code"])
     return reports

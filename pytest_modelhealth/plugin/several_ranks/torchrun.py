@@ -8,18 +8,18 @@ a group does after a rank left it alone is anybody's guess, so such a run ends.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from pytest_modelhealth.plugin.several_ranks import snapshots
 from pytest_modelhealth.plugin.several_ranks.group import require_gloo
-from pytest_modelhealth.plugin.several_ranks.mark import MARKER, Wanted
+from pytest_modelhealth.plugin.several_ranks.mark import Wanted
 from pytest_modelhealth.plugin.several_ranks.running import GRACE
 from pytest_modelhealth.plugin.several_ranks.waiting import where_is
 
@@ -32,15 +32,20 @@ _TICK = 0.02
 _WATCH = 0.3
 
 
-class Torchrun:
-    """The plugin of each process under torchrun, where there are tests on several ranks.
+def plugin(
+    config: pytest.Config, size: int, wanted: Callable[[pytest.Item], Wanted | None]
+) -> object:
+    """Return the plugin of each process under torchrun, where there are tests on several ranks.
 
     Args:
         config: pytest's.
         size: how many processes there are.
         wanted: gives what the mark of a test asks for; ``None`` for a test without one.
     """
+    return _Torchrun(config, size, wanted)
 
+
+class _Torchrun:
     def __init__(
         self, config: pytest.Config, size: int, wanted: Callable[[pytest.Item], Wanted | None]
     ) -> None:
@@ -53,7 +58,7 @@ class Torchrun:
         self._failure = ""
         self._told: list[str] = []
         if self._rank:
-            _mute(config)
+            _write_little(config)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -61,7 +66,8 @@ class Torchrun:
         if asked is None:
             return
         if asked.size != self._size:
-            pytest.skip(f"needs {asked.size} ranks, and WORLD_SIZE is {self._size}")
+            reason = f"needs {asked.size} ranks, and WORLD_SIZE is {self._size}"
+            raise pytest.skip.Exception(reason, _use_item_location=True)
         self._join()
         self._tests += 1
         self._meet(item.nodeid)
@@ -77,7 +83,7 @@ class Torchrun:
         self._post("failed", f"{self._rank}: {self._failure}")
         # at once: torchrun ends the other processes as soon as one has ended
         if self._rank:
-            self._say(f"FAILED {report.nodeid} on rank {self._rank} of {self._size}")
+            self._say(f"\nFAILED {report.nodeid} on rank {self._rank} of {self._size}")
             self._say(report.longreprtext)
 
     @pytest.hookimpl(trylast=True)
@@ -104,13 +110,13 @@ class Torchrun:
             return
         import torch
         import torch.distributed as dist
+        import torch.distributed.distributed_c10d as c10d
 
         if not (dist.is_available() and dist.is_initialized()):
             require_gloo()
             backend = None if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=MINUTE))
-        shared = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore("modelhealth", shared)
+        self._store = c10d.PrefixStore("modelhealth", c10d._get_default_store())
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _meet(self, name: str) -> None:
@@ -172,11 +178,22 @@ class Torchrun:
             if time.monotonic() - seen > GRACE and running == self._running:
                 first = store.get(f"{test}/failed").decode()
                 self._say(
-                    f"rank {self._rank} of {self._size}: still {where_is(threading.main_thread())} "
-                    f"of {running}, {GRACE:g} s after rank {first}\n"
+                    f"\nrank {self._rank} of {self._size}: {running}: still "
+                    f"{where_is(threading.main_thread())} {GRACE:g} s after rank {first}\n"
                     "The run ends: the process group cannot be trusted any more."
                 )
+                self._say(self._failures_so_far())
                 os._exit(1)
+
+    def _failures_so_far(self) -> str:
+        """Return what pytest would show at its end of the tests before this one."""
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        text = io.StringIO()
+        with contextlib.suppress(Exception):  # a run without its summary still has to end
+            reporter._tw._file = text
+            reporter.summary_failures()
+            reporter.short_test_summary()
+        return "" if self._rank else text.getvalue()
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -194,11 +211,30 @@ def _ranks(numbers: list[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _mute(config: pytest.Config) -> None:
-    """Leave what is shown and written to rank 0; a failure is said on stderr."""
-    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
-        reporter._tw._file = Path(os.devnull).open("w")  # noqa: SIM115 - until the run ends
+class HeldBack:
+    """Holds back what a process but the first shows, until it is known what tests there are."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+        self._writer = None if reporter is None else reporter._tw
+        self._text = io.StringIO()
+        if self._writer is not None:
+            self._file, self._writer._file = self._writer._file, self._text
+
+    def show(self) -> None:
+        """Show it after all: each process reports its own tests."""
+        if self._writer is not None:
+            self._writer._file = self._file
+            self._file.write(self._text.getvalue())
+            self._writer = None
+
+    def forget(self) -> None:
+        """Leave what is shown to rank 0; a failure is said on stderr."""
+        self._writer = None
+
+
+def _write_little(config: pytest.Config) -> None:
+    """Leave snapshots to rank 0."""
     if hasattr(config.option, "disable_unused_snapshots"):
         config.option.disable_unused_snapshots = True
     snapshots.write_nothing(config)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import signal
+import sys
 import warnings
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -276,8 +276,10 @@ def _over_limit(item: pytest.Item, ran: Ran) -> str:
     lines = [
         f"took longer than {ran.wanted.seconds:g} s: {'; '.join(where)}",
         "",
-        f"The limit is that of @pytest.mark.modelhealth_ranks({len(ran.told)}, seconds=...), or "
-        "of pytest-timeout where that is lower.",
+        (
+            f"The limit: @pytest.mark.modelhealth_ranks({len(ran.told)}, seconds=...), or that of "
+            "pytest-timeout."
+        ),
     ]
     for told in ran.told:
         if told.where is not None:
@@ -365,8 +367,8 @@ def warn(item: pytest.Item, told: Iterable[Told]) -> None:
 
 def _category(module: str, name: str) -> type[Warning]:
     try:
-        found = getattr(import_module(module), name)
+        found: Any = getattr(sys.modules[module], name)
         found("")
-    except Exception:  # noqa: BLE001 - a class of a function, or one that takes no text
+    except Exception:  # noqa: BLE001 - it is unknown here, or takes more than a text
         return UserWarning
     return found if issubclass(found, Warning) else UserWarning

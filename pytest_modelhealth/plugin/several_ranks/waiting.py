@@ -68,7 +68,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_collective(frame: FrameType) -> bool:
-    return os.path.basename(frame.f_code.co_filename) in _COLLECTIVES
+    return Path(frame.f_code.co_filename).name in _COLLECTIVES
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -77,7 +77,7 @@ def _is_users(frame: FrameType) -> bool:
     if path.startswith("<") or any(part in path.replace("\\", "/") for part in _LIBRARIES):
         return False
     files = (getattr(sys.modules.get(name), "__file__", None) for name in _FOREIGN)
-    folders = (os.path.dirname(file) + os.sep for file in files if file)
+    folders = (str(Path(file).parent) + os.sep for file in files if file)
     return not path.startswith((_OURS, _STANDARD, *folders))
 
 
@@ -85,7 +85,7 @@ _STANDARD = str(Path(os.__file__).parent)
 
 
 def _place(frame: FrameType) -> str:
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _module(frames: list[FrameType]) -> str:
