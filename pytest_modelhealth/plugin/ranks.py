@@ -89,10 +89,25 @@ def pytest_pycollect_makeitem(
             if asked is not None:
                 if _under_torchrun(item.config) and hasattr(item.config, "workerinput"):
                     raise collector.CollectError(f"{item.name}: {_WITHOUT_XDIST}")
-                item.stash[_WANTED] = asked
             elif _uses_rank(item):
                 raise collector.CollectError(f"{item.name}: {_WITHOUT_MARK}")
     return made
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take notice of marks that a conftest.py added to what was collected.
+
+    Raises:
+        pytest.UsageError: such a mark is wrong.
+    """
+    for item in items:
+        try:
+            asked = wanted(item)
+        except MarkError as error:
+            raise pytest.UsageError(str(error)) from None
+        if asked is not None:
+            item.stash[_WANTED] = asked
 
 
 def _uses_rank(item: pytest.Item) -> bool:

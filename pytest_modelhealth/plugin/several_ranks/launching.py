@@ -43,6 +43,9 @@ class Rank(Protocol):
 class Launcher(Protocol):
     """Starts ranks."""
 
+    problem: str
+    """Why ranks are not forked from a warm process, but start slowly; empty where they are."""
+
     def start(self, requests: list[dict[str, Any]]) -> list[Rank]:
         """Start a process for each of the requests, in order of ranks.
 
@@ -221,6 +224,7 @@ class _Spawning:
     """Starts each rank as a process of its own, which imports everything anew: on Windows."""
 
     def __init__(self, *, output: bool) -> None:
+        self.problem = "this system has no fork"
         self._output = output
         self._ranks: list[_Spawned] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def executions(config: pytest.Config, rank: int) -> list[dict[str, Any]]:
     session = getattr(config, "_syrupy", None)
     return [
         {
-            "extension": (type(assertion.extension).__module__, type(assertion.extension).__name__),
+            "extension": _path(type(assertion.extension)),
             "location": result.snapshot_location,
             "name": result.snapshot_name,
             "asserted": result.asserted_data,
@@ -39,6 +38,10 @@ def executions(config: pytest.Config, rank: int) -> list[dict[str, Any]]:
         for result in assertion.executions.values()
         if not (rank and (result.created or result.updated))
     ]
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @dataclasses.dataclass
@@ -58,13 +61,14 @@ def take_over(item: pytest.Item, used: list[dict[str, Any]]) -> None:
         return
     first = {(one["location"], one["name"]): one for one in reversed(used)}
     from syrupy.assertion import AssertionResult
+    from syrupy.exceptions import FailedToLoadModuleMember
     from syrupy.location import PyTestLocation
+    from syrupy.utils import import_module_member
 
     location = PyTestLocation(item)
     for one in first.values():
-        module, name = one["extension"]
-        with contextlib.suppress(AttributeError, TypeError):
-            extension = getattr(sys.modules.get(module) or __import__(module), name)()
+        with contextlib.suppress(FailedToLoadModuleMember, TypeError):
+            extension = import_module_member(one["extension"])()
             result = AssertionResult(
                 snapshot_location=one["location"],
                 snapshot_name=one["name"],

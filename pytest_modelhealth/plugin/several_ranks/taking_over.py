@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.skipping import evaluate_skip_marks
 
+from pytest_modelhealth.plugin.folders import warn_once
 from pytest_modelhealth.plugin.several_ranks import snapshots, verdict
 from pytest_modelhealth.plugin.several_ranks.launching import LaunchError
 from pytest_modelhealth.plugin.several_ranks.running import Ran, run
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
 
     from pytest_modelhealth.plugin.several_ranks.launching import Launcher
     from pytest_modelhealth.plugin.several_ranks.mark import Wanted
+
+
+_WARNED = pytest.StashKey[bool]()
+_SLOW = (
+    "tests on several ranks start slowly: each rank imports torch anew, as none can be forked from "
+    "a process that has: {}"
+)
 
 
 def protocol(
@@ -63,12 +72,15 @@ def _skipped(item: pytest.Item) -> list[pytest.TestReport]:
 def _run(
     item: pytest.Item, wanted: Wanted, launcher: Callable[[], Launcher]
 ) -> list[pytest.TestReport]:
+    starts = launcher()
     try:
-        with run(item, wanted, launcher()) as ran:
+        with run(item, wanted, starts) as ran:
             reports = verdict.reports(item, ran)
             _take_over_files(item, ran, reports)
     except LaunchError as error:
         return [verdict.failed(item, "setup", str(error))]
+    if starts.problem and hasattr(os, "fork"):
+        warn_once(item, _WARNED, _SLOW.format(starts.problem))
     verdict.warn(item, ran.told)
     snapshots.take_over(item, [one for told in ran.told for one in told.used])
     for told in ran.told:

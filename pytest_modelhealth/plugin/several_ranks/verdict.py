@@ -299,9 +299,11 @@ def _where(told: Told) -> str:
 
 
 def _reports_of_fault(item: pytest.Item, ran: Ran, fault: _Fault) -> list[pytest.TestReport]:
-    made: list[pytest.TestReport] = []
-    for phase in _PHASES[: _PHASES.index(fault.phase)]:
-        made += _shown(item, ran, fault.rank, _of_phase(ran.told[fault.rank], phase))
+    """Return reports of this process: of the rank there may be no file of any destination."""
+    made = [_passed(item, phase) for phase in _PHASES[: _PHASES.index(fault.phase)]]
+    for report in made:
+        for said in _of_phase(ran.told[fault.rank], str(report.when)):
+            report.sections += said["sections"]
     made.append(failed(item, fault.phase, fault.text, ran.seconds))
     if fault.phase != "teardown":
         made.append(_passed(item, "teardown"))
