@@ -102,6 +102,7 @@ def _keep_captured(log: Path) -> None:
 
 
 def _no_debugger(*_args: object, **_options: object) -> NoReturn:
+    __tracebackhide__ = True
     raise RuntimeError(
         "breakpoint() in a test on several ranks: each is a process without a terminal. "
         "Start pytest under torchrun, whose processes have one, or print what you look for (-s)"

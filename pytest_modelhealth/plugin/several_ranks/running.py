@@ -120,10 +120,10 @@ def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
     is_worker = hasattr(item.config, "workerinput")
     watched = os.getppid() if is_worker and hasattr(os, "getppid") else None
     with _folder() as folder:
-        begun = time.monotonic()
         number = next(_NUMBERS)
         requests = [_request(item, wanted, n, folder, number) for n in range(wanted.size)]
         ranks = launcher.start(requests)
+        begun = time.monotonic()
         told = [Told(n) for n in range(wanted.size)]
         said = [Said(folder / f"said{n}") for n in range(wanted.size)]
         try:
