@@ -10,9 +10,9 @@ import os
 import re
 
 import pytest
-from junitparser import JUnitXml
 
 from pytest_modelhealth.plugin.several_ranks import running
+from tests.plugin.test_junit import properties
 
 OF_PYTEST = """
 import os, warnings
@@ -245,10 +245,8 @@ def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
     assert made["test_unhealthy_on_rank_1"]["outcome"] == "failed"
     assert made["test_unhealthy_on_rank_1"]["results"][0]["violations"]
 
-    cases = {case.name: case for suite in JUnitXml.fromfile("junit.xml") for case in suite}
-    properties = {p.name: p.value for p in cases["test_unhealthy_on_rank_1"].properties()}
-    assert properties["verdict"] == "unhealthy"
-    assert properties["tensor"] == "tensor([1., 1.])"
+    told = dict(properties("junit.xml")["test_unhealthy_on_rank_1"])
+    assert (told["verdict"], told["tensor"]) == ("unhealthy", "tensor([1., 1.])")
     results = [
         json.loads(path.read_text()) for path in (nets.path / "allure").glob("*-result.json")
     ]
@@ -381,7 +379,7 @@ def test_ranks_that_wait_are_ended_and_say_where(
     result.assert_outcomes(failed=3)
 
     limit = _section(text, "test_over_the_limit")
-    line = STUCK.splitlines().index("        time.sleep(60)") + 1
+    line = STUCK.strip().splitlines().index("        time.sleep(60)") + 1
     first = "rank 0 in 'blocks.1', waiting in all_gather"
     second = f"rank 1 in 'blocks.1.down' at test_stuck.py:{line}"
     assert f"E   took longer than 1.5 s: {first}; {second}" in limit

@@ -116,11 +116,6 @@ def test_collective(rank):
     total = torch.tensor(float(rank))
     dist.all_reduce(total)
     assert total == 1
-
-@pytest.mark.modelhealth_ranks(2)
-def test_crash(rank):
-    print("last words")
-    assert not rank, __import__("os")._exit(3)
 """
 
 
@@ -135,13 +130,9 @@ def test_without_fork_each_rank_is_started_by_itself(pytester: pytest.Pytester) 
         patch.setenv("PYTEST_PLUGINS", "threaded")
         patch.setenv("PYTHONPATH", f"{pytester.path}{os.pathsep}{os.environ['PYTHONPATH']}")
         result = pytester.runpytest_subprocess()
-    result.assert_outcomes(passed=1, failed=1, warnings=1)
-    result.stdout.fnmatch_lines_random(
-        [
-            "*ModelHealthWarning: tests on several ranks start slowly: *: of a plugin",
-            "FAILED *::test_crash - rank 1 of 2: ended with exit code 3",
-            "E   last words",
-        ]
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(
+        "*ModelHealthWarning: tests on several ranks start slowly: *: of a plugin"
     )
 
 
