@@ -128,6 +128,9 @@ def _watch(control: int, folder: Path, rank: int) -> None:
 def _run_pytest(request: dict[str, Any], said: Said) -> None:
     from _pytest.config import _prepareconfig
 
+    # pytest warns that it comes too late to rewrite this package's asserts, which it is not to do
+    package = sys.modules["pytest_modelhealth"]
+    package.__doc__ = f"{package.__doc__} PYTEST_DONT_REWRITE"
     config = _prepareconfig(request["args"], None)
     _take_over(config, request)
     config.pluginmanager.register(plugin(config, request, said), "modelhealth.rank")

@@ -49,8 +49,8 @@ def serve(descriptor: int, parent: int) -> None:
 
 def _warm_up() -> str:
     """Import everything; return why nothing can be forked, or an empty text."""
+    _load_plugins()  # first, as it rewrites asserts only of what is not imported yet
     _load_libraries()
-    _load_plugins()
     gc.collect()
     gc.freeze()  # else the first collection in each rank copies every page
     threads = _threads()

@@ -29,6 +29,7 @@ _ECHOES = (
     "Connection reset by peer",
     "Broken pipe",
     "Timed out waiting",
+    "; the others did not,",  # an inspection of all ranks, which one of them ended
 )
 """What a rank raises because another one has ended."""
 
