@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.connection import Connection
 from typing import IO, Any, Protocol
@@ -16,6 +17,7 @@ from typing import IO, Any, Protocol
 _START_UP = 180.0
 """Seconds in which the server has imported torch, on a machine that does much else."""
 
+_LONGEST_ERROR = 4000
 _START = "import sys; sys.path[:] = {path!r}; from {module} import {name}; {name}({arguments})"
 _FOLDER = "pytest_modelhealth.plugin.several_ranks"
 
@@ -109,6 +111,10 @@ class _Server:
         self._warm = False
         self._test = 0
         self._ranks: list[_Forked] = []
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server
+        files = _standard_files(output=output)
+        if not output:
+            files["stderr"] = self._errors
         ours, theirs = socket.socketpair()
         with theirs:
             code = _START.format(
@@ -122,7 +128,7 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 env=_single_threaded(),
                 start_new_session=True,
-                **_standard_files(output=output),
+                **files,
             )
         self._connection = Connection(ours.detach())
 
@@ -145,10 +151,15 @@ class _Server:
             self.lost = True
             raise LaunchError(
                 "no rank can be started: the process that they are forked from ended with exit "
-                f"code {code} while it imported torch and pytest's plugins"
+                f"code {code} while it imported torch and pytest's plugins{self._last_words()}"
             ) from None
         self._warm = not problem
         return problem
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        text = self._errors.read().decode("utf-8", "replace").strip()
+        return f"\n\nit said:\n{text[-_LONGEST_ERROR:]}" if text else ""
 
     def start(self, requests: list[dict[str, Any]]) -> list[Rank]:
         self._test += 1
@@ -190,6 +201,7 @@ class _Server:
             self._connection.send({"do": "signal", "rank": rank, "signal": number})
 
     def close(self) -> None:
+        self._errors.close()
         self._connection.close()  # it ends its ranks and itself
         try:
             self._process.wait(5)

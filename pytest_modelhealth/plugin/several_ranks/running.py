@@ -119,7 +119,7 @@ def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
     """
     is_worker = hasattr(item.config, "workerinput")
     watched = os.getppid() if is_worker and hasattr(os, "getppid") else None
-    with _folder() as folder:
+    with _folder(item.config) as folder:
         number = next(_NUMBERS)
         requests = [_request(item, wanted, n, folder, number) for n in range(wanted.size)]
         ranks = launcher.start(requests)
@@ -139,13 +139,30 @@ def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """Make the folder by which the ranks of a test find each other."""
-    folder = Path(tempfile.mkdtemp(prefix="modelhealth-ranks-"))
+def _folder(config: pytest.Config) -> Iterator[Path]:
+    """Make the folder by which the ranks of a test find each other.
+
+    It lies where pytest removes it in a later run, should this one be killed.
+
+    Raises:
+        LaunchError: it cannot be made.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="modelhealth-ranks-", dir=_temporary(config)))
+    except OSError as error:
+        raise LaunchError(
+            f"no rank can be started: no folder for temporary files: {error}"
+        ) from None
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary(config: pytest.Config) -> Path | None:
+    """Return pytest's folder for temporary files; ``None`` under ``-p no:tmpdir``."""
+    factory = getattr(config, "_tmp_path_factory", None)
+    return None if factory is None else Path(factory.getbasetemp())
 
 
 def _request(
@@ -153,6 +170,7 @@ def _request(
 ) -> dict[str, Any]:
     config = item.config
     _, separator, inside = item.nodeid.partition("::")
+    temporary = _temporary(config)
     return {
         "rank": rank,
         "size": wanted.size,
@@ -166,7 +184,7 @@ def _request(
         "argv": sys.argv,
         "warnoptions": sys.warnoptions,
         "environ": _environment(rank, wanted.size),
-        "basetemp": _basetemp(config, f"ranks{number}-{rank}"),
+        "basetemp": str(temporary / f"ranks{number}-{rank}") if temporary else None,
         "allure": str(folder / f"allure{rank}"),
         "log": not prints(config),
         "workerinput": _workerinput(config, rank, wanted.size),
@@ -188,12 +206,6 @@ def _environment(rank: int, size: int) -> dict[str, str]:
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
     }
-
-
-def _basetemp(config: pytest.Config, name: str) -> str | None:
-    """Return a folder for a rank's temporary files in that of this process, as xdist does."""
-    factory = getattr(config, "_tmp_path_factory", None)  # missing under -p no:tmpdir
-    return None if factory is None else str(factory.getbasetemp() / name)
 
 
 def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:
