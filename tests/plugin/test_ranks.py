@@ -8,11 +8,24 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 
 import pytest
 
-from pytest_modelhealth.plugin.several_ranks import running
+from pytest_modelhealth.plugin.several_ranks import launching, running
 from tests.plugin.test_junit import properties
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_server() -> Iterator[None]:
+    """Let the inner runs in this process fork their ranks from one process: starting it is dear."""
+    shared = launching.launcher(output=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "launcher", lambda **_: shared)
+        patch.setattr(shared, "close", lambda: None)
+        yield
+    shared.close()
+
 
 OF_PYTEST = """
 import os, warnings
@@ -259,7 +272,7 @@ def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
     ]
     assert (nets.path / "page.html").read_text().count("data:image/png") >= 2
 
-    again = nets.runpytest_subprocess("-n2", "-k", "recorded")
+    again = nets.runpytest_subprocess("-n1", "-k", "recorded")
     again.assert_outcomes(passed=2)
     again.stdout.fnmatch_lines("3 snapshots passed.")
     assert "unused" not in again.stdout.str()

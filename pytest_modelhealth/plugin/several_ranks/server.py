@@ -50,17 +50,17 @@ def serve(descriptor: int, parent: int) -> None:
 def _warm_up() -> str:
     """Import everything; return why nothing can be forked, or an empty text."""
     _load_plugins()  # first, as it rewrites asserts only of what is not imported yet
+    if threads := _threads():
+        return f"threads were started by what was imported: {threads}"
     _load_libraries()
     gc.collect()
     gc.freeze()  # else the first collection in each rank copies every page
-    threads = _threads()
-    if threads:
-        return f"threads were started by what was imported: {threads}"
     import torch
 
     if torch.cuda.is_initialized():
         return "CUDA was initialised by what was imported"
-    return ""
+    threads = _threads()
+    return f"threads were started by what was imported: {threads}" if threads else ""
 
 
 def _load_libraries() -> None:
