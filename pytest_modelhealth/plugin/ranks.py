@@ -42,15 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-@pytest.fixture
-def rank(request: pytest.FixtureRequest) -> int:
-    """The number of this process among those of the test: 0 to n - 1."""
-    number = _rank_of(request.config)
-    if number is None and _under_torchrun(request.config) and _WANTED in request.node.stash:
+@pytest.fixture(scope="session")
+def rank(pytestconfig: pytest.Config) -> int:
+    """The number of this process among those of a test on several ranks: 0 to n - 1."""
+    number = _rank_of(pytestconfig)
+    if number is not None:
+        return number
+    if _under_torchrun(pytestconfig):
         return int(os.environ["RANK"])
-    if number is None:
-        pytest.fail(_WITHOUT_MARK, pytrace=False)
-    return number
+    pytest.fail(_WITHOUT_MARK, pytrace=False)
 
 
 _WITHOUT_MARK = f"the fixture rank is for tests marked with @pytest.mark.{MARKER}(2)"

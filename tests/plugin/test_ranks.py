@@ -56,14 +56,14 @@ def test_collective(rank, odd, made_here, tmp_path, capsys, monkeypatch):
     dist.all_gather_object(folders, (str(tmp_path), os.getpid()))
     assert len(set(folders)) == 2
 
+@pytest.fixture(scope="session")
+def number(rank):
+    return rank
+
 @pytest.mark.modelhealth_ranks(3)
 class TestClass:
-    @pytest.fixture(autouse=True)
-    def by_fixture(self, rank):
-        self.number = rank
-
-    def test_method(self):
-        assert self.number == dist.get_rank()
+    def test_method(self, number):
+        assert number == dist.get_rank()
 
 @on_two
 @pytest.mark.xfail(strict=True, reason="known")

@@ -203,6 +203,8 @@ class _Server:
     def close(self) -> None:
         self._errors.close()
         self._connection.close()  # it ends its ranks and itself
+        if not self._warm:  # ... once it has imported everything
+            self._process.kill()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
