@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.plugin.several_ranks.mark import Wanted
 
 
+_ENDS_THE_RUN = (KeyboardInterrupt, pytest.exit.Exception)
 _WARNED = pytest.StashKey[bool]()
 _SLOW = (
     "tests on several ranks start slowly: each rank imports torch anew, as none can be forked from "
@@ -61,7 +62,7 @@ def _skipped(item: pytest.Item) -> list[pytest.TestReport]:
         if skipped is not None:
             raise pytest.skip.Exception(skipped.reason, _use_item_location=True)
 
-    call = pytest.CallInfo.from_call(evaluate, when="setup")
+    call = pytest.CallInfo.from_call(evaluate, when="setup", reraise=_ENDS_THE_RUN)
     if call.excinfo is None:
         return []
     after = pytest.CallInfo.from_call(lambda: None, when="teardown")
@@ -92,7 +93,9 @@ def _run(
 def _torn_down(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
     """End the fixtures of earlier tests that the next one does not use."""
     state = item.session._setupstate
-    call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
+    call = pytest.CallInfo.from_call(
+        lambda: state.teardown_exact(nextitem), when="teardown", reraise=_ENDS_THE_RUN
+    )
     if call.excinfo is None:
         return []
     return [item.ihook.pytest_runtest_makereport(item=item, call=call)]
