@@ -93,6 +93,7 @@ def test_options_and_ini_names_exist(pages, pytester):
     told = pytester.runpytest("-p", "no:xdist", "--help").stdout.str()
     known = set(re.findall(r"(?:--modelhealth-|\bmodelhealth_)[\w-]+", told))
     names = {"modelhealth_waive", "modelhealth_checks", "modelhealth_attach"}  # markers, hooks
+    names.add("modelhealth_ranks")
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         options = set(re.findall(r"--modelhealth-[a-z][\w-]*|\bmodelhealth_[a-z]\w*", text))

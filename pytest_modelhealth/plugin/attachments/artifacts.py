@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_modelhealth.plugin.folders import folder_name, warn_once, writable
+from pytest_modelhealth.plugin.folders import folder_name, rank_suffix, warn_once, writable
 
 if TYPE_CHECKING:
     from pytest_modelhealth.plugin.attachments import Evidence
@@ -54,7 +54,8 @@ def pytest_modelhealth_attach(
     if directory is None:
         return
     nth = item.stash[_FAILURES] = item.stash.get(_FAILURES, 0) + 1
-    folder = Path(directory) / (folder_name(item.nodeid) + (f"-{nth}" if nth > 1 else ""))
+    name = folder_name(item.nodeid) + rank_suffix() + (f"-{nth}" if nth > 1 else "")
+    folder = Path(directory) / name
     try:
         _write(folder, evidence)
     except OSError as error:

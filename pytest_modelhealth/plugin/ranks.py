@@ -1,0 +1,206 @@
+"""Tests on several ranks: ``@pytest.mark.modelhealth_ranks(2)`` and the fixture `rank`.
+
+This process takes such a test over, sets up none of its fixtures, and reports what its ranks said.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_modelhealth.plugin.several_ranks.mark import (
+    MARKER,
+    MarkError,
+    Wanted,
+    wanted,
+    world_size,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pytest_modelhealth.plugin.several_ranks.launching import Launcher
+
+_WANTED = pytest.StashKey[Wanted]()
+_LAUNCHER = pytest.StashKey["Launcher"]()
+_HELD_BACK = pytest.StashKey[Any]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and leave files of the whole run to the first process of torchrun."""
+    if _under_torchrun(config) and os.environ["RANK"] != "0":
+        for name in ("htmlpath", "xmlpath"):
+            if getattr(config.option, name, None):
+                setattr(config.option, name, None)
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(n, *, seconds=120): run this test on n ranks, each a process with a process "
+        "group of gloo; after so many seconds all are ended, and it is said where each was.",
+    )
+
+
+@pytest.fixture(scope="session")
+def rank(pytestconfig: pytest.Config) -> int:
+    """The number of this process among those of a test on several ranks: 0 to n - 1."""
+    number = _rank_of(pytestconfig)
+    if number is not None:
+        return number
+    if _under_torchrun(pytestconfig):
+        return int(os.environ["RANK"])
+    pytest.fail(_WITHOUT_MARK, pytrace=False)
+
+
+_WITHOUT_MARK = f"the fixture rank is for tests marked with @pytest.mark.{MARKER}(2)"
+
+
+_WITHOUT_XDIST = (
+    "under torchrun its processes run the tests on several ranks: leave -n of pytest-xdist out"
+)
+
+
+def _rank_of(config: pytest.Config) -> int | None:
+    """Return which rank this process is; ``None`` where it is the one that reports."""
+    return getattr(config, "workerinput", {}).get("modelhealth_rank")
+
+
+def _under_torchrun(config: pytest.Config) -> bool:
+    return _rank_of(config) is None and (world_size() or 1) > 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class,
+) -> Generator[None, Any, Any]:
+    """Refuse a test whose mark is wrong, or that asks for its rank without one.
+
+    Raises:
+        pytest.Collector.CollectError: pytest prints its text alone.
+    """
+    made = yield
+    for item in made if isinstance(made, list) else [made]:
+        if isinstance(item, pytest.Item):
+            try:
+                asked = wanted(item)
+            except MarkError as error:
+                raise collector.CollectError(str(error)) from None
+            if asked is not None:
+                if _under_torchrun(item.config) and hasattr(item.config, "workerinput"):
+                    raise collector.CollectError(f"{item.name}: {_WITHOUT_XDIST}")
+            elif _uses_rank(item):
+                raise collector.CollectError(f"{item.name}: {_WITHOUT_MARK}")
+    return made
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take notice of marks that a conftest.py added to what was collected.
+
+    Raises:
+        pytest.UsageError: such a mark is wrong.
+    """
+    for item in items:
+        try:
+            asked = wanted(item)
+        except MarkError as error:
+            raise pytest.UsageError(str(error)) from None
+        if asked is not None:
+            item.stash[_WANTED] = asked
+
+
+def _uses_rank(item: pytest.Item) -> bool:
+    """Whether it asks for our fixture: another one, or a parameter, may have that name."""
+    if "rank" not in getattr(item, "fixturenames", ()):
+        return False
+    definitions = item._fixtureinfo.name2fixturedefs.get("rank", ())  # type: ignore[attr-defined]
+    return bool(definitions) and getattr(definitions[-1].func, "__module__", "") == __name__
+
+
+def _is_taken_over(item: pytest.Item) -> bool:
+    plans = any(item.config.getoption(name, False) for name in ("setuponly", "setupplan"))
+    elsewhere = _rank_of(item.config) is not None or _under_torchrun(item.config)
+    return _WANTED in item.stash and not elsewhere and not plans
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Start what ranks are forked from, which imports torch while other tests run.
+
+    Under torchrun the tests run where they are instead.
+
+    Not in xdist's workers, of which few may run such a test.
+    """
+    config = session.config
+    if config.option.collectonly or hasattr(config, "workerinput"):
+        return
+    if _under_torchrun(config):
+        _take_part(session)
+    if any(_is_taken_over(item) for item in session.items):
+        _launcher(config)
+
+
+def _take_part(session: pytest.Session) -> None:
+    """Have the ranks that torchrun started run marked tests together."""
+    from pytest_modelhealth.plugin.several_ranks.torchrun import plugin
+
+    config, is_marked = session.config, any(_WANTED in item.stash for item in session.items)
+    if is_marked:
+        made = plugin(config, world_size() or 1, lambda item: item.stash.get(_WANTED, None))
+        config.pluginmanager.register(made, "modelhealth.torchrun")
+    held = config.stash.get(_HELD_BACK, None)
+    if held is not None and is_marked:
+        held.forget()
+    elif held is not None:
+        held.show()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, Any, Any]:
+    """Under torchrun, hold back what the other ranks show: rank 0 alone does for marked tests."""
+    if _under_torchrun(session.config) and os.environ["RANK"] != "0":
+        from pytest_modelhealth.plugin.several_ranks.torchrun import HeldBack
+
+        session.config.stash[_HELD_BACK] = HeldBack(session.config)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
+    """Show what was held back where no test ran, such as errors of collection."""
+    held = session.config.stash.get(_HELD_BACK, None)
+    if held is not None:
+        held.show()
+    return (yield)
+
+
+def _launcher(config: pytest.Config) -> Launcher:
+    if _LAUNCHER not in config.stash:
+        from pytest_modelhealth.plugin.several_ranks.launching import launcher
+        from pytest_modelhealth.plugin.several_ranks.running import prints
+
+        config.stash[_LAUNCHER] = launcher(output=prints(config))
+        config.add_cleanup(config.stash[_LAUNCHER].close)
+    return config.stash[_LAUNCHER]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a marked test on its ranks, and report one result."""
+    if not _is_taken_over(item):
+        return None
+    from pytest_modelhealth.plugin.several_ranks.taking_over import protocol
+
+    protocol(item, nextitem, item.stash[_WANTED], lambda: _launcher(item.config))
+    return True
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Have the time limit of pytest-timeout, where it is lower, be that of the ranks."""
+    if not _is_taken_over(item):
+        return None
+    asked = item.stash[_WANTED]
+    item.stash[_WANTED] = asked._replace(seconds=min(asked.seconds, settings.timeout))
+    return True

@@ -1,0 +1,308 @@
+"""Runs one test on its ranks, and waits for them no longer than it has to."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from pytest_modelhealth.plugin.several_ranks.launching import LaunchError
+from pytest_modelhealth.plugin.several_ranks.reporting import Said
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_modelhealth.plugin.several_ranks.launching import Launcher, Rank
+    from pytest_modelhealth.plugin.several_ranks.mark import Wanted
+
+GRACE = 5.0
+"""Seconds that the others have once a rank failed alone: most end by themselves as its connection
+closes, those that wait elsewhere would wait for ever."""
+
+_ANSWER = 2.0
+"""Seconds in which a rank says where it is, if its interpreter runs."""
+
+_TICK = 0.05
+_NUMBERS = itertools.count()
+
+
+@dataclass
+class Told:
+    """What one rank said until it ended.
+
+    Args:
+        rank: which.
+        reports: one a phase, and more of subtests, as pytest serialises them.
+        warnings: those of the test.
+        problems: why it could not run the test.
+        used: comparisons with snapshots.
+        exit: what ``pytest.exit`` was called with.
+        finished: whether it came to its end.
+        code: its exit code, if it ended by itself.
+        where: what it did when it was asked: ``"where"`` and ``"stack"``.
+        log: what it and its libraries printed outside of pytest's capture.
+    """
+
+    rank: int
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    used: list[dict[str, Any]] = field(default_factory=list)
+    exit: dict[str, Any] | None = None
+    finished: bool = False
+    code: int | None = None
+    where: dict[str, str] | None = None
+    log: str = ""
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Add a message."""
+        kind = message.pop("kind")
+        if kind == "report":
+            self.reports.append(message["data"])
+        elif kind == "warning":
+            self.warnings.append(message)
+        elif kind == "problem":
+            self.problems.append(message["text"])
+        elif kind == "snapshots":
+            self.used = message["used"]
+        elif kind == "exit":
+            self.exit = message
+        else:
+            self.finished = True
+
+    @property
+    def failed(self) -> bool:
+        """Whether something went wrong on it so far."""
+        crashed = self.code is not None and not self.finished
+        return crashed or bool(self.problems) or any(r["outcome"] == "failed" for r in self.reports)
+
+
+@dataclass
+class Ran:
+    """A test that ran.
+
+    Args:
+        told: what each rank said, in order.
+        wanted: what the mark asked for.
+        seconds: how long it took.
+        ended: why ranks were ended before they were through: ``"limit"``, ``"grace"`` or nothing.
+        folder: where allure's files of the ranks are, if it is asked for.
+    """
+
+    told: list[Told]
+    wanted: Wanted
+    seconds: float
+    ended: str
+    folder: Path
+
+
+@contextlib.contextmanager
+def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
+    """Run a test on its ranks, of which none is left afterwards.
+
+    The folder of the result is there for as long as the context.
+
+    Raises:
+        LaunchError: they cannot be started.
+    """
+    is_worker = hasattr(item.config, "workerinput")
+    watched = os.getppid() if is_worker and hasattr(os, "getppid") else None
+    with _folder(item.config) as folder:
+        number = next(_NUMBERS)
+        requests = [_request(item, wanted, n, folder, number) for n in range(wanted.size)]
+        ranks = launcher.start(requests)
+        begun = time.monotonic()
+        told = [Told(n) for n in range(wanted.size)]
+        said = [Said(folder / f"said{n}") for n in range(wanted.size)]
+        try:
+            ended = _wait(ranks, told, said, launcher, begun + wanted.seconds, watched)
+            if ended:
+                _ask(ranks, told, folder, launcher)
+        finally:
+            _end(ranks, launcher)
+        for one, its in zip(told, said, strict=True):
+            _hear(one, its)
+            one.log = _log(folder / f"log{one.rank}")
+        yield Ran(told, wanted, time.monotonic() - begun, ended, folder)
+
+
+@contextlib.contextmanager
+def _folder(config: pytest.Config) -> Iterator[Path]:
+    """Make the folder by which the ranks of a test find each other.
+
+    It lies where pytest removes it in a later run, should this one be killed.
+
+    Raises:
+        LaunchError: it cannot be made.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="modelhealth-ranks-", dir=_temporary(config)))
+    except OSError as error:
+        raise LaunchError(
+            f"no rank can be started: no folder for temporary files: {error}"
+        ) from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary(config: pytest.Config) -> Path | None:
+    """Return pytest's folder for temporary files; ``None`` under ``-p no:tmpdir``."""
+    factory = getattr(config, "_tmp_path_factory", None)
+    return None if factory is None else Path(factory.getbasetemp())
+
+
+def _request(
+    item: pytest.Item, wanted: Wanted, rank: int, folder: Path, number: int
+) -> dict[str, Any]:
+    config = item.config
+    _, separator, inside = item.nodeid.partition("::")
+    temporary = _temporary(config)
+    return {
+        "rank": rank,
+        "size": wanted.size,
+        "seconds": wanted.seconds,
+        "folder": str(folder),
+        "nodeid": item.nodeid,
+        "argument": f"{item.path}{separator}{inside}",
+        "args": [str(argument) for argument in config.invocation_params.args],
+        "cwd": str(config.invocation_params.dir),
+        "path": sys.path,
+        "argv": sys.argv,
+        "warnoptions": sys.warnoptions,
+        "environ": _environment(rank, wanted.size),
+        "basetemp": str(temporary / f"ranks{number}-{rank}") if temporary else None,
+        "allure": str(folder / f"allure{rank}"),
+        "log": not prints(config),
+        "workerinput": _workerinput(config, rank, wanted.size),
+    }
+
+
+def prints(config: pytest.Config) -> bool:
+    """Whether what tests print goes to the terminal as it comes (``-s``)."""
+    return bool(config.getoption("capture", "fd") == "no")
+
+
+def _environment(rank: int, size: int) -> dict[str, str]:
+    """Return the variables that torchrun sets for a process, but for an address to meet at."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+    }
+
+
+def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:
+    """Return what tells plugins that another process reports, with what ours leave in it."""
+    given: dict[str, Any] = {"workerid": "master", "testrunuid": "ranks", "mainargv": sys.argv}
+    given |= getattr(config, "workerinput", {})
+    given |= {"modelhealth_rank": rank, "modelhealth_size": size}
+    collector = config.pluginmanager.get_plugin("modelhealth.collector")
+    if collector is not None:
+        collector.pytest_configure_node(SimpleNamespace(workerinput=given))
+    if config.pluginmanager.hasplugin("_cov"):
+        given.setdefault("cov_master_host", socket.gethostname())
+        given.setdefault("cov_master_topdir", str(config.rootpath))
+        given.setdefault("cov_master_rsync_roots", [])
+    return given
+
+
+def _wait(
+    ranks: list[Rank],
+    told: list[Told],
+    said: list[Said],
+    launcher: Launcher,
+    limit: float,
+    watched: int | None,
+) -> str:
+    """Wait for all ranks; return why it was given up, if it was."""
+    given_up = None
+    while True:
+        launcher.poll(_TICK)
+        if watched is not None and os.getppid() != watched:
+            raise KeyboardInterrupt("xdist's controller is gone")
+        for one, rank, its in zip(told, ranks, said, strict=True):
+            one.code = rank.code
+            _hear(one, its)
+        if all(rank.code is not None for rank in ranks):
+            return ""
+        now = time.monotonic()
+        if given_up is None and _failed_alone(told):
+            given_up = now + GRACE
+        if now > limit:
+            return "limit"
+        if given_up is not None and now > given_up:
+            return "grace"
+
+
+def _failed_alone(told: list[Told]) -> bool:
+    return any(one.failed and one.code is not None for one in told)
+
+
+def _hear(told: Told, said: Said) -> None:
+    for message in said.news():
+        told.take(message)
+
+
+def _ask(ranks: list[Rank], told: list[Told], folder: Path, launcher: Launcher) -> None:
+    """Learn where the ranks are that have not ended."""
+    running = [one for one in told if one.code is None]
+    for one in running:
+        ranks[one.rank].ask()
+    answers = {one.rank: folder / f"where{one.rank}" for one in running}
+    end = time.monotonic() + _ANSWER
+    while time.monotonic() < end and not all(path.exists() for path in answers.values()):
+        time.sleep(_TICK / 5)
+    silent = [rank for rank, path in answers.items() if not path.exists()]
+    for one in running:
+        if one.rank not in silent:
+            one.where = pickle.loads(answers[one.rank].read_bytes())
+    for rank in silent:  # pytest has faulthandler write its stack to the log
+        ranks[rank].end(signal.SIGABRT)
+    if silent:
+        launcher.poll(1.0)
+
+
+def _end(ranks: list[Rank], launcher: Launcher) -> None:
+    """Have no rank left."""
+    for rank in ranks:
+        if rank.code is None:
+            rank.end(getattr(signal, "SIGKILL", signal.SIGTERM))
+        rank.close()
+    end = time.monotonic() + 5
+    with contextlib.suppress(LaunchError):  # without it, they end as their `control` is closed
+        while any(rank.code is None for rank in ranks) and time.monotonic() < end:
+            launcher.poll(_TICK)
+
+
+_LONGEST_LOG = 20_000
+
+
+def _log(path: Path) -> str:
+    """Return what a rank printed, and what pytest had captured when it ended."""
+    captured = sorted(path.parent.glob(f"{path.name}-captured*"))
+    return "\n".join(filter(None, (_end_of(file) for file in (*captured, path))))
+
+
+def _end_of(path: Path) -> str:
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return ""
+    return text[-_LONGEST_LOG:].decode("utf-8", "replace").strip("\n\0")

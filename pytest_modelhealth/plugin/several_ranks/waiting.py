@@ -1,0 +1,112 @@
+"""Says where a rank is and what it waits for, from another thread of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+    from types import FrameType
+
+_COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
+_OURS = str(Path(__file__).parents[2])
+_BETWEEN = ("_wrapped_call_impl", "_call_impl")
+"""Frames of torch between a module's call and its `forward`."""
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+_FOREIGN = ("torch", "_pytest", "pytest", "pluggy")
+
+
+def report_on(thread: threading.Thread) -> dict[str, str]:
+    """Return what `thread` does just now: ``"where"``, one line, and its ``"stack"``.
+
+    The stack is that of the user's code and what it called.
+    """
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return {"where": "", "stack": ""}
+    return {"where": where(frame), "stack": stack(frame)}
+
+
+def where_is(thread: threading.Thread) -> str:
+    """Return where a thread is, and what it waits for, in one line."""
+    return report_on(thread)["where"]
+
+
+def where(innermost: FrameType) -> str:
+    """Return for example ``"in 'blocks.1', waiting in all_gather"``."""
+    frames = list(_outwards(innermost))
+    collective = next((f.f_code.co_name for f in frames if _is_collective(f)), "")
+    module = _module(frames)
+    place = next((_place(f) for f in frames if _is_users(f)), "")
+    said = []
+    if module:
+        said.append(f"in {module!r}" if collective else f"in {module!r} at {place}".rstrip(" at"))
+    if collective:
+        said.append(f"waiting in {collective}" + ("" if module or not place else f" at {place}"))
+    return ", ".join(said) or (f"at {place}" if place else "not in the test")
+
+
+def stack(innermost: FrameType) -> str:
+    """Return the stack from the test on, the innermost call last."""
+    frames = list(_outwards(innermost))[::-1]
+    first = next((i for i, frame in enumerate(frames) if _is_users(frame)), 0)
+    told = [frame for frame in frames[first:] if frame.f_code.co_name not in _BETWEEN]
+    summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in told)
+    return "".join(summary.format()).rstrip()
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_collective(frame: FrameType) -> bool:
+    return Path(frame.f_code.co_filename).name in _COLLECTIVES
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether it is of the test or the model, and no library's or pytest's."""
+    path = frame.f_code.co_filename
+    if path.startswith("<") or any(part in path.replace("\\", "/") for part in _LIBRARIES):
+        return False
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in _FOREIGN)
+    folders = (str(Path(file).parent) + os.sep for file in files if file)
+    return not path.startswith((_OURS, _STANDARD, *folders))
+
+
+_STANDARD = str(Path(os.__file__).parent)
+
+
+def _place(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _module(frames: list[FrameType]) -> str:
+    """Return the name of the innermost module called, as the outermost on the stack knows it."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    called: list[Any] = [
+        frame.f_locals.get("self") for frame in frames if frame.f_code.co_name == "_call_impl"
+    ]
+    called = [one for one in called if isinstance(one, torch.nn.Module)]
+    for outer in reversed(called):
+        names = {id(module): name for name, module in outer.named_modules()}
+        for inner in called:
+            name = names.get(id(inner), "")
+            if name and inner is not outer:
+                return _plain_name(name, outer)
+    return type(called[0]).__name__ if called else ""
+
+
+def _plain_name(name: str, outer: object) -> str:
+    """Return the name without what DistributedDataParallel puts before it."""
+    wraps = any(kind.__name__ == "DistributedDataParallel" for kind in type(outer).__mro__)
+    return name.removeprefix("module.") if wraps and name != "module" else name
