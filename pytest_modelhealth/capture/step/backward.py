@@ -46,7 +46,10 @@ def run_backward(
         _differentiate(step, step.scale.apply(loss), parameters)
     if loss.requires_grad or step.loss_path is not None:
         read = step.hooks.functions.read
-        step.recorder.note_unreached(parameters, lambda: graph_leaves(ends), read)
+        with step.parameters_shown():
+            step.recorder.note_unreached(
+                parameters, lambda: step.known(graph_leaves(ends)), read
+            )
 
 
 def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
@@ -61,8 +64,11 @@ def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
         else:
             loss.backward()
         del unknown
-        with torch._C.DisableTorchFunction():  # a function mode would see each attribute
+        # a function mode would see each attribute
+        with torch._C.DisableTorchFunction(), step.parameters_shown():
             gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
+            if step.request.averager is not None:
+                gradients = step.request.averager(gradients)
             recorder.add_state("parameter_gradients", gradients)
             try:
                 recorder.note_zero_slices()
