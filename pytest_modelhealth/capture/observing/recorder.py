@@ -434,10 +434,10 @@ class Recorder:
                     layer.own.setdefault(role, {})[name] = entry
                 except UnsupportedTensorError as error:
                     layer.unsupported = f"{name}: {error}"
-                    if self.placements is not None:
-                        _place(layer, f"{role}.{name}", self.placements.of(tensor))
                 except Exception as error:  # noqa: BLE001 - ours, as in a hook
                     self.fail(layer, error)
+                if self.placements is not None:
+                    _place(layer, f"{role}.{name}", self.placements.of(tensor))
 
     def note_zero_slices(self) -> None:
         """Note the rows and columns of parameters that are zero and get a gradient of zero.

@@ -18,8 +18,26 @@ def stay_local(replicated: Iterable[Any]) -> None:
     """Have them send neither buffers nor gradients; what is set are plain attributes."""
     for one in replicated:
         one.require_backward_grad_sync = one.require_forward_param_sync = False
+        one.reducer = _Quiet(one.reducer)
         if one.static_graph:
             one._static_graph_delay_allreduce_enqueued = True
+
+
+class _Quiet:
+    """A reducer that does not cut its buckets anew, for which it would wait for the other ranks.
+
+    Args:
+        reducer: does all else.
+    """
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
 
 
 def doubles(replicated: Iterable[Any]) -> dict[int, Tensor]:

@@ -36,6 +36,22 @@ def of_gradient(gradient: Tensor, activation: Placement | None) -> Placement | N
     return replace(activation, placements=placements)
 
 
+def summed(gradient: Tensor) -> Tensor:
+    """Return a gradient as the optimizer makes it: parts of a sum on several ranks added up.
+
+    That takes a collective, which all ranks begin after a backward pass that succeeded.
+    """
+    distributed: Any = gradient
+    spec = getattr(gradient, "_spec", None)
+    if spec is None or not any(one.is_partial() for one in spec.placements):
+        return gradient
+    from torch.distributed.tensor import Replicate
+
+    whole = [Replicate() if one.is_partial() else one for one in spec.placements]
+    result: Tensor = distributed.redistribute(placements=whole)
+    return result
+
+
 def _of_spec(spec: Any) -> Placement:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.capture.parallel.sharded import Shards
     from pytest_modelhealth.capture.parallel.wrappers import Wrappers
 
+
 @dataclass(frozen=True)
 class Company:
     """What this rank has of a model.
@@ -46,9 +47,7 @@ class Company:
 def has_process_group() -> bool:
     """Whether this process is a rank among others; nothing is imported to find out."""
     distributed = sys.modules.get("torch.distributed")
-    return (
-        distributed is not None and distributed.is_available() and distributed.is_initialized()
-    )
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 @contextmanager

@@ -60,7 +60,9 @@ class State:
         """Put other objects in the place of some, given by the id of these; a set is left alone."""
         for container, _ in self._others:
             if isinstance(container, dict):
-                container.update({k: others[id(v)] for k, v in container.items() if id(v) in others})
+                container.update(
+                    {k: others[id(v)] for k, v in container.items() if id(v) in others}
+                )
             elif isinstance(container, list | deque):
                 for index, value in enumerate(container):
                     container[index] = others.get(id(value), value)

@@ -197,9 +197,9 @@ WAYS = ("whole", "forward alone", "loss raises", "forward raises", "Ctrl-C", "af
 """What happens in an inspection."""
 
 
-def cases() -> Iterator[tuple[str, int, str]]:
+def cases(*steps: int) -> Iterator[tuple[str, int, str]]:
     """Yield engine, steps before the inspection, and what happens in it."""
-    yield from itertools.product(ENGINES, (0, 2), WAYS)
+    yield from itertools.product(ENGINES, steps, WAYS)
 
 
 class InspectionEnded(RuntimeError):
@@ -234,7 +234,7 @@ def train(engine: str, model: nn.Module, optimizer: torch.optim.Optimizer, step:
     x, y = batch(engine, step)
     if "sync(False)" in engine:
         optimizer.zero_grad(set_to_none=False)
-        model.set_requires_gradient_sync(step % 2 == 1)  # type: ignore[operator]
+        model.set_requires_gradient_sync(step % 2 == 0)  # type: ignore[operator]
     else:
         optimizer.zero_grad()
     loss_of(model(x), y).backward()
