@@ -3,8 +3,8 @@
 python -m benchmarks.engines_on_ranks [--ranks 2 3]
 
 A case is an engine, 0, 1 or 2 steps of training, and what happens in the inspection. Afterwards
-gradients, parameters, buffers, the state of the communication hook and three more steps must be, bit
-for bit, those of a twin that nobody inspected.
+gradients, parameters, buffers, the state of the communication hook and three more steps must be
+those of a twin that nobody inspected, bit for bit.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStac
 
 
 _REDUCED = (
-    "gradients were reduced over the ranks all the same, although set_requires_gradient_sync(False) "
-    "is on: FSDP has no others for the parameters it shards"
+    "gradients were reduced over the ranks, although set_requires_gradient_sync(False) is on: FSDP "
+    "has no others for the parameters it shards"
 )
 
 _lock = threading.Lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,9 +70,8 @@ def collectives() -> dict[str, tuple[dict[str, int], dict[str, int]]]:
         model, optimizer = make(engine)
         train(engine, model, optimizer, 0)
         x, y = batch(engine, 99)
-        inspected = _counted(lambda m=model: Inspector(m).run_inspection(x, y, loss=loss_of))
-        bare = _counted(lambda m=model, o=optimizer: train(engine, m, o, 1))  # noqa: B023
-        found[engine] = bare, inspected
+        inspected = _counted(partial(Inspector(model).run_inspection, x, y, loss=loss_of))
+        found[engine] = _counted(partial(train, engine, model, optimizer, 1)), inspected
     return found
 
 
@@ -102,7 +102,7 @@ def refused() -> list[str]:
         model = FullyShardedDataParallel(
             nn.Linear(6, 3), use_orig_params=use_orig_params, device_id=torch.device("cpu")
         )
-        said.append(_why(lambda m=model: Inspector(m).run_inspection(x, y, loss=loss_of)))
+        said.append(_why(partial(Inspector(model).run_inspection, x, y, loss=loss_of)))
     for engine, steps in (("DDP", 0), ("DDP, PowerSGD hook", 3), ("FSDP2", 2), ("DDP", 2)):
         model, optimizer = make(engine)
         twin, its = make(engine)
@@ -110,7 +110,7 @@ def refused() -> list[str]:
             train(engine, model, optimizer, step)
             train(engine, twin, its, step)
         options = {"optimizer": optimizer, "inputs": x, "target": y, "loss": loss_of}
-        said.append(_why(lambda m=model, o=options: Inspector(m).run_step(**o)))
+        said.append(_why(partial(Inspector(model).run_step, **options)))
         train(engine, model, optimizer, 10)
         train(engine, twin, its, 10)
         assert same(held(model), held(twin)), engine
