@@ -96,7 +96,8 @@ def refuse_again_and_again(model: nn.Module, *, reduces: bool = False) -> None:
 
 
 def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStack) -> Company:
-    shards, notes = None, ()
+    shards: Shards | None = None
+    notes: tuple[str, ...] = ()
     if wrappers.sharded:
         from pytest_modelhealth.capture.parallel.sharded import Shards
 
