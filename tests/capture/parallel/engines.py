@@ -120,7 +120,7 @@ def _mesh() -> DeviceMesh:
 
 def tensor_parallel() -> nn.Module:
     """Return a model whose blocks are cut along their units."""
-    model = Net(hidden=8)
+    model = Net(hidden=12)
     for block in model.blocks:
         parallelize_module(block, _mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model
@@ -131,7 +131,7 @@ class Sequence(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.block = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH))
+        self.block = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.block(x)
@@ -155,7 +155,7 @@ def sequence_parallel() -> nn.Module:
 def sharded_and_parallel() -> nn.Module:
     """Return a model with tensor parallelism inside `fully_shard`."""
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
-    model = Net(hidden=8)
+    model = Net(hidden=12)
     for block in model.blocks:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(block, mesh["tp"], plan)

@@ -28,7 +28,7 @@ def one_process(engine: str) -> Observation:
     """Return what one process sees of the plain model and the batches of both ranks."""
     torch.manual_seed(3)
     parallel = "parallel" in engine
-    model = Sequence() if engine.startswith("sequence") else Net(hidden=8 if parallel else 7)
+    model = Sequence() if engine.startswith("sequence") else Net(hidden=12 if parallel else 7)
     ranks = [0] if engine == "tensor parallel" else [0, 0] if parallel else [0, 1]
     batches = []
     for rank in ranks:
@@ -125,7 +125,7 @@ def test_what_cannot_be_put_back_is_refused() -> None:
 
 def test_summaries_and_probes_leave_no_trace() -> None:
     """Sizes are those of the whole model."""
-    wide = sum(p.numel() for p in Net(hidden=8).parameters())
+    wide = sum(p.numel() for p in Net(hidden=12).parameters())
     size = sum(p.numel() for p in Net().parameters())
     assert on_ranks(2, seeing.beside)[0] == {
         "DDP": f"{size} True",
