@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 from operator import is_
 from types import FunctionType
@@ -56,6 +56,17 @@ class State:
             if not _holds(container, held):
                 _fill(container, held)
 
+    def exchange(self, others: Mapping[int, Any]) -> None:
+        """Put other objects in the place of some, given by the id of these; a set is left alone."""
+        for container, _ in self._others:
+            if isinstance(container, dict):
+                container.update(
+                    {k: others[id(v)] for k, v in container.items() if id(v) in others}
+                )
+            elif isinstance(container, list | deque):
+                for index, value in enumerate(container):
+                    container[index] = others.get(id(value), value)
+
     def is_as_it_was(self) -> bool:
         """Whether all containers hold what they held."""
         return not any(self._empty) and all(_holds(*other) for other in self._others)
@@ -102,11 +113,15 @@ class State:
 
     def _add_tensor(self, tensor: Tensor) -> None:
         is_parameter = isinstance(tensor, nn.Parameter)
-        if tensor.is_leaf and (is_parameter or tensor.requires_grad):
+        try:
+            is_leaf = tensor.is_leaf
+        except RuntimeError:  # a view of several that was written to, which FSDP1 keeps
+            return
+        if is_leaf and (is_parameter or tensor.requires_grad):
             self.leaves.append(tensor)
         if type(tensor) not in NEVER_LAZY and is_lazy(tensor):
             self.lazy.append(tensor)
-        elif tensor.is_leaf and not is_parameter:
+        elif is_leaf and not is_parameter:
             self.tensors.append(tensor)
 
 
