@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,6 +67,7 @@ class Disagreement:
         message: what is wrong, one sentence that stands alone, the same on every rank.
         value: how much of it there is: a number of tensors, or a ratio.
         layers: all layers that show it, in execution order.
+        is_sure: whether nothing seen could mean it so; else its check only warns.
     """
 
     kind: str
@@ -77,6 +79,7 @@ class Disagreement:
     message: str
     value: float = 1.0
     layers: tuple[str, ...] = ()
+    is_sure: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,3 +110,13 @@ class Ranks:
     engine: str
     groups: tuple[Group, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks for people: ``"rank 1"``, ``"ranks 0 and 2"``, of many the first."""
+    numbers = [str(rank) for rank in ranks]
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > 8:
+        return f"ranks {', '.join(numbers[:8])} and {len(numbers) - 8} more"
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -1,0 +1,160 @@
+"""Trainable parameters whose gradients no wrapper averages."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_modelhealth.capture import Request
+from pytest_modelhealth.ranks.company import Company
+from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, in_order
+from pytest_modelhealth.ranks.evidence.wrappers import Leaf, Wrapped, reducer_count
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report.ranks import Disagreement
+
+_OUTSIDE = "outside"
+_BYPASSED = "bypassed"
+_THAWED = "thawed"
+_LATER = "later"
+
+
+class Averaging(Kind):
+    """Parameters that get gradients on ranks with other samples, and lie below no wrapper.
+
+    One whose gradient a hook of the user's takes may be averaged there. Where nothing is wrapped at
+    all, it is the training loop that averages, if anyone does.
+    """
+
+    name = "averaged_gradients"
+
+    def __init__(self, company: Company, wrapped: Wrapped, request: Request) -> None:
+        super().__init__(company, wrapped, request)
+        self._entered: set[int] = set()
+        self._bypassed: dict[int, str] = {}
+        self._alone: list[tuple[Leaf, str]] = []
+        shares = len(company.place.data) > 1 and (wrapped.ddps or wrapped.sharded)
+        self._hooks = list(self._watched(request.model)) if shares else []
+        self.close_later = weakref.finalize(self, _remove, list(self._hooks))
+        if shares:
+            self._alone = list(_alone(wrapped))
+
+    def _watched(self, model: nn.Module) -> Iterator[Any]:
+        """Hang a hook on each DDP inside the model that tells whether its forward was entered."""
+        entered = self._entered
+        for ddp in self.wrapped.ddps:
+            if ddp is not model and any(p.requires_grad for p in ddp._module_parameters):
+                number = id(ddp)
+                self._bypassed[number] = self.wrapped.names.get(_inside(ddp), "")
+                yield ddp.register_forward_pre_hook(
+                    lambda *_, number=number: entered.add(number)  # type: ignore[misc]
+                )
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        self.close_later()
+
+    def card(self, own: Observation) -> tuple[tuple[str, str, str], ...]:
+        """Return layer, parameter and reason, of what gets gradients that nobody averages."""
+        self.close()
+        if not own.backward:
+            return ()
+        found = []
+        for leaf, why in self._alone:
+            record = own.layers.get(leaf.layer)
+            if record is not None and leaf.name in record.parameter_gradients:
+                found.append((leaf.layer, leaf.name, why))
+        for number, layer in self._bypassed.items():
+            record = own.layers.get(layer)
+            if number not in self._entered and record is not None and record.calls:
+                found.append((layer, "", _BYPASSED))
+        return tuple(found)
+
+    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+        """Yield what is not averaged, by its reason."""
+        lost = {(layer, name): why for card in cards.values() for layer, name, why in card}
+        by_reason: dict[str, list[tuple[str, str]]] = {}
+        for one, why in lost.items():
+            by_reason.setdefault(why, []).append(one)
+        for why, parameters in by_reason.items():
+            layers = in_order((layer for layer, _ in parameters), joint)
+            layer, name = next(one for one in parameters if one[0] == layers[0])
+            yield Disagreement(
+                self.name,
+                layer,
+                "parameter_gradients",
+                name,
+                self.company.ranks,
+                (),
+                _text(why, layer, name, len(parameters), joint),
+                float(len(parameters)),
+                layers,
+            )
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _inside(ddp: DistributedDataParallel) -> nn.Module:
+    module: nn.Module = ddp.module
+    return _inside(module) if isinstance(module, DistributedDataParallel) else module
+
+
+def _alone(wrapped: Wrapped) -> Iterator[tuple[Leaf, str]]:
+    """Yield the trainable parameters that no wrapper averages, and why."""
+    thawed = {id(p) for ddp in wrapped.ddps for p in _thawed(ddp)}
+    kept = {number for ddp in wrapped.ddps for number in wrapped.keepers(ddp)}
+    inside = {id(p) for ddp in wrapped.ddps for p in ddp.module.parameters()}
+    for leaf in wrapped.parameters:
+        number = id(leaf.tensor)
+        is_shared = isinstance(leaf.tensor, DTensor) and wrapped.is_sharded(leaf)
+        if not leaf.tensor.requires_grad or is_shared or number in wrapped.ignored:
+            continue
+        if number in thawed:
+            yield leaf, _THAWED
+        elif number not in kept and not _is_taken(leaf):
+            yield leaf, _LATER if number in inside else _OUTSIDE
+
+
+def _is_taken(leaf: Leaf) -> bool:
+    """Whether a hook of the user's sees its gradient, and may average it."""
+    tensor = leaf.tensor
+    return bool(tensor._post_accumulate_grad_hooks or tensor._backward_hooks)
+
+
+def _thawed(ddp: DistributedDataParallel) -> list[nn.Parameter]:
+    """Return the parameters that were frozen when DDP was made, and are not now.
+
+    The reducer lists its parameters only with buckets of zeros, a copy of all gradients. It is
+    asked where it has fewer than are trainable.
+    """
+    trainable = [p for p in ddp._module_parameters if p.requires_grad]
+    if reducer_count(ddp) >= len(trainable):
+        return []
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    known = {id(p) for bucket in buckets for p in bucket.parameters()}
+    return [p for p in trainable if id(p) not in known]
+
+
+def _text(why: str, layer: str, name: str, count: int, joint: Observation) -> str:
+    full = repr(f"{layer}.{name}".lstrip("."))
+    rest = f" and {count - 1:,} more parameters" if count > 2 else ""
+    rest = " and one more parameter" if count == 2 else rest
+    if why == _BYPASSED:
+        return (
+            f"{layer or joint.model_type!r} is wrapped in DDP, but called past the wrapper: each "
+            "rank trains it on gradients of its own batch"
+        )
+    reasons = {
+        _OUTSIDE: "below no wrapper",
+        _LATER: "put in after DDP was made, which does not know of it",
+        _THAWED: "frozen when DDP was made and trainable now",
+    }
+    verb = "is" if count == 1 else "are"
+    return f"the gradients of {full}{rest} are not averaged over ranks: {verb} {reasons[why]}"
