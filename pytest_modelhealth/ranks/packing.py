@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pytest_modelhealth.ranks.company import Company
 from pytest_modelhealth.ranks.unit_packing import joined_units
+from pytest_modelhealth.report.ranks import How
 from pytest_modelhealth.statistics import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
@@ -49,6 +50,7 @@ class Part:
         counts_samples: whether its samples of units are others than those of its neighbours.
         grows: whether it is longer when all are put together, if it is one of samples.
         adds_rows: whether its rows are others than those of its neighbours.
+        how: how it becomes one with the others, for people.
     """
 
     seen: TensorStatistics | None
@@ -61,6 +63,7 @@ class Part:
     counts_samples: bool = True
     grows: bool = False
     adds_rows: bool = True
+    how: How = "pieces"
 
 
 @dataclass(slots=True)

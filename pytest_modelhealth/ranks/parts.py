@@ -72,16 +72,18 @@ def _part(
         part.units = None if role == "inputs" else cuts.of(record, placement, seen)
         if part.units is not None:
             part.counts_samples = _is_first(company.place.tensor, company.rank)
+            part.how = "units"
         return part
     if role in (LOSS_INPUT, LOSS_TARGET):
         return Part(seen, grows=True, adds_rows=_is_first(company.place.tensor, company.rank))
     if placement is None:
-        return Part(seen, is_replica=True)
+        return Part(seen, is_replica=True, how="replicas")
     return Part(
         seen,
         counts=_counts_once(company, placement),
         whole=placement.shape,
         offset=() if placement.strided else placement.offset,
+        how="pieces" if any(map(_is_cut, placement.placements)) else "replicas",
     )
 
 
@@ -96,6 +98,8 @@ def _flowing(
         part.counts = _is_first_replica(placement, company.rank)
         part.whole = placement.shape
         part.offset = () if placement.strided else placement.offset
+        if len(company.place.data) == 1 and not any(map(_is_cut, placement.placements)):
+            part.how = "replicas"
     return part
 
 
@@ -211,7 +215,7 @@ def _settle_unplaced(
         index
         for index, (name, role, own) in enumerate(keys)
         if role in (*FLOWING, LOSS_INPUT, LOSS_TARGET)
-        and (name not in records or (own if own else role) not in records[name].placements)
+        and (name not in records or (own or role) not in records[name].placements)
     ]
     prints = np.array([_fingerprint(parts[index].seen) for index in open_ones], dtype=np.int64)
     low = company.smallest(prints, company.place.tensor)
@@ -224,8 +228,9 @@ def _settle_unplaced(
             continue
         if is_replica:
             part.counts = first
+            part.how = "replicas" if len(company.place.data) == 1 else "pieces"
         elif part.units is None and (cut := cuts.carried(part.seen)) is not None:
-            part.units, part.counts_samples = cut, first
+            part.units, part.counts_samples, part.how = cut, first, "units"
             part.whole = _widened(part.seen.shape, len(part.seen.units.alive), cut[1])  # type: ignore[union-attr]
 
 

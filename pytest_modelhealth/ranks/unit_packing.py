@@ -88,9 +88,7 @@ def _sizes(
     return sizes
 
 
-def _alive(
-    seen: TensorStatistics, units: UnitStatistics, abs_max: float
-) -> npt.NDArray[np.bool_]:
+def _alive(seen: TensorStatistics, units: UnitStatistics, abs_max: float) -> npt.NDArray[np.bool_]:
     """Return which units live, by the largest magnitude of all ranks where one tensor was seen."""
     if math.prod(seen.shape) != seen.count:
         return units.alive
@@ -104,9 +102,7 @@ def _extremes(
     sizes: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float64]:
     """Return the smallest of both rows over all ranks, in float64 where float32 would round."""
-    wide = np.array(
-        [one is not None and one.dtype not in _NARROW for one in seen], dtype=np.int64
-    )
+    wide = np.array([one is not None and one.dtype not in _NARROW for one in seen], dtype=np.int64)
     is_wide = np.repeat(company.largest(wide).astype(np.bool_), sizes)
     whole = np.empty_like(extremes)
     narrow = np.ascontiguousarray(extremes[:, ~is_wide], dtype=np.float32)
