@@ -177,7 +177,7 @@ def calls_no_functional_layer(module: nn.Module) -> bool:
     Of these only activations call functional layers, and in an activation none counts. Losses
     call functions that are recorded.
     """
-    home = type(module).__module__
+    home = original_class(module).__module__
     is_torchs = home.startswith("torch.nn.modules.") and home != "torch.nn.modules.loss"
     return is_torchs and not module._modules and "forward" not in vars(module)
 
@@ -190,12 +190,23 @@ def type_name(module: nn.Module) -> str:
 def original_class(module: nn.Module) -> type:
     """Return the class that the user wrote, where torch put another around it and it is loaded."""
     kind = type(module)
+    if _is_sharded(kind):
+        return kind.__bases__[1]
     if not kind.__module__.startswith(_STAND_INS):
         return kind
     home, _, name = _original_name(module).rpartition(".")
     original = getattr(sys.modules.get(home), name, kind)
     is_module = isinstance(original, type) and issubclass(original, nn.Module)
     return original if is_module else kind
+
+
+def _is_sharded(kind: type) -> bool:
+    """Whether torch made a class of its own and the user's, as `fully_shard` does."""
+    return (
+        kind.__module__.startswith("torch.distributed.")
+        and len(kind.__bases__) == 2
+        and issubclass(kind.__bases__[1], nn.Module)
+    )
 
 
 _STAND_INS = ("torch.jit.", "torch.export.", "pytest_modelhealth.capture.transcript.")
@@ -205,6 +216,8 @@ _MANGLED = re.compile(r"^__torch__\.|___torch_mangle_\d+\.")
 def _original_name(module: nn.Module) -> str:
     """Return the qualified name of the class that the user wrote."""
     kind = type(module)
+    if _is_sharded(kind):
+        kind = kind.__bases__[1]
     if isinstance(module, torch.jit.ScriptModule) and kind.__module__.startswith("torch.jit."):
         return _MANGLED.sub("", module._c._type().qualified_name())
     if kind.__module__.startswith(_STAND_INS) and isinstance(getattr(module, "_ty", None), str):
@@ -370,6 +383,7 @@ _WRAPPER_ATTRIBUTES = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
 }
 
 

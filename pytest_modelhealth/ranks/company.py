@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks.meeting import Meeting
-from pytest_modelhealth.report.ranks import Group
+from pytest_modelhealth.report.ranks import Dimension, Group
 
 T = TypeVar("T", bound=np.generic)
 Array = npt.NDArray[T]
@@ -107,6 +107,10 @@ class Company:
         dist.all_gather_object(found, value, group=self._channel(ranks))
         return found
 
+    def first(self, value: Any) -> Any:
+        """Return the object that the first rank has."""
+        return value if self.size == 1 else self._sent_by(self.ranks[0], value, self.ranks)
+
     def distinct(
         self, value: Any, digest: str, among: tuple[int, ...] | None = None
     ) -> list[tuple[tuple[int, ...], Any]]:
@@ -149,16 +153,32 @@ class Company:
         Raises:
             InspectionError: torch has no gloo here.
         """
+        if self._channels:
+            return
         self._channel(self.ranks)
         for among in (self.place.data, self.place.tensor):
             if 1 < len(among) < self.size:
                 self._channel(among)
+        self.groups = self._all_groups()
 
     @property
-    def is_open(self) -> bool:
-        """Whether its process group is there and was not destroyed since."""
-        channel = self._channels.get(self.ranks)
-        return channel is not None and channel in dist.distributed_c10d._world.pg_map
+    def is_closed(self) -> bool:
+        """Whether its process group was destroyed."""
+        known = dist.distributed_c10d._world.pg_map
+        return any(channel not in known for channel in self._channels.values())
+
+    def _all_groups(self) -> tuple[Group, ...]:
+        """Return who shares what out among all ranks."""
+        found: list[Group] = []
+        dimensions: tuple[tuple[Dimension, tuple[int, ...]], ...] = (
+            ("data", self.place.data),
+            ("tensor", self.place.tensor),
+        )
+        for dimension, mine in dimensions:
+            groups = tuple(group for _, group in self.distinct(mine, digest(repr(mine))))
+            if any(len(group) > 1 for group in groups):
+                found.append(Group(dimension, groups))
+        return tuple(found)
 
     def _channel(self, ranks: tuple[int, ...]) -> Any:
         if ranks not in self._channels:

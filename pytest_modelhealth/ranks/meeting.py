@@ -165,9 +165,7 @@ def _wait(store: Any, key: str, end: float) -> bool:
     try:
         store.wait([key], min(SLICE, left))
     except RuntimeError:
-        if store.check([key]):
-            return True
-        return False
+        return bool(store.check([key]))
     return True
 
 

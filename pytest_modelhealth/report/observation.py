@@ -202,7 +202,7 @@ class LayerRecord:
             InspectionError: `other` is no record.
         """
         require_kind(other, LayerRecord)
-        fuller = self if _FULLNESS.index(self.status) <= _FULLNESS.index(other.status) else other
+        fuller = self if FULLNESS.index(self.status) <= FULLNESS.index(other.status) else other
         roles = {role: _merged_role(getattr(self, role), getattr(other, role)) for role in _SEEN}
         return replace(
             self,
@@ -267,7 +267,7 @@ class LayerRecords(Mapping[str, LayerRecord]):
 
 
 _SEEN = ("inputs", "activations", "gradients", "parameter_gradients")
-_FULLNESS = (
+FULLNESS = (
     Status.OBSERVED,
     Status.ALIAS_OF_INPUT,
     Status.UNUSED_IN_LOSS,
@@ -276,6 +276,7 @@ _FULLNESS = (
     Status.OPAQUE,
     Status.NOT_CALLED,
 )
+"""What became of a layer, from what tells most to what tells least."""
 
 
 def _all_equal(a: bool | None, b: bool | None) -> bool | None:

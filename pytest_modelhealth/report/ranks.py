@@ -104,12 +104,15 @@ class Ranks:
         engine: what distributes the model, for people: ``"DDP"``, ``"FSDP2 and tensor parallel"``.
         groups: who shares what out.
         disagreements: where ranks disagree, in execution order.
+        losses: the smallest and the largest loss of a rank, each with the rank; empty where there
+            was no loss.
     """
 
     ranks: tuple[int, ...]
     engine: str
     groups: tuple[Group, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
+    losses: tuple[tuple[float, int], ...] = ()
 
 
 def named_ranks(ranks: Iterable[int]) -> str:

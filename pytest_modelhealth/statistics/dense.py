@@ -77,12 +77,22 @@ def dense_values(tensor: Tensor) -> DenseValues:
     if reason:
         raise UnsupportedTensorError(reason)
     try:
-        return _dense_values(tensor)
+        dense = _dense_values(tensor)
+    except UnsupportedTensorError:
+        raise
     except (RuntimeError, TypeError, NotImplementedError) as error:
         cause = str(error).partition("\n")[0]
         raise UnsupportedTensorError(
             f"torch cannot read {tensor.dtype} values in layout {tensor.layout}: {cause}"
         ) from error
+    if _has_no_memory(dense.values):
+        raise UnsupportedTensorError(f"{type(tensor).__name__} shows no memory to read")
+    return dense
+
+
+def _has_no_memory(values: Tensor) -> bool:
+    """Whether a subclass left nothing behind a plain tensor, which would crash whoever reads it."""
+    return values.is_cpu and values.numel() > 0 and not values.untyped_storage().data_ptr()
 
 
 def _why_unreadable(tensor: Any) -> str:
@@ -98,7 +108,7 @@ def _why_unreadable(tensor: Any) -> str:
     if _is_distributed(tensor):
         partial = any(placement.is_partial() for placement in tensor.placements)
         return "a DTensor's partial sums are no values until they are reduced" if partial else ""
-    if tensor.is_nested or is_dequantisable(tensor):
+    if _is_on_its_way(tensor) or tensor.is_nested or is_dequantisable(tensor):
         return ""
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return f"{type(tensor).__name__} is a tensor subclass that keeps its values to itself"
@@ -113,6 +123,12 @@ def _is_distributed(tensor: Any) -> bool:
     return hasattr(tensor, "to_local")
 
 
+def _is_on_its_way(tensor: Any) -> bool:
+    """Whether a collective that was begun will write the values."""
+    home = "torch.distributed._functional_collectives"
+    return type(tensor).__name__ == "AsyncCollectiveTensor" and type(tensor).__module__ == home
+
+
 def _storage_was_freed(tensor: Tensor) -> bool:
     """Whether memory was given back under the tensor, as FSDP does between uses."""
     has_storage = tensor.layout is torch.strided
@@ -125,6 +141,10 @@ def _dense_values(tensor: Any) -> DenseValues:
     shape = tuple(tensor.shape)
     if _is_distributed(tensor):
         tensor = tensor.to_local()
+    if _is_on_its_way(tensor):
+        tensor = tensor.trigger_wait()  # the next operation would wait all the same
+    if reason := _why_unreadable(tensor):  # what a DTensor holds, say
+        raise UnsupportedTensorError(reason)
     if tensor.layout in _SPARSE_LAYOUTS:
         return _sparse_values(tensor)
     if tensor.is_mkldnn:

@@ -9,6 +9,7 @@ from types import CodeType
 from torch import Tensor, nn
 
 from pytest_modelhealth.report import Option, ZeroSlices
+from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.statistics import Entry
 
 
@@ -42,6 +43,7 @@ class Layer:
         traced: whether it was called while a trace was made.
         place: where the user's code first called it, as in `flow.places`, where that was seen.
         source, options, tied, equal_samples, equal_input_samples: as in `LayerRecord`.
+        placements: as in `LayerRecord`.
         zero_slices: as in `LayerRecord`.
         unreached: parameters without a gradient on which no output depends, by name; whether a
             function was given their values all the same.
@@ -80,6 +82,7 @@ class Layer:
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
     zero_slices: dict[str, ZeroSlices] = field(default_factory=dict)
+    placements: dict[str, Placement] = field(default_factory=dict)
 
     @property
     def label(self) -> str:

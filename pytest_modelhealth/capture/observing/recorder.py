@@ -35,6 +35,7 @@ from pytest_modelhealth.layers import (
     type_name,
 )
 from pytest_modelhealth.report import Option
+from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.statistics import (
     Entry,
     Ledger,
@@ -49,6 +50,18 @@ class FunctionalCall(NamedTuple):
     caller: str
     function: str
     number: int
+
+
+class Placements(NamedTuple):
+    """Tells how tensors lie on several ranks.
+
+    Args:
+        of: returns the placement of a tensor, where there is one.
+        of_gradient: the same of a gradient, given the placement of what it is the gradient of.
+    """
+
+    of: Callable[[Tensor], Placement | None]
+    of_gradient: Callable[[Tensor, Placement | None], Placement | None]
 
 
 class Recorder:
@@ -72,6 +85,7 @@ class Recorder:
         errors: errors of ours.
         notes: what a reader should know.
         unit_dimension: tells where the units of an output of a module lie.
+        placements: tells how tensors lie on several ranks, where there are several.
     """
 
     def __init__(
@@ -93,6 +107,7 @@ class Recorder:
         self.flow = FlowRecorder()
         self.loss_calls = LossCalls(self.reader, samples, self.errors)
         self.unit_dimension = UnitDimensions().of
+        self.placements: Placements | None = None
         self._selection = selection
         self._samples = samples
         self._visitor = visitor
@@ -322,6 +337,8 @@ class Recorder:
                 _append(layer, role, entry)
             except UnsupportedTensorError as error:
                 layer.unsupported = str(error)
+            if self.placements is not None:
+                _place(layer, role, self.placements.of(tensor))
         if self._visitor is not None:
             self._visitor.see(layer.name, role, "", tensor)
         return entry
@@ -339,6 +356,10 @@ class Recorder:
         except UnsupportedTensorError as error:
             for layer in layers:
                 layer.unsupported = str(error)
+        if self.placements is not None:
+            for layer in layers:
+                activation = layer.placements.get("activations")
+                _place(layer, "gradients", self.placements.of_gradient(gradient, activation))
         if self._visitor is not None:
             for layer in layers:
                 self._visitor.see(layer.name, "gradients", "", gradient)
@@ -415,6 +436,8 @@ class Recorder:
                     layer.unsupported = f"{name}: {error}"
                 except Exception as error:  # noqa: BLE001 - ours, as in a hook
                     self.fail(layer, error)
+                if self.placements is not None:
+                    _place(layer, f"{role}.{name}", self.placements.of(tensor))
 
     def note_zero_slices(self) -> None:
         """Note the rows and columns of parameters that are zero and get a gradient of zero.
@@ -478,6 +501,11 @@ class Recorder:
         if isinstance(self._loss, Entry):
             return self._loss.statistics.mean_of_all
         return self._loss
+
+
+def _place(layer: Layer, role: str, placement: Placement | None) -> None:
+    if placement is not None:
+        layer.placements.setdefault(role, placement)
 
 
 _MOST_ENTRIES = 256

@@ -82,6 +82,7 @@ def _record(
         equal_input_samples=layer.equal_input_samples,
         zero_slices=layer.zero_slices,
         definitions=places,
+        placements=layer.placements,
     )
 
 

@@ -46,7 +46,8 @@ def run_backward(
         _differentiate(step, step.scale.apply(loss), parameters)
     if loss.requires_grad or step.loss_path is not None:
         read = step.hooks.functions.read
-        step.recorder.note_unreached(parameters, lambda: graph_leaves(ends), read)
+        with step.parameters_shown():
+            step.recorder.note_unreached(parameters, lambda: step.known(graph_leaves(ends)), read)
 
 
 def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
@@ -61,8 +62,10 @@ def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
         else:
             loss.backward()
         del unknown
-        with torch._C.DisableTorchFunction():  # a function mode would see each attribute
+        # a function mode would see each attribute
+        with torch._C.DisableTorchFunction(), step.parameters_shown():
             gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
+            gradients = _over_ranks(step, gradients)
             recorder.add_state("parameter_gradients", gradients)
             try:
                 recorder.note_zero_slices()
@@ -72,6 +75,17 @@ def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
                 step.unregistered = step.registered.leaves_out(leaves)
             except Exception as error:  # noqa: BLE001 - ours, as in a hook
                 recorder.errors.append(f"unregistered parameters: {type(error).__name__}: {error}")
+
+
+def _over_ranks(step: Step, gradients: list[Held]) -> list[Held]:
+    """Return the gradients to report, where other ranks have a share in them."""
+    if step.request.averager is not None:
+        gradients = step.request.averager(gradients)
+    if step.company is not None and step.company.on_ranks:
+        from pytest_modelhealth.capture.parallel.placements import summed
+
+        gradients = [(layer, name, summed(gradient)) for layer, name, gradient in gradients]
+    return gradients
 
 
 def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -> bool:

@@ -34,11 +34,12 @@ def read_state(step: Step) -> list[Held]:
         The parameters.
     """
     recorder = step.recorder
-    recorder.note_options()
-    recorder.note_ties()
-    recorder.add_state("buffers", recorder.held("_buffers"))
-    parameters = recorder.held("_parameters")
-    recorder.add_state("parameters", parameters)
+    with step.parameters_shown():
+        recorder.note_options()
+        recorder.note_ties()
+        recorder.add_state("buffers", recorder.held("_buffers"))
+        parameters = recorder.held("_parameters")
+        recorder.add_state("parameters", parameters)
     return parameters
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,13 @@ from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.flow import Source
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.capture.observing.recorder import Recorder
+from pytest_modelhealth.capture.observing.recorder import Placements, Recorder
 from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.observing.source_lines import note_source_lines
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.apart import Inspection
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
+from pytest_modelhealth.capture.step.company import Company
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.capture.step.unregistered import Registered
@@ -55,6 +57,7 @@ class Step:
         is_differentiated: whether a backward pass is asked for and can be run.
         no_gradients, loss_path, unregistered, task_gradients, given: as in `Observation`.
         read: ids of the parameters that functions were given, where those are seen.
+        company: what this rank has of the model, where that may be spread over several.
     """
 
     request: Request
@@ -76,6 +79,15 @@ class Step:
     task_gradients: tuple[TaskGradients, ...] = field(default=())
     read: set[int] | None = None
     given: tuple[GivenTensor, ...] = ()
+    company: Company | None = None
+
+    def parameters_shown(self) -> AbstractContextManager[None]:
+        """Have the modules hold the parameters that the user knows; nothing may run inside."""
+        return nullcontext() if self.company is None else self.company.parameters_shown()
+
+    def known(self, leaves: list[Tensor]) -> list[Tensor]:
+        """Return the parameters that the user knows in place of those that the forward used."""
+        return leaves if self.company is None else self.company.known(leaves)
 
     @property
     def batch(self) -> Any:
@@ -95,7 +107,13 @@ class Step:
         return self.inspection.hooks
 
 
-def prepare(request: Request, model: nn.Module, notes: list[str], state: State) -> Step:
+def prepare(
+    request: Request,
+    model: nn.Module,
+    notes: list[str],
+    state: State,
+    company: Company | None = None,
+) -> Step:
     """Return the step that is about to run.
 
     Raises:
@@ -114,6 +132,10 @@ def prepare(request: Request, model: nn.Module, notes: list[str], state: State) 
         request.collectors,
     )
     note_source_lines(recorder)
+    if company is not None and company.on_ranks:
+        from pytest_modelhealth.capture.parallel.placements import of_gradient, placement_of
+
+        recorder.placements = Placements(placement_of, of_gradient)
     parameters = recorder.held("_parameters")
     held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, recorder.held("_buffers")))
     recorder.flow.name_sources(_sources(arguments, request.target, held, state))
@@ -134,6 +156,7 @@ def prepare(request: Request, model: nn.Module, notes: list[str], state: State) 
         tasks=TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None,
         notes=[*notes, *_unregistered(recorder, registered, state)],
         given=tuple(_given(arguments)),
+        company=company,
     )
     _refuse_fake(state, tensors)
     return step

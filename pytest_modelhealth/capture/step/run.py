@@ -14,6 +14,7 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.step.backward import run_backward
 from pytest_modelhealth.capture.step.collection import collected_rarely
+from pytest_modelhealth.capture.step.company import Company, in_company
 from pytest_modelhealth.capture.step.deep_graphs import deep_graphs_freed
 from pytest_modelhealth.capture.step.forward import observed_eagerly, read_state, run_forward
 from pytest_modelhealth.capture.step.interruption import exited_whole
@@ -55,8 +56,8 @@ def run_step(
             f"cannot inspect {type(request.model).__name__} while a CUDA graph is captured: "
             "reading a tensor would end the capture; inspect it before or after torch.cuda.graph"
         )
-    with deep_graphs_freed() as graph:
-        return _run(request, model, notes, watch, state or State(model), graph)
+    with deep_graphs_freed() as graph, exited_whole(in_company(model, state)) as company:
+        return _run(request, model, notes, watch, company, graph)
 
 
 def _run(
@@ -64,10 +65,10 @@ def _run(
     model: nn.Module,
     notes: list[str],
     watch: Watch,
-    state: State,
+    company: Company,
     graph: list[Any],
 ) -> Observation:
-    step = prepare(request, model, notes, state)
+    step = prepare(request, model, notes, company.state, company)
     inspection = step.inspection
     with exited_whole(
         inspection.apart(), untouched(inspection, step.batch), watch(step.recorder)

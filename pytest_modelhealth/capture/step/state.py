@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 from operator import is_
 from types import FunctionType
@@ -55,6 +55,17 @@ class State:
         for container, held in self._others:
             if not _holds(container, held):
                 _fill(container, held)
+
+    def exchange(self, others: Mapping[int, Any]) -> None:
+        """Put other objects in the place of some, given by the id of these; a set is left alone."""
+        for container, _ in self._others:
+            if isinstance(container, dict):
+                container.update(
+                    {k: others[id(v)] for k, v in container.items() if id(v) in others}
+                )
+            elif isinstance(container, list | deque):
+                for index, value in enumerate(container):
+                    container[index] = others.get(id(value), value)
 
     def is_as_it_was(self) -> bool:
         """Whether all containers hold what they held."""

@@ -78,7 +78,6 @@ def disagreements(
         own: what this rank saw.
         joint: what all saw, put together.
     """
-    evidence.close()
     written = company.gather([kind.card(own) for kind in evidence.kinds])
     cards = [dict(zip(company.ranks, each, strict=True)) for each in zip(*written, strict=True)]
     asking = [kind.asks(card) for kind, card in zip(evidence.kinds, cards, strict=True)]

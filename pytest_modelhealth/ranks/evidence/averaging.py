@@ -60,7 +60,6 @@ class Averaging(Kind):
 
     def card(self, own: Observation) -> tuple[tuple[str, str, str], ...]:
         """Return layer, parameter and reason, of what gets gradients that nobody averages."""
-        self.close()
         if not own.backward:
             return ()
         found = []

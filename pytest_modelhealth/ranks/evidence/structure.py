@@ -11,7 +11,7 @@ from pytest_modelhealth.ranks.evidence.wrappers import Wrapped
 
 
 def described(model: nn.Module) -> str:
-    """Return a line for each layer and each of its parameters, equal where the ranks' models are.
+    """Return a line for each layer, parameter and buffer, equal where the ranks' models are.
 
     Of torch's own modules it says how they are set up; of others only the class, since what they
     say of themselves may name the rank. Values are not in it.
@@ -21,15 +21,18 @@ def described(model: nn.Module) -> str:
 
 def _lines(model: nn.Module) -> Iterator[str]:
     wrapped = Wrapped(model)
-    parameters: dict[nn.Module, list[str]] = {}
+    held: dict[nn.Module, list[str]] = {}
     for leaf in wrapped.parameters:
-        parameters.setdefault(leaf.module, []).append(_said(f"{leaf}", leaf.tensor))
+        learns = "trainable" if leaf.tensor.requires_grad else "frozen"
+        held.setdefault(leaf.module, []).append(f"parameter {leaf}: {_said(leaf.tensor)}, {learns}")
+    for leaf in wrapped.buffers:
+        held.setdefault(leaf.module, []).append(f"buffer {leaf}: {_said(leaf.tensor)}")
     for named in named_modules(model):
         module = named.module
         mode = "in training" if module.training else "in evaluation mode"
         told = module.extra_repr() if _is_torchs(module) else ""
         yield f"{named.name or 'the model'}: {type_name(module)}({told}), {mode}"
-        yield from parameters.get(module, ())
+        yield from held.get(module, ())
 
 
 def _is_torchs(module: nn.Module) -> bool:
@@ -37,7 +40,5 @@ def _is_torchs(module: nn.Module) -> bool:
     return type(module).extra_repr.__module__.startswith("torch.nn.modules.")
 
 
-def _said(name: str, tensor: Tensor) -> str:
-    learns = "trainable" if tensor.requires_grad else "frozen"
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"parameter {name}: {tuple(tensor.shape)} {dtype}, {learns}"
+def _said(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,72 @@
+"""How a tensor lies on the ranks of a device mesh, where it is a `DTensor` or was taken from one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from pytest_modelhealth.report.ranks import Placement
+
+
+def placement_of(tensor: Tensor) -> Placement | None:
+    """Return the placement of `tensor`, ``None`` where nothing tells.
+
+    A plain tensor that `DTensor.to_local` returned has it in the node of autograd that made it.
+    """
+    spec = getattr(tensor, "_spec", None)
+    if spec is None:
+        node: Any = tensor.grad_fn
+        if node is None or node.name() != "_ToTorchTensorBackward":
+            return None
+        spec = node.dtensor_spec
+    return _of_spec(spec)
+
+
+def of_gradient(gradient: Tensor, activation: Placement | None) -> Placement | None:
+    """Return the placement of a gradient, for which that of the activation is known.
+
+    The gradient of a sum that lies in parts on the ranks is the same on each.
+    """
+    own = placement_of(gradient)
+    if own is not None or activation is None:
+        return own
+    placements = tuple("R" if one == "P" else one for one in activation.placements)
+    return replace(activation, placements=placements)
+
+
+def summed(gradient: Tensor) -> Tensor:
+    """Return a gradient as the optimizer makes it: parts of a sum on several ranks added up.
+
+    That takes a collective, which all ranks begin after a backward pass that succeeded.
+    """
+    distributed: Any = gradient
+    spec = getattr(gradient, "_spec", None)
+    if spec is None or not any(one.is_partial() for one in spec.placements):
+        return gradient
+    from torch.distributed.tensor import Replicate
+
+    whole = [Replicate() if one.is_partial() else one for one in spec.placements]
+    result: Tensor = distributed.redistribute(placements=whole)
+    return result
+
+
+def _of_spec(spec: Any) -> Placement:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
+    return Placement(
+        ranks=tuple(map(int, spec.mesh.mesh.flatten().tolist())),
+        mesh_shape=tuple(map(int, spec.mesh.mesh.shape)),
+        placements=tuple(map(_letters, spec.placements)),
+        shape=tuple(map(int, spec.shape)),
+        offset=tuple(map(int, offset)),
+        strided=any(type(one).__name__ == "_StridedShard" for one in spec.placements),
+    )
+
+
+def _letters(placement: Any) -> str:
+    if placement.is_partial():
+        return "P"
+    return "R" if placement.is_replicate() else f"S({placement.dim})"

@@ -1,0 +1,128 @@
+"""Modules of `fully_shard`: their parameters as shards, and their state between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Shards:
+    """The modules of a model that `fully_shard` was called on.
+
+    FSDP puts whole parameters in place of its shards while they are needed, and remembers that it
+    did. The root's stay in place after a forward. The shards are what the user knows as parameters,
+    and what gets the gradients.
+
+    Args:
+        modules: all of them, outer ones first.
+    """
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._modules = modules
+        states = [module._get_fsdp_state() for module in modules]
+        self._groups = [group for state in states for group in state._fsdp_param_groups]
+        self._parameters = [one for group in self._groups for one in group.fsdp_params]
+        self._contexts = list({id(s._comm_ctx): s._comm_ctx for s in states}.values())
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Show the shards when this is entered, and leave FSDP as it was, however this ends.
+
+        Gradients are reduced inside even where FSDP was told to wait; what it has accumulated
+        meanwhile is set aside.
+        """
+        unsharded = [any(g.is_unsharded for g in _groups(module)) for module in self._modules]
+        for module in self._modules:
+            module.reshard()
+        kept = self._set_aside()
+        try:
+            yield
+        except BaseException:
+            for module in self._modules:
+                if module._get_fsdp_state()._is_root:
+                    module.reset_iter_state()
+            self._restore(kept)
+            # gathering would wait for ranks that may never come; the next forward does it
+            raise
+        self._restore(kept)
+        for module, was in zip(self._modules, unsharded, strict=True):
+            if was:
+                module.unshard()
+
+    def _set_aside(self) -> list[tuple[Any, str, Any]]:
+        kept: list[tuple[Any, str, Any]] = []
+        for group in self._groups:
+            kept += _attributes(
+                group,
+                {
+                    "reduce_grads": True,
+                    "all_reduce_grads": True,
+                    "_partial_reduce_output": None,
+                    "_post_forward_indices": [],
+                },
+            )
+        for context in self._contexts:
+            kept += _attributes(context, {"post_forward_order": []})
+        for one in self._parameters:
+            kept += _attributes(one, {"unsharded_accumulated_grad": None})
+            whole = getattr(one, "_unsharded_param", None)
+            if whole is not None:
+                kept.append((whole, "grad", whole.grad))
+                whole.grad = None
+        return kept
+
+    def _restore(self, kept: list[tuple[Any, str, Any]]) -> None:
+        for module in self._modules:
+            module.reshard()
+        for one in self._parameters:
+            whole = getattr(one, "_unsharded_param", None)
+            if whole is not None:
+                whole.grad = None
+        for holder, name, value in kept:
+            setattr(holder, name, value)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Have the modules hold the shards; nothing of the model may run inside."""
+        places = [place for one in self._parameters for place in _places(one)]
+        held = [(owner, name, owner[name]) for owner, name, _ in places]
+        try:
+            for owner, name, shard in places:
+                owner[name] = shard
+            yield
+        finally:
+            for owner, name, was in held:
+                owner[name] = was
+
+    def shard_of(self, leaf: Tensor) -> Tensor:
+        """Return the shard that a whole parameter belongs to; any other tensor itself."""
+        for one in self._parameters:
+            if leaf is getattr(one, "_unsharded_param", None):
+                shard: Tensor = one.sharded_param
+                return shard
+        return leaf
+
+
+def _groups(module: Any) -> list[Any]:
+    return list(module._get_fsdp_state()._fsdp_param_groups)
+
+
+def _attributes(holder: Any, meanwhile: dict[str, Any]) -> list[tuple[Any, str, Any]]:
+    """Set attributes that `holder` has; return what they were."""
+    kept = [(holder, name, getattr(holder, name)) for name in meanwhile if hasattr(holder, name)]
+    for _, name, _ in kept:
+        setattr(holder, name, meanwhile[name])
+    return kept
+
+
+def _places(one: Any) -> Iterator[tuple[dict[str, Any], str, nn.Parameter]]:
+    """Yield where modules hold a parameter, tied ones in several places, and its shard."""
+    where = one._module_info
+    modules = [where.module, *where.shared_modules]
+    names = [where.param_name, *where.shared_param_names]
+    for module, name in zip(modules, names, strict=True):
+        if name in module._parameters:
+            yield module._parameters, name, one.sharded_param

@@ -1,0 +1,127 @@
+"""Has a model that is spread over ranks run a step of which the other ranks learn nothing more."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.errors import InspectionError
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.capture.parallel.sharded import Shards
+    from pytest_modelhealth.capture.parallel.wrappers import Wrappers
+
+
+@dataclass(frozen=True)
+class Company:
+    """What this rank has of a model.
+
+    Args:
+        state: what the model holds while it is inspected.
+        shards: its parameters, where `fully_shard` cut them.
+        on_ranks: whether there are other ranks.
+        notes: what a reader should know.
+    """
+
+    state: State
+    shards: Shards | None = None
+    on_ranks: bool = False
+    notes: tuple[str, ...] = ()
+
+    def parameters_shown(self) -> AbstractContextManager[None]:
+        """Have the modules hold the parameters that the user knows; nothing may run inside."""
+        return nullcontext() if self.shards is None else self.shards.shown()
+
+    def known(self, leaves: list[Tensor]) -> list[Tensor]:
+        """Return the parameters that the user knows in place of those that a forward used."""
+        return leaves if self.shards is None else [self.shards.shard_of(leaf) for leaf in leaves]
+
+
+def has_process_group() -> bool:
+    """Whether this process is a rank among others; nothing is imported to find out."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+@contextmanager
+def in_company(model: nn.Module, state: State | None = None) -> Iterator[Company]:
+    """Let a step inside leave no trace on what spreads `model` over ranks.
+
+    Args:
+        model: the model.
+        state: what it holds, where the caller has looked already.
+
+    Raises:
+        InspectionError: its engine does not allow that, or another thread is at it.
+    """
+    state = state or State(model)
+    if not has_process_group():
+        yield Company(state)
+        return
+    from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
+
+    wrappers = find_wrappers(state.modules)
+    if not wrappers:
+        yield Company(state, on_ranks=True)
+        return
+    refuse_unknown_ways(wrappers)
+    with _alone(state) as is_first, ExitStack() as stack:
+        if is_first:
+            yield _entered(model, state, wrappers, stack)
+        else:
+            yield Company(state, on_ranks=True)
+
+
+def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStack) -> Company:
+    shards = None
+    if wrappers.sharded:
+        from pytest_modelhealth.capture.parallel.sharded import Shards
+
+        shards = Shards(wrappers.sharded)
+        stack.enter_context(shards.apart())
+        state = State(model)
+    if wrappers.replicated:
+        from pytest_modelhealth.capture.parallel.local_step import doubles, stay_local
+
+        stack.callback(state.restore_containers)
+        stay_local(wrappers.replicated)
+        state.exchange(doubles(wrappers.replicated))
+        state = State(model)
+    return Company(state, shards, on_ranks=True)
+
+
+_lock = threading.Lock()
+_inside: dict[int, int] = {}  # the thread that inspects a module
+
+
+@contextmanager
+def _alone(state: State) -> Iterator[bool]:
+    """Yield whether this is the first of nested inspections.
+
+    Raises:
+        InspectionError: another thread inspects a module of it.
+    """
+    ids, here = [id(module) for module in state.modules], threading.get_ident()
+    with _lock:
+        threads = {_inside[one] for one in ids if one in _inside}
+        if threads - {here}:
+            raise InspectionError(
+                f"cannot inspect {type(state.modules[0]).__name__}: it is being inspected already, "
+                "in another thread; one inspection of a model at a time"
+            )
+        if not threads:
+            _inside.update(dict.fromkeys(ids, here))
+    try:
+        yield not threads
+    finally:
+        if not threads:
+            with _lock:
+                for one in ids:
+                    _inside.pop(one, None)

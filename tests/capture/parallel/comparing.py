@@ -1,0 +1,114 @@
+"""Inspects a model and trains on, beside a twin that nobody inspects."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pytest_modelhealth.inspector import Inspector
+from tests.capture.parallel.engines import (
+    InspectionEnded,
+    batch,
+    held,
+    loss_of,
+    make,
+    same,
+    train,
+)
+
+
+def differences(cases: Iterable[tuple[str, int, str]]) -> dict[tuple[str, int, str], str]:
+    """Return what is not as it would be without the inspection, for each case; ``""`` is nothing."""
+    warnings.simplefilter("ignore")
+    return {case: difference(*case) for case in cases}
+
+
+def difference(engine: str, steps: int, way: str) -> str:
+    """Return what of one case is different."""
+    models = [make(engine), make(engine)]
+    for model, optimizer in models:
+        for step in range(steps):
+            train(engine, model, optimizer, step)
+        if way == "after evaluation":
+            evaluate(engine, model)
+    (model, optimizer), (twin, _) = models
+    objects = [(p, p.grad) for p in model.parameters()]
+    before = torch.get_rng_state()
+    try:
+        inspect(engine, model, way)
+    except Exception as error:  # noqa: BLE001 - it is told
+        return f"inspection: {type(error).__name__}: {error}"
+    if not torch.equal(before, torch.get_rng_state()):
+        return "random state"
+    if any(
+        p is not q or p.grad is not g for p, (q, g) in zip(model.parameters(), objects, strict=True)
+    ):
+        return "objects"
+    if not same(held(model), held(twin)):
+        return "values: " + ", ".join(_differing(held(model), held(twin)))
+    for step in range(10, 13):
+        for each, its in models:
+            try:
+                train(engine, each, its, step)
+            except Exception as error:  # noqa: BLE001 - it is told
+                return f"step {step}: {type(error).__name__}: {error}"
+        if not same(held(model), held(twin)):
+            return f"step {step}: " + ", ".join(_differing(held(model), held(twin)))
+    return ""
+
+
+def _differing(a: dict[Any, Any], b: dict[Any, Any]) -> list[str]:
+    return [str(key) for key in a if not same(a[key], b.get(key))][:3]
+
+
+def evaluate(engine: str, model: nn.Module) -> None:
+    """Run the model without gradients, as between two epochs."""
+    model.eval()
+    with torch.no_grad():
+        model(batch(engine, 77)[0])
+    model.train()
+
+
+def inspect(engine: str, model: nn.Module, way: str) -> None:
+    """Inspect it in one of the ways; where ranks need not wait for each other, one alone raises."""
+    raises = dist.get_rank() == 1 or not engine.startswith("DDP")
+    x, y = batch(engine, 99)
+    inspector = Inspector(model)
+    if way == "forward raises":
+        layer = dict(model.named_modules())[_last(model)]
+        handle = layer.register_forward_pre_hook(_raise) if raises else None
+        try:
+            inspector.run_inspection(x, y, loss=loss_of)
+        except InspectionEnded:
+            assert raises
+        finally:
+            if handle is not None:
+                handle.remove()
+        return
+    errors = {"loss raises": InspectionEnded, "Ctrl-C": KeyboardInterrupt}
+    error = errors.get(way) if raises else None
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        if error is not None:
+            raise error
+        return loss_of(output, target)
+
+    try:
+        inspector.run_inspection(
+            x, y, loss=loss, backward=False if way == "forward alone" else None
+        )
+    except (InspectionEnded, KeyboardInterrupt):
+        assert error is not None
+
+
+def _last(model: nn.Module) -> str:
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
+
+
+def _raise(*_: Any) -> None:
+    raise InspectionEnded
