@@ -15,8 +15,8 @@ from pytest_modelhealth.ranks.company import Company
 from pytest_modelhealth.ranks.evidence.averaging import Averaging
 from pytest_modelhealth.ranks.evidence.batches import Batches
 from pytest_modelhealth.ranks.evidence.kind import Kind
-from pytest_modelhealth.ranks.evidence.loss_values import LossValues
 from pytest_modelhealth.ranks.evidence.loss_weights import LossWeights
+from pytest_modelhealth.ranks.evidence.nonfinite import NonFinite
 from pytest_modelhealth.ranks.evidence.norms import Norms
 from pytest_modelhealth.ranks.evidence.randomness import Randomness
 from pytest_modelhealth.ranks.evidence.replicas import Replicas
@@ -30,7 +30,7 @@ from pytest_modelhealth.report.ranks import Disagreement
 __all__ = ["Evidence", "collected", "described", "disagreements"]
 
 _KINDS: tuple[type[Kind], ...] = (
-    LossValues,
+    NonFinite,
     Weights,
     Batches,
     Averaging,

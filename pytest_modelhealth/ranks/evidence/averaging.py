@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, in_order
+from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, in_order, listed
 from pytest_modelhealth.ranks.evidence.wrappers import Leaf, Wrapped, reducer_count
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.report.ranks import Disagreement
+from pytest_modelhealth.report.ranks import Disagreement, named_ranks
 
 _OUTSIDE = "outside"
 _BYPASSED = "bypassed"
@@ -89,7 +89,7 @@ class Averaging(Kind):
                 name,
                 self.company.ranks,
                 (),
-                _text(why, layer, name, len(parameters), joint),
+                _text(why, layer, name, len(parameters), self.company.ranks),
                 float(len(parameters)),
                 layers,
             )
@@ -141,19 +141,21 @@ def _thawed(ddp: DistributedDataParallel) -> list[nn.Parameter]:
     return [p for p in trainable if id(p) not in known]
 
 
-def _text(why: str, layer: str, name: str, count: int, joint: Observation) -> str:
-    full = repr(f"{layer}.{name}".lstrip("."))
-    rest = f" and {count - 1:,} more parameters" if count > 2 else ""
-    rest = " and one more parameter" if count == 2 else rest
+def _text(why: str, layer: str, name: str, count: int, ranks: tuple[int, ...]) -> str:
+    among = named_ranks(ranks)
     if why == _BYPASSED:
         return (
-            f"{layer or joint.model_type!r} is wrapped in DDP, but called past the wrapper: each "
-            "rank trains it on gradients of its own batch"
+            f"{layer!r} is wrapped in DDP and called past its wrapper: {among} train it each on "
+            "gradients of its own batch"
         )
     reasons = {
-        _OUTSIDE: "below no wrapper",
-        _LATER: "put in after DDP was made, which does not know of it",
-        _THAWED: "frozen when DDP was made and trainable now",
+        _OUTSIDE: "no wrapper holds {it}",
+        _LATER: "DDP was made before {it} came in",
+        _THAWED: "DDP was made while {it} {was} frozen",
     }
-    verb = "is" if count == 1 else "are"
-    return f"the gradients of {full}{rest} are not averaged over ranks: {verb} {reasons[why]}"
+    it, was = ("it", "was") if count == 1 else ("they", "were")
+    reason = reasons[why].format(it="them" if why == _OUTSIDE and count > 1 else it, was=was)
+    return (
+        f"the gradients of {listed(f'{layer}.{name}', count)} are not averaged over {among}: "
+        f"{reason}"
+    )

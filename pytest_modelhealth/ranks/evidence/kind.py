@@ -80,3 +80,14 @@ def alike(cards: Cards) -> list[tuple[int, ...]]:
     for rank, card in cards.items():
         groups.setdefault(card, []).append(rank)
     return sorted((tuple(ranks) for ranks in groups.values()), key=lambda r: (-len(r), r))
+
+
+def listed(name: str, count: int, what: str = "parameter") -> str:
+    """Return ``"'a.weight' and 2 more parameters"``: the first by name, the others by number."""
+    first = repr(name.lstrip("."))
+    return first if count == 1 else f"{first} and {counted(count - 1, f'more {what}')}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``"1 sample"`` or ``"12 samples"``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, in_order
+from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, counted, in_order
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.report.ranks import Disagreement
+from pytest_modelhealth.report.ranks import Disagreement, named_ranks
 
 
 class Norms(Kind):
@@ -43,7 +43,7 @@ class Norms(Kind):
             "",
             tuple(few),
             (),
-            f"each rank normalises by its own {samples:,} samples",
+            f"{named_ranks(few)} normalise each by their own {counted(samples, 'sample')} alone",
             float(samples),
             layers,
         )

@@ -55,14 +55,23 @@ class Randomness(Kind):
 
 
 def _drops(record: LayerRecord) -> bool:
-    """Whether a layer is a dropout at work."""
-    if record.entered is None:
-        return False
+    """Whether a layer is a dropout at work, or its own forward calls one."""
+    if drops_in_forward(record):
+        return True
     options = record.options
-    rate = options.get("p", options.get("dropout_p", 0.0))
-    is_dropout = "dropout" in record.type_name.lower() or "dropout_p" in options
-    is_at_work = options.get("training", True) is True
-    return is_dropout and is_at_work and isinstance(rate, float | int) and 0.0 < rate < 1.0
+    is_at_work = record.entered is not None and options.get("training", True) is True
+    return is_at_work and "dropout" in record.type_name.lower() and _is_rate(options.get("p"))
+
+
+def drops_in_forward(record: LayerRecord) -> bool:
+    """Whether the own forward of a layer calls a dropout, or attention with one, at work."""
+    options = record.options
+    is_at_work = record.entered is not None and options.get("dropout_training", True) is True
+    return is_at_work and _is_rate(options.get("dropout_p"))
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, float | int) and 0.0 < value < 1.0
 
 
 def _state(wrapped: Wrapped) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch.distributed as dist
@@ -11,7 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from pytest_modelhealth.ranks.evidence.fingerprints import combined, of_statistics
 from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, in_order
+from pytest_modelhealth.ranks.evidence.randomness import drops_in_forward
 from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
 from pytest_modelhealth.settings.layer_names import is_inside
 
@@ -42,8 +44,26 @@ class Replicas(Kind):
             and not equal[record.name][2]
         ]
         innermost = (n for n in wrong if not any(_is_below(other, n) for other in wrong))
-        first = next(innermost, None)
+        found = next(innermost, None)
+        first = found if found is not None else self._forward_that_drops(own, records, equal)
         return None if first is None else (first, among)
+
+    def _forward_that_drops(
+        self, own: Observation, records: list[LayerRecord], equal: Mapping[str, list[bool]]
+    ) -> str | None:
+        """Return the layer whose own forward drops, where that parts what another is given."""
+        dropping = [r.name for r in own.layers.values() if drops_in_forward(r)]
+        if not dropping:
+            return None
+        flow = with_flow(own).flow
+        for record in records:
+            if flow is None or equal[record.name][0] or record.name not in flow:
+                continue
+            sources = [name for name in flow.producers(record.name) if name in own.layers]
+            around = [name for name in dropping if is_inside(record.name, name)]
+            if sources and around and all(name in equal and equal[name][2] for name in sources):
+                return max(around, key=len)
+        return None
 
     def _cut(self) -> set[str]:
         """Return the layers of whose parameters this rank holds a part within its group."""

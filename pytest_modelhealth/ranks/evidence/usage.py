@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, in_order
+from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, in_order, listed
 from pytest_modelhealth.ranks.evidence.wrappers import Leaf, Wrapped, reducer_count
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
@@ -25,6 +25,7 @@ class _Usage(Kind):
         super().__init__(company, wrapped, request)
         self._waited_for: list[Leaf] = []
         self._frozen: list[Name] = []
+        self._names = [(leaf.layer, leaf.name) for leaf in wrapped.parameters]
         for ddp in wrapped.ddps:
             if ddp.find_unused_parameters or ddp.static_graph:
                 continue
@@ -59,19 +60,18 @@ class Unused(_Usage):
         if not unused:
             return
         layers = in_order((layer for layer, _ in unused), joint)
-        layer, name = min(one for one in unused if one[0] == layers[0])
+        first = next(one for one in self._names if one in unused and one[0] == layers[0])
         count = len(unused)
-        rest = f" and {count - 1:,} more parameter{'s' if count > 2 else ''}" if count > 1 else ""
         verb = "get" if count > 1 else "gets"
         yield Disagreement(
             self.name,
-            layer,
+            first[0],
             "parameter_gradients",
-            name,
+            first[1],
             self.company.ranks,
             (),
-            f"{f'{layer}.{name}'.lstrip('.')!r}{rest} {verb} no gradient on any rank, and DDP "
-            "waits for one: its next forward raises",
+            f"{listed('.'.join(first), count)} {verb} no gradient on {named_ranks(self.company.ranks)}"
+            ", and DDP waits for one: its next forward raises",
             float(count),
             layers,
         )
@@ -92,8 +92,8 @@ class Path(_Usage):
         if not differing:
             return
         layers = in_order((layer for layer, _ in differing), joint)
-        layer, name = min(one for one in differing if one[0] == layers[0])
-        without = differing[layer, name]
+        layer = layers[0]
+        without = next(ranks for (name, _), ranks in differing.items() if name == layer)
         having = [rank for rank in self.company.ranks if rank not in without]
         odd = sorted({rank for ranks in differing.values() for rank in ranks})
         others = tuple(rank for rank in self.company.ranks if rank not in odd)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.ranks.company import Company
 from pytest_modelhealth.ranks.evidence.fingerprints import combined, fingerprint, of_statistics
-from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, alike, in_order
+from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, alike, in_order, listed
 from pytest_modelhealth.ranks.evidence.wrappers import Leaf, Wrapped
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
@@ -122,10 +122,7 @@ class Weights(Kind):
         layers = in_order((layer for layer, _, _ in differing), joint)
         sure = [one for one, is_sure in differing.items() if is_sure] or list(differing)
         layer, role, name = min(sure, key=lambda one: layers.index(one[0]))
-        more = len(differing) - 1
-        rest = f", and of {more:,} more tensor{'s' if more > 1 else ''}" if more else ""
-        full = f"{layer}.{name}".lstrip(".")
-        values = f"{'other' if most else 'different'} values of {full!r}{rest}"
+        full = listed(f"{layer}.{name}", len(differing), "tensor")
         than = f" than {named_ranks(most)}" if most else ""
         return Disagreement(
             self.name,
@@ -134,7 +131,8 @@ class Weights(Kind):
             name,
             tuple(odd),
             tuple(most),
-            f"{named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} {values}{than}",
+            f"{named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} "
+            f"{'other' if most else 'different'} values of {full}{than}",
             float(len(differing)),
             layers,
             any(differing.values()),
