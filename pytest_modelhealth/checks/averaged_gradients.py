@@ -16,7 +16,7 @@ class AveragedGradients(BetweenRanks):
 
     name = "averaged_gradients"
     summary = "The gradients of all trainable parameters are averaged over data-parallel ranks."
-    rank = 21
+    rank = 51
     role = "parameter_gradients"
     definition = (
         "Where DDP or FSDP2 shares the batch of a model out, every parameter that gets a gradient "

@@ -16,7 +16,7 @@ class DistinctData(BetweenRanks):
 
     name = "distinct_data"
     summary = "Ranks that share the batch out are given different samples."
-    rank = 13
+    rank = 49
     role = "inputs"
     definition = (
         "No two data-parallel ranks are given the same inputs and targets, bit for bit. A batch "

@@ -16,7 +16,7 @@ class DistinctDropout(BetweenRanks):
 
     name = "distinct_dropout"
     summary = "Data-parallel ranks draw their own random numbers where a dropout is at work."
-    rank = 52
+    rank = 56
     severity = "warn"
     definition = (
         "Where a dropout is at work, no two data-parallel ranks start a step from the same state "

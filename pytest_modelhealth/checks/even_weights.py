@@ -17,7 +17,7 @@ class EvenWeights(BetweenRanks):
 
     name = "even_weights"
     summary = "A sample or token weighs about the same, whichever rank it is on."
-    rank = 37
+    rank = 54
     role = "loss"
     limit_name = "max_weight_ratio"
     definition = (

@@ -16,7 +16,7 @@ class ReplicasAgree(BetweenRanks):
 
     name = "replicas_agree"
     summary = "Layers that every rank of a tensor-parallel group computes return the same values."
-    rank = 19
+    rank = 50
     definition = (
         "A layer without shards that gets the same inputs on all ranks of a tensor-parallel group "
         "returns the same values there, as their statistics tell, to the last bit. The culprit is "

@@ -16,7 +16,7 @@ class SamePath(BetweenRanks):
 
     name = "same_path"
     summary = "All ranks use the same parameters, where their wrapper waits for each of them."
-    rank = 22
+    rank = 52
     role = "parameter_gradients"
     definition = (
         "A parameter of DDP without find_unused_parameters and static_graph that gets a gradient "

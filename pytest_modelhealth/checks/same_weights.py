@@ -19,7 +19,7 @@ class SameWeights(BetweenRanks):
 
     name = "same_weights"
     summary = "Ranks that hold the same part of the model hold the same weights and buffers."
-    rank = 11
+    rank = 48
     role = "parameters"
     definition = (
         "Parameters and constant buffers are equal, bit for bit, on all ranks that hold the same "

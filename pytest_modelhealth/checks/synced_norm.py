@@ -17,7 +17,7 @@ class SyncedNorm(BetweenRanks):
 
     name = "synced_norm"
     summary = "Batch norms see enough samples on each rank, or are synchronised over ranks."
-    rank = 51
+    rank = 55
     severity = "warn"
     limit_name = "min_norm_samples"
     definition = (

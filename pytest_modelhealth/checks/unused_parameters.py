@@ -16,7 +16,7 @@ class UnusedParameters(BetweenRanks):
 
     name = "unused_parameters"
     summary = "No parameter that DDP waits for is unused on all ranks."
-    rank = 36
+    rank = 53
     role = "parameter_gradients"
     definition = (
         "Every parameter that was trainable when DDP was made without find_unused_parameters and "
