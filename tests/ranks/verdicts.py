@@ -12,7 +12,9 @@ import torch.distributed as dist
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Violation
-from tests.ranks import blind
+from tests.ranks import blind, blind_again
+
+SHELVES = (blind.FAULTS, blind.HEALTHY, blind_again.FAULTS, blind_again.HEALTHY)
 
 BETWEEN_RANKS = frozenset(
     {
@@ -48,7 +50,7 @@ class Said(NamedTuple):
 def verdicts(names: list[str]) -> dict[str, list[Said]]:
     """Return what is found in each case, on this rank."""
     warnings.simplefilter("ignore")
-    cases = {case.name: case for shelf in (blind.FAULTS, blind.HEALTHY) for case in shelf}
+    cases = {case.name: case for shelf in SHELVES for case in shelf}
     return {name: _verdict(cases[name]) for name in names}
 
 
