@@ -34,8 +34,7 @@ class EvenWeights(BetweenRanks):
             default=1.5,
             minimum=1.0,
             help="largest weight of a target relative to one of another rank, where each rank's "
-            "loss is a mean over its own (batches that are packed or padded to a budget stay "
-            "below 1.2)",
+            "loss is a mean over its own (one sample fewer of 32: 1.03)",
         ),
     )
 

@@ -77,6 +77,8 @@ class Case:
         layer: the layer that it must name, one of several where several would do.
         ranks: the ranks that it must name.
         severity: whether it fails or warns.
+        also: checks that object in one process, too, and rightly so.
+        missed: why nothing is said of a fault, as far as the checks go; ``""`` where it is found.
     """
 
     make: Callable[[int], Made]
@@ -85,6 +87,8 @@ class Case:
     layer: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     severity: str = "fail"
+    also: tuple[str, ...] = ()
+    missed: str = ""
 
     @property
     def name(self) -> str:
@@ -107,16 +111,19 @@ class Shelf:
         ranks: tuple[int, ...] = (1,),
         size: int = 2,
         severity: str = "fail",
+        missed: str = "",
     ) -> Callable[[Callable[[int], Made]], Callable[[int], Made]]:
         def keep(make: Callable[[int], Made]) -> Callable[[int], Made]:
-            self.cases.append(Case(make, size, check, layer, ranks, severity))
+            self.cases.append(Case(make, size, check, layer, ranks, severity, missed=missed))
             return make
 
         return keep
 
-    def healthy(self, size: int = 2) -> Callable[[Callable[[int], Made]], Callable[[int], Made]]:
+    def healthy(
+        self, size: int = 2, also: tuple[str, ...] = ()
+    ) -> Callable[[Callable[[int], Made]], Callable[[int], Made]]:
         def keep(make: Callable[[int], Made]) -> Callable[[int], Made]:
-            self.cases.append(Case(make, size))
+            self.cases.append(Case(make, size, also=also))
             return make
 
         return keep
@@ -1004,7 +1011,7 @@ def head_of_zeros(rank: int) -> Made:
     return Made(DistributedDataParallel(net), *rows(rank), seed=10 + rank)
 
 
-@HEALTHY.healthy()
+@HEALTHY.healthy(also=("inputs", "loss"))
 def batch_of_ones_to_try_shapes(rank: int) -> Made:
     seeded(0)
     return Made(

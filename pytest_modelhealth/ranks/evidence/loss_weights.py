@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.ranks.evidence.kind import Cards, Kind
 from pytest_modelhealth.report import LossCall, Observation
-from pytest_modelhealth.report.ranks import Disagreement
+from pytest_modelhealth.report.ranks import Disagreement, named_ranks
 
 _TOLERANCE = 1e-3
 
@@ -45,8 +45,11 @@ class LossWeights(Kind):
         middle = math.sqrt(fewest * most)
         odd = tuple(rank for rank, count in counts.items() if count < middle)
         others = tuple(rank for rank in counts if rank not in odd)
+        own = [counts[rank] for rank in odd]
+        times = f"{most / max(own):.3g}"
+        if min(own) < max(own):
+            times += f" to {most / min(own):.3g}"
         light = next(rank for rank, count in counts.items() if count == most)
-        heavy = next(rank for rank, count in counts.items() if count == fewest)
         yield Disagreement(
             self.name,
             "",
@@ -54,10 +57,15 @@ class LossWeights(Kind):
             "",
             odd,
             others,
-            f"a target of rank {heavy} weighs {most / fewest:.3g} times as much as one of rank "
-            f"{light}: the loss is a mean over {fewest:,} targets there, over {most:,} here",
+            f"a target of {named_ranks(odd)} weighs {times} times as much as one of rank {light}: "
+            f"the loss is a mean over {_between(own)} targets there, over {most:,} here",
             most / fewest,
         )
+
+
+def _between(counts: list[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _weighed(own: Observation) -> Weighed | None:

@@ -63,6 +63,7 @@ class Unused(_Usage):
         first = next(one for one in self._names if one in unused and one[0] == layers[0])
         count = len(unused)
         verb = "get" if count > 1 else "gets"
+        among = named_ranks(self.company.ranks)
         yield Disagreement(
             self.name,
             first[0],
@@ -70,8 +71,8 @@ class Unused(_Usage):
             first[1],
             self.company.ranks,
             (),
-            f"{listed('.'.join(first), count)} {verb} no gradient on {named_ranks(self.company.ranks)}"
-            ", and DDP waits for one: its next forward raises",
+            f"{listed('.'.join(first), count)} {verb} no gradient on {among}, and DDP waits for "
+            "one: its next forward raises",
             float(count),
             layers,
         )

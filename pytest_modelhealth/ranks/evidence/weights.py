@@ -20,7 +20,7 @@ from pytest_modelhealth.report.ranks import Disagreement, named_ranks
 from pytest_modelhealth.statistics import UnsupportedTensorError, reduce
 
 Key = tuple[Any, ...]
-"""Ranks with the same key hold the same part of the same tensors."""
+"""How tensors lie, then which part of them: ranks with the same key hold the same."""
 
 
 class _Held(NamedTuple):
@@ -65,9 +65,9 @@ class Weights(Kind):
         if id(leaf.tensor) in self.wrapped.ignored or nn.parameter.is_lazy(leaf.tensor):
             return
         key, local = _key(leaf.tensor)
-        if key == ("plain",):
+        if not key:
             ranks = self.wrapped.ranks_of(leaf) or self.company.ranks
-            key = ("plain", zlib.crc32(repr(ranks).encode()))
+            key = (zlib.crc32(repr(ranks).encode()),)
         bits = fingerprint(local)
         self._held.setdefault(key, []).append(_Held(leaf, role, bits, before, leaf.module.training))
 
@@ -95,15 +95,16 @@ class Weights(Kind):
         odd: dict[int, None] = {}
         most: dict[int, None] = {}
         differing: dict[tuple[str, str, str], bool] = {}
+        same = {key[0]: held for key, held in self._held.items()}  # other parts, as here
         for key, having in _by_key(cards).items():
             first, *others = alike(having)
-            if not others or key not in self._held:
+            if not others:
                 continue
             most.update(dict.fromkeys(first))
             reference = details[first[0]][key]
             for ranks in others:
                 odd.update(dict.fromkeys(ranks))
-                pairs = zip(self._held[key], reference, details[ranks[0]][key], strict=False)
+                pairs = zip(same[key[0]], reference, details[ranks[0]][key], strict=False)
                 for held, one, other in pairs:
                     if one != other:
                         name = (held.leaf.layer, held.role, held.leaf.name)
@@ -148,9 +149,11 @@ def _by_key(cards: Cards) -> dict[Key, dict[int, int]]:
 
 
 def _key(tensor: torch.Tensor) -> tuple[Key, torch.Tensor]:
-    """Return what tells whether two ranks hold the same part, and this rank's part."""
+    """Return what tells whether two ranks hold the same part, nothing where all is whole, and that
+    part.
+    """
     if not isinstance(tensor, DTensor):
-        return ("plain",), tensor
+        return (), tensor
     mesh = tensor.device_mesh
     here = mesh.get_coordinate() or ()
     parts = tuple(
