@@ -116,7 +116,7 @@ _NOTHING = (Probed(), None, None)
 def _new_company(ranks: tuple[int, ...], place: Place, seconds: float) -> Company:
     number = _made[ranks] = _made.get(ranks, 0) + 1
     name = f"modelhealth/{digest(repr(ranks))}/{number}"
-    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
     return Company(ranks, store, seconds, place)
 
 

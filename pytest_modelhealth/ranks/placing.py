@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.packing import Part
+from pytest_modelhealth.ranks.part import Part
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
 from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.statistics import TensorStatistics
