@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
 
 from torch import Tensor, nn
@@ -229,7 +230,7 @@ class Inspector:
             observation = probing.after(self._observe(request))
             if further is not None:
                 observation = further.after(observation)
-            return self._reported(observation, settings)
+            return self._reported(self._settled(observation), settings)
 
     def summary(
         self, inputs: Any, *, depth: int | None = None, max_rows: int | None = 200
@@ -321,7 +322,14 @@ class Inspector:
         run = Run(
             self._engine, self._model, self._settings, limits, has_loss, request, self._observe
         )
-        return self._reported(run.over(batches), self._settings)
+        company = self._company()
+        if company is None:
+            return self._reported(run.over(batches), self._settings)
+        from pytest_modelhealth.ranks.joint import together
+
+        with together(company, by, max_seconds):
+            observation = self._settled(run.over(batches))
+        return self._reported(observation, self._settings)
 
     def removable(
         self,
@@ -577,16 +585,27 @@ class Inspector:
     def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
         request = replace(request, collectors=collectors)
         company = self._company()
-        with hinted(request):
-            if company is None:
+        if company is None:
+            with hinted(request):
                 seen = self._engine.run(request)
-            else:
-                from pytest_modelhealth.ranks.joint import observed
+            if self._calibrate:
+                self._calibration.add(request, seen)
+            return seen
+        from pytest_modelhealth.ranks.joint import observed_together
 
-                seen = observed(company, request, self._engine.run)
+        with hinted(request):
+            seen = observed_together(company, request, self._engine.run)
         if self._calibrate:
-            self._calibration.add(request, seen)
+            self._calibration.add(request, seen, partial(observed_together, company))
         return seen
+
+    def _settled(self, observation: Observation) -> Observation:
+        """Return the same where this process is alone, else what all ranks end with."""
+        if observation.ranks is None or (company := self._company()) is None:
+            return observation
+        from pytest_modelhealth.ranks.joint import settled
+
+        return settled(company, observation)
 
     def _company(self) -> Company | None:
         """Return the ranks that inspect together; ``None`` where this process does so alone.
@@ -607,12 +626,27 @@ class Inspector:
                     "ranks=True inspects on all ranks of a process group, and there is none: call "
                     "torch.distributed.init_process_group first, or leave ranks out"
                 )
+            self._require_group()
             return None
         if not isinstance(self._model, nn.Module):
             return None
         from pytest_modelhealth.ranks.joint import company_of
 
         return company_of(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
+
+    def _require_group(self) -> None:
+        """Do nothing if the model needs no process group, of which there is none.
+
+        Raises:
+            InspectionError: it is one of several replicas.
+        """
+        wrapper = nn.parallel.DistributedDataParallel
+        model = self._model
+        if isinstance(model, nn.Module) and any(isinstance(m, wrapper) for m in model.modules()):
+            raise InspectionError(
+                "the model is wrapped by DistributedDataParallel, and its process group was "
+                "destroyed: inspect it before destroy_process_group(), or inspect model.module"
+            )
 
     def _reported(self, observation: Observation, settings: Settings) -> HealthReport:
         noise = self._calibration.noise(observation)

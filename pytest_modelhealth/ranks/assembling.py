@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.packing import Joined, Part, join
-from pytest_modelhealth.ranks.parts import LOSS_INPUT, LOSS_TARGET, Key, parts_of
+from pytest_modelhealth.ranks.packing import join
+from pytest_modelhealth.ranks.part import Joined, Part
+from pytest_modelhealth.ranks.placing import LOSS_INPUT, LOSS_TARGET, Key, parts_of
 from pytest_modelhealth.ranks.skeleton import Skeleton, agreed
 from pytest_modelhealth.ranks.small import small_numbers
 from pytest_modelhealth.ranks.zero_slices import joined_slices

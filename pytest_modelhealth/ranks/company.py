@@ -139,6 +139,8 @@ class Company:
         try:
             yield
         except BaseException as error:
+            if self.meeting.failed:
+                raise  # they know
             text = (str(error).splitlines() or [""])[0][:500]
             said = type(error).__name__ + (f": {text}" if text else "")
             self.meeting.fail(

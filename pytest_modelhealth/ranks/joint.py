@@ -1,8 +1,9 @@
-"""`company_of`, `observed`: an inspection that several ranks make together."""
+"""`company_of`, `observed_together`: an inspection that several ranks make together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,16 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_modelhealth.capture import Request
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks import evidence
 from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.averaging import Averager
 from pytest_modelhealth.ranks.company import Company, Place, digest
+from pytest_modelhealth.ranks.extremes import joined_extremes
 from pytest_modelhealth.ranks.places import place_of
 from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.tolerance import Run, observed
 
 _companies: dict[tuple[tuple[int, ...], Place], Company] = {}
 _made: dict[tuple[int, ...], int] = {}
@@ -42,10 +47,13 @@ def company_of(model: nn.Module, everyone: bool, seconds: float) -> Company | No
     return company
 
 
-def observed(
-    company: Company, request: Request, run: Callable[[Request], Observation]
-) -> Observation:
+def observed_together(company: Company, request: Request, run: Run = observed) -> Observation:
     """Return what all ranks saw of a step that each runs on its own batch.
+
+    Args:
+        company: the ranks.
+        request: what is asked of this one.
+        run: runs it on this rank.
 
     Raises:
         InspectionError: another rank failed, did not come, or inspects something else.
@@ -68,10 +76,50 @@ def observed(
     return replace(joint, ranks=replace(joint.ranks, disagreements=found))
 
 
+@contextmanager
+def together(company: Company, by: object, max_seconds: float | None) -> Iterator[None]:
+    """Let all ranks know if one fails between its batches.
+
+    Raises:
+        InspectionError: the run asks for what is not put together from several ranks.
+    """
+    if by is not None or max_seconds is not None:
+        name, instead = (
+            ("by", "inspect the whole data set in one process for statistics by class")
+            if by is not None
+            else ("max_seconds", "max_batches ends all ranks at the same batch")
+        )
+        raise InspectionError(
+            f"{name} is not for an inspection on several ranks: {instead}, or ranks=False inspects "
+            "what this rank has"
+        )
+    with company.telling("its batches"):
+        yield
+
+
+def settled(company: Company, own: Observation) -> Observation:
+    """Return what all ranks end with: what each measured by itself is that of the first rank.
+
+    Raises:
+        InspectionError: another rank is not at its end.
+    """
+    batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
+    company.meeting.agree(f"the end of its inspection, after {batches}", "")
+    with company.telling("ending its inspection"):
+        extremes = joined_extremes(company, own)
+        layers = {name: replace(record, **extremes[name]) for name, record in own.layers.items()}
+        alone = (own.probes, own.costs, own.stepped)
+        probes, costs, stepped = company.first(alone) if alone != _NOTHING else alone
+    return replace(own, layers=layers, probes=probes, costs=costs, stepped=stepped)
+
+
+_NOTHING = (Probed(), None, None)
+
+
 def _new_company(ranks: tuple[int, ...], place: Place, seconds: float) -> Company:
     number = _made[ranks] = _made.get(ranks, 0) + 1
     name = f"modelhealth/{digest(repr(ranks))}/{number}"
-    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
     return Company(ranks, store, seconds, place)
 
 

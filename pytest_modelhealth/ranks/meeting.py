@@ -31,6 +31,8 @@ class Meeting:
     def __init__(self, store: Any, ranks: Sequence[int], rank: int, seconds: float) -> None:
         self._store, self._ranks, self._rank = store, tuple(ranks), rank
         self.seconds = seconds
+        self.failed = False
+        """Whether the last meeting ended in an error, which all ranks know of."""
         self._number = 0
 
     def agree(self, where: str, value: str, description: str = "") -> None:
@@ -45,10 +47,11 @@ class Meeting:
             InspectionError: a rank failed, did not come in time, or came with another value.
         """
         own = f"{where}|{value}"
+        self.failed = True
         try:
             verdict = self._outcome(own)
             if verdict == "differ":
-                raise InspectionError(self._difference(own, description))
+                raise InspectionError(self._difference(description))
         except (RuntimeError, OSError) as error:
             if isinstance(error, InspectionError):
                 raise
@@ -61,9 +64,11 @@ class Meeting:
             self._number += 1
         if verdict != "go":
             raise InspectionError(verdict)
+        self.failed = False
 
     def fail(self, text: str) -> None:
         """Tell all others, in the meeting that comes next, that this rank cannot go on."""
+        self.failed = True
         try:
             self._store.compare_set(self._key("verdict"), "", text)
         except (RuntimeError, OSError):
@@ -108,7 +113,7 @@ class Meeting:
         key = self._key(f"rank{rank}")
         return self._store.get(key).decode() if self._store.check([key]) else None
 
-    def _difference(self, own: str, description: str) -> str:
+    def _difference(self, description: str) -> str:
         """Return who came with another value, and the first line in which it differs.
 
         The first of the odd ranks compares its description with that of the first rank.
@@ -124,7 +129,8 @@ class Meeting:
         if elsewhere:
             return (
                 f"{_named(odd)} came to {' and '.join(elsewhere)} while rank {first} was "
-                f"before {where}: all ranks must do the same, in the same order"
+                f"before {where}. All ranks must do the same in the same order, and run the same "
+                "number of batches: a DistributedSampler with drop_last=True deals them out evenly"
             )
         if self._rank == first:
             self._store.set(self._key("text"), description)

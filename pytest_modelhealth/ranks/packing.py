@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_modelhealth.ranks.company import Company
+from pytest_modelhealth.ranks.company import Company, digest
+from pytest_modelhealth.ranks.part import Joined, Part
 from pytest_modelhealth.ranks.unit_packing import joined_units
-from pytest_modelhealth.report.ranks import How
 from pytest_modelhealth.statistics import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
@@ -32,55 +32,6 @@ Bools = npt.NDArray[np.bool_]
 
 _NONE = np.int64(2**62)
 _MOST_DIMENSIONS = 16
-
-
-@dataclass(slots=True)
-class Part:
-    """What this rank has of one tensor.
-
-    Args:
-        seen: its statistics; ``None`` where this rank has none.
-        is_replica: whether what other ranks have is the same thing, so that one counts.
-        counts: whether this rank's may count; of replicas that may, the first one does.
-        scale: what its values are divided by.
-        whole: shape of the whole tensor; ``None`` where it is this one's, or grows by its samples.
-        offset: where this one begins in the whole.
-        units: where its units begin in the whole, and how many the whole has; ``None`` where each
-            rank has all of them.
-        counts_samples: whether its samples of units are others than those of its neighbours.
-        grows: whether it is longer when all are put together, if it is one of samples.
-        adds_rows: whether its rows are others than those of its neighbours.
-        how: how it becomes one with the others, for people.
-    """
-
-    seen: TensorStatistics | None
-    is_replica: bool = False
-    counts: bool = True
-    scale: int = 1
-    whole: tuple[int, ...] | None = None
-    offset: tuple[int, ...] = ()
-    units: tuple[int, int] | None = None
-    counts_samples: bool = True
-    grows: bool = False
-    adds_rows: bool = True
-    how: How = "pieces"
-
-
-@dataclass(slots=True)
-class Joined:
-    """One tensor of all ranks.
-
-    Args:
-        seen: its statistics; ``None`` where no rank has any.
-        ranks: how many ranks had something.
-        nonfinite: the ranks that had a NaN or infinity, of those that count.
-        largest: the rank that had the largest magnitude; ``None`` where nothing is finite.
-    """
-
-    seen: TensorStatistics | None
-    ranks: int
-    nonfinite: tuple[int, ...]
-    largest: int | None
 
 
 def join(company: Company, parts: Sequence[Part], samples: int) -> list[Joined]:
@@ -338,18 +289,14 @@ def _texts(
         return kinds
     mine = [kinds[i] if first[i] == company.rank else ("", "") for i in lacking.tolist()]
     words = sorted({kind for kind in mine if kind != ("", "")})
-    known = sorted({kind for _, some in company.distinct(words, _digest(words)) for kind in some})
+    known = sorted(
+        {kind for _, some in company.distinct(words, digest(repr(words))) for kind in some}
+    )
     codes = np.array([known.index(k) + 1 if k != ("", "") else 0 for k in mine], dtype=np.int64)
     result = list(kinds)
     for index, code in zip(lacking.tolist(), company.sum(codes).tolist(), strict=True):
         result[index] = known[code - 1]
     return result
-
-
-def _digest(words: list[tuple[str, str]]) -> str:
-    from pytest_modelhealth.ranks.company import digest
-
-    return digest(repr(words))
 
 
 def _scaled(seen: TensorStatistics, by: int) -> TensorStatistics:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks.company import Place
 
 
@@ -102,4 +103,15 @@ def _flat(mesh: Any) -> tuple[int, ...]:
 
 
 def _ranks_of(group: Any) -> tuple[int, ...]:
-    return tuple(sorted(dist.get_process_group_ranks(group)))
+    """Return the ranks of a group.
+
+    Raises:
+        InspectionError: it was destroyed.
+    """
+    try:
+        return tuple(sorted(dist.get_process_group_ranks(group)))
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise InspectionError(
+            "the process group that the model was distributed with was destroyed: wrap the model "
+            "anew with the group that there is, or inspect it before destroy_process_group()"
+        ) from error

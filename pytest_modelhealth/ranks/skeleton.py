@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_modelhealth.ranks.company import Company, digest
-from pytest_modelhealth.ranks.parts import Key, keys_of
+from pytest_modelhealth.ranks.placing import Key, keys_of
 from pytest_modelhealth.report import LayerRecord, Observation, Status
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.flow.graph import Graph

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_modelhealth.ranks.company import Company
+from pytest_modelhealth.ranks.part import Part
 from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.ranks.packing import Part
 
 _NONE = np.int64(2**62)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.parts import Key
+from pytest_modelhealth.ranks.placing import Key
 from pytest_modelhealth.report import LayerRecord, Observation, ZeroSlices
 from pytest_modelhealth.statistics import TensorStatistics
 

@@ -34,11 +34,11 @@ def net(seed: int = 0, width: int = WIDTH) -> Net:
     return model
 
 
-def batch(samples: int = 8) -> tuple[Tensor, Tensor]:
+def batch(samples: int = 8, tokens: int = 4) -> tuple[Tensor, Tensor]:
     """Return inputs and classes of the whole batch."""
     generator = torch.Generator().manual_seed(7)
-    x = torch.randn(samples, FEATURES, generator=generator)
-    return x, torch.randint(0, CLASSES, (samples,), generator=generator)
+    x = torch.randn(samples, tokens, FEATURES, generator=generator)
+    return x, torch.randint(0, CLASSES, (samples, tokens), generator=generator)
 
 
 def share(whole: tuple[Tensor, Tensor], rank: int, ranks: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.packing import Part
+from pytest_modelhealth.ranks.part import Part
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
 from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.statistics import TensorStatistics
@@ -69,10 +69,11 @@ def _part(
     if role in FLOWING:
         scale = len(company.place.data) if role == "gradients" else 1
         part = _flowing(company, placement, seen, scale)
-        part.units = None if role == "inputs" else cuts.of(record, placement, seen)
+        part.units = cuts.of(record, role, placement, seen)
         if part.units is not None:
-            part.counts_samples = _is_first(company.place.tensor, company.rank)
             part.how = "units"
+        if part.units is not None or seen.shape == part.whole:
+            part.counts_samples = _is_first(company.place.tensor, company.rank)
         return part
     if role in (LOSS_INPUT, LOSS_TARGET):
         return Part(seen, grows=True, adds_rows=_is_first(company.place.tensor, company.rank))
@@ -153,38 +154,46 @@ class _Cuts:
         seen = record.activations
         if len(self._tensor) == 1 or seen is None or seen.units is None:
             return
-        cut = self._stated(record, record.placements.get("activations"), seen)
+        cut = self.of(record, "activations", record.placements.get("activations"), seen)
         if cut is not None:
             self._known[len(seen.units.alive)] = cut
 
     def of(
-        self, record: LayerRecord, placement: Placement | None, seen: TensorStatistics
+        self, record: LayerRecord, role: str, placement: Placement | None, seen: TensorStatistics
     ) -> tuple[int, int] | None:
         """Return where the units of this rank begin and how many there are; ``None`` if not cut."""
         if len(self._tensor) == 1 or seen.units is None:
             return None
-        return self._stated(record, placement, seen)
+        if placement is not None:
+            return _placed_units(placement, seen.shape, len(seen.units.alive))
+        return None if role == "inputs" else _weighed_units(record, len(seen.units.alive))
 
     def carried(self, seen: TensorStatistics) -> tuple[int, int] | None:
         """Return the same for a tensor that nothing states, by its width."""
         return None if seen.units is None else self._known.get(len(seen.units.alive))
 
-    def _stated(
-        self, record: LayerRecord, placement: Placement | None, seen: TensorStatistics
-    ) -> tuple[int, int] | None:
-        size = len(seen.units.alive) if seen.units is not None else 0
-        if placement is not None:
-            for dimension in _cut_dimensions(placement):
-                of_units = seen.shape[dimension : dimension + 1] == (size,)
-                if of_units and placement.shape[dimension] > size and placement.offset:
-                    return placement.offset[dimension], placement.shape[dimension]
-            return None
-        weight = record.placements.get("parameters.weight")
-        if weight is None or 0 not in _cut_dimensions(weight) or not weight.offset:
-            return None
-        mine = len(range(weight.shape[0])[weight.offset[0] :])
-        is_wider = weight.shape[0] > size and mine >= size
-        return (weight.offset[0], weight.shape[0]) if is_wider else None
+
+def _placed_units(
+    placement: Placement, shape: tuple[int, ...], size: int
+) -> tuple[int, int] | None:
+    """Return where the units begin of a tensor that is cut along them, and how many there are."""
+    is_whole = shape == placement.shape  # a `DTensor` says the shape of the whole
+    if is_whole and size in shape:
+        return None
+    for dimension in _cut_dimensions(placement):
+        is_of_units = is_whole or shape[dimension : dimension + 1] == (size,)
+        if is_of_units and placement.shape[dimension] > size and placement.offset:
+            return placement.offset[dimension], placement.shape[dimension]
+    return None
+
+
+def _weighed_units(record: LayerRecord, size: int) -> tuple[int, int] | None:
+    """Return the same of what a linear layer returned whose weight is wider than that."""
+    weight = record.placements.get("parameters.weight")
+    if weight is None or 0 not in _cut_dimensions(weight) or not weight.offset:
+        return None
+    is_cut = weight.shape[0] > size and weight.shape[0] - weight.offset[0] >= size
+    return (weight.offset[0], weight.shape[0]) if is_cut else None
 
 
 def _cut_dimensions(placement: Placement) -> list[int]:
