@@ -1,4 +1,4 @@
-"""How a tensor lies on the ranks of a device mesh, where it is a `DTensor` or was taken from one."""
+"""How a tensor lies on the ranks of a device mesh: of a `DTensor`, or what was taken from one."""
 
 from __future__ import annotations
 
