@@ -174,6 +174,8 @@ def _value(module: nn.Module, name: str) -> Tensor | None:
 
 def _dense(tensor: Tensor) -> Tensor:
     """Return a tensor's values as they lie in a plain one, which comparisons need."""
+    if hasattr(tensor, "full_tensor"):  # on several ranks, all of which compare
+        tensor = tensor.full_tensor()
     if tensor.is_nested:
         return tensor.values()
     if tensor.is_quantized or is_dequantisable(tensor):

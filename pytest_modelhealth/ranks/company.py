@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks.meeting import Meeting
+from pytest_modelhealth.ranks.patience import is_of_waiting
 from pytest_modelhealth.report.ranks import Dimension, Group
 
 T = TypeVar("T", bound=np.generic)
@@ -135,7 +136,11 @@ class Company:
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
-        """Tell all others if this rank fails inside; what it raises is raised as it is."""
+        """Tell all others if this rank fails inside; what it raises is raised as it is.
+
+        Raises:
+            InspectionError: it waited for a rank that had failed.
+        """
         try:
             yield
         except BaseException as error:
@@ -143,10 +148,13 @@ class Company:
                 raise  # they know
             text = (str(error).splitlines() or [""])[0][:500]
             said = type(error).__name__ + (f": {text}" if text else "")
-            self.meeting.fail(
+            own = (
                 f"rank {self.rank} of {self.size} raised {said} in {what}; the others did not, "
                 "and their inspection ends with it"
             )
+            first = self.meeting.fail(own)
+            if first != own and is_of_waiting(error):
+                raise InspectionError(first) from error
             raise
 
     def open(self) -> None:

@@ -38,11 +38,11 @@ def joined_extremes(company: Company, own: Observation) -> dict[str, dict[str, A
     for row in np.flatnonzero(mine).tolist():
         table[row], values[row] = _packed(seen[row]), seen[row].value / scales[row]
     table, values = company.sum(table), company.sum(values)
-    for (layer, field, role), row, value in zip(
+    for (layer, field, role), packed, value in zip(
         names, table.tolist(), values.tolist(), strict=True
     ):
-        if row[2]:
-            result[layer][field][role] = _unpacked(row, value)
+        if packed[2]:
+            result[layer][field][role] = _unpacked(packed, value)
     return result
 
 

@@ -18,6 +18,7 @@ from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.averaging import Averager
 from pytest_modelhealth.ranks.company import Company, Place, digest
 from pytest_modelhealth.ranks.extremes import joined_extremes
+from pytest_modelhealth.ranks.patience import limited
 from pytest_modelhealth.ranks.places import place_of
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.probing import Probed
@@ -62,7 +63,7 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
     structure = _structure(request)
     company.meeting.agree("the run", digest(structure), structure)
     company.open()
-    with company.telling("its run"):
+    with company.telling("its run"), limited(company.meeting.seconds):
         noted = evidence.collected(company, request)
         try:
             own = run(replace(request, averager=Averager(company)))

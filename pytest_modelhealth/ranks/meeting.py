@@ -66,13 +66,17 @@ class Meeting:
             raise InspectionError(verdict)
         self.failed = False
 
-    def fail(self, text: str) -> None:
-        """Tell all others, in the meeting that comes next, that this rank cannot go on."""
+    def fail(self, text: str) -> str:
+        """Tell all others, in the meeting that comes next, that this rank cannot go on.
+
+        Returns:
+            what all are told: the text of the rank that failed first.
+        """
         self.failed = True
         try:
-            self._store.compare_set(self._key("verdict"), "", text)
+            return self._settle(text)
         except (RuntimeError, OSError):
-            return  # the group is gone, and what this rank raises says more
+            return text  # the group is gone, and what this rank raises says more
         finally:
             self._number += 1
 

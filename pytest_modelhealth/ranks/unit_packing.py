@@ -31,7 +31,7 @@ def joined_units(
         seen: what counts on this rank, ``None`` where nothing does.
         abs_max: the largest magnitude of each tensor over all ranks.
     """
-    held = [None if one is None else one.units for one in seen]
+    held = [one.units if one is not None and one.count else None for one in seen]
     sizes = _sizes(company, parts, seen)
     ends = np.cumsum(sizes)
     total = int(ends[-1])
@@ -73,7 +73,7 @@ def _sizes(
     """Return how many units each tensor has; 0 where ranks have different numbers, or none."""
     own = []
     for part, one in zip(parts, seen, strict=True):
-        if one is None:
+        if one is None or not one.count:
             own.append((int(_NONE), int(_NONE)))
             continue
         size = 0 if one.units is None else len(one.units.alive)

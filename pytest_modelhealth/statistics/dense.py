@@ -77,7 +77,7 @@ def dense_values(tensor: Tensor) -> DenseValues:
     if reason:
         raise UnsupportedTensorError(reason)
     try:
-        dense = _dense_values(tensor)
+        return _dense_values(tensor)
     except UnsupportedTensorError:
         raise
     except (RuntimeError, TypeError, NotImplementedError) as error:
@@ -85,14 +85,6 @@ def dense_values(tensor: Tensor) -> DenseValues:
         raise UnsupportedTensorError(
             f"torch cannot read {tensor.dtype} values in layout {tensor.layout}: {cause}"
         ) from error
-    if _has_no_memory(dense.values):
-        raise UnsupportedTensorError(f"{type(tensor).__name__} shows no memory to read")
-    return dense
-
-
-def _has_no_memory(values: Tensor) -> bool:
-    """Whether a subclass left nothing behind a plain tensor, which would crash whoever reads it."""
-    return values.is_cpu and values.numel() > 0 and not values.untyped_storage().data_ptr()
 
 
 def _why_unreadable(tensor: Any) -> str:

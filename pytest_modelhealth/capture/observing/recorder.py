@@ -339,6 +339,8 @@ class Recorder:
                 layer.unsupported = str(error)
             if self.placements is not None:
                 _place(layer, role, self.placements.of(tensor))
+                if role == "activations" and layer.activation is not None:  # element by element
+                    _place(layer, role, layer.placements.get("inputs"))
         if self._visitor is not None:
             self._visitor.see(layer.name, role, "", tensor)
         return entry

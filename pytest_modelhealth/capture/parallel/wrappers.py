@@ -66,3 +66,36 @@ def refuse_unknown_ways(wrappers: Wrappers) -> None:
                 "cannot inspect DistributedDataParallel with mixed_precision=...: it casts the "
                 "parameters in hooks of its own; inspect model.module under torch.autocast"
             )
+
+
+def refuse_repetition(wrappers: Wrappers, *, reduces: bool) -> None:
+    """Do nothing if what is run several times can be put back each time.
+
+    Args:
+        wrappers: those of the model.
+        reduces: whether gradients are averaged in these runs, and not on this rank alone.
+
+    Raises:
+        InspectionError: it cannot; the message says what can be done instead.
+    """
+    if wrappers.sharded or wrappers.flat:
+        raise InspectionError(
+            "the model is sharded by FSDP, which gathers its parameters anew in each run, so that "
+            "they cannot be put back in between: what runs a model several times takes the plain "
+            "model, in one process; run_inspection, which runs one step, works on shards"
+        )
+    if not reduces:
+        return
+    for one in wrappers.replicated:
+        if not one._get_ddp_logging_data().get("iteration"):  # it says 1 after the second step
+            raise InspectionError(
+                "DistributedDataParallel settles how it averages gradients in its first two steps, "
+                "which cannot be undone: train for two steps first, or give the plain model, "
+                "model.module, and its own optimizer"
+            )
+        if any(getattr(state, "__dict__", None) for _, state in getattr(one, "_comm_hooks", [])):
+            raise InspectionError(
+                "DistributedDataParallel has a communication hook with a state of its own, which "
+                "changes in each step and cannot be put back: give the plain model, model.module, "
+                "and its own optimizer"
+            )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth.capture.step.apart import Inspection
+from pytest_modelhealth.capture.step.company import in_company, refuse_again_and_again
 from pytest_modelhealth.capture.step.forward import eagerly
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.memory import Memory
@@ -28,11 +29,16 @@ class Beside:
     Args:
         model: the model.
         loss: what is computed of its output; modules are put back too, as those that keep a mean.
+
+    Raises:
+        InspectionError: `fully_shard` cut its parameters, which cannot be copied and put back.
     """
 
     def __init__(self, model: nn.Module, loss: Any = None) -> None:
         self.model = model
-        self._state = State(nn.ModuleList([model, *_modules_in(loss)]))
+        self._all = nn.ModuleList([model, *_modules_in(loss)])
+        self._state = State(self._all)
+        refuse_again_and_again(self._all)
         self._parameters = Memory([] if self.is_lazy else self._state.leaves)
 
     @property
@@ -52,13 +58,15 @@ class Beside:
             watched: whether an engine runs it inside, which keeps runs apart by itself.
             fused: whether torch's attention may take its fused path.
         """
-        inspection = Inspection(self._state, self.model)
-        apart = [] if watched else [inspection.apart(), eagerly()]
-        switched = [_silenced()] if fused else [_unfused(), _silenced()]
-        with exited_whole(self._written_back(), untouched(inspection, batch), *apart, *switched):
-            if evaluation:
-                self.model.eval()
-            yield
+        with exited_whole(in_company(self._all, self._state)) as company:
+            inspection = Inspection(company.state, self.model)
+            apart = [] if watched else [inspection.apart(), eagerly()]
+            switched = [_silenced()] if fused else [_unfused(), _silenced()]
+            put_back = untouched(inspection, batch)
+            with exited_whole(self._written_back(), put_back, *apart, *switched):
+                if evaluation:
+                    self.model.eval()
+                yield
 
     @contextmanager
     def _written_back(self) -> Iterator[None]:

@@ -79,6 +79,22 @@ def in_company(model: nn.Module, state: State | None = None) -> Iterator[Company
             yield Company(state, on_ranks=True)
 
 
+def refuse_again_and_again(model: nn.Module, *, reduces: bool = False) -> None:
+    """Do nothing if `model` can be run several times and be put back each time.
+
+    Args:
+        model: the model.
+        reduces: whether gradients are averaged over ranks in these runs.
+
+    Raises:
+        InspectionError: what spreads it over ranks does not allow that.
+    """
+    if has_process_group():
+        from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_repetition
+
+        refuse_repetition(find_wrappers(State(model).modules), reduces=reduces)
+
+
 def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStack) -> Company:
     shards = None
     if wrappers.sharded:

@@ -56,8 +56,10 @@ class Memory:
     def _add(self, tensor: Tensor) -> None:
         wrapper: Any = tensor
         if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(wrapper):
-            for name in wrapper.__tensor_flatten__()[0]:
-                self._add(getattr(wrapper, name))
+            inner = (getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0])
+            for part in inner:
+                if isinstance(part, Tensor):  # a DTensor has its mesh there, too
+                    self._add(part)
             return
         alias = tensor.detach()
         parts = stored_parts(alias)

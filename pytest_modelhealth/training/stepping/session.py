@@ -18,6 +18,7 @@ from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.capture.passive.watch import PassiveWatch
 from pytest_modelhealth.capture.step.batch import deep_copy
 from pytest_modelhealth.capture.step.collection import collected_rarely
+from pytest_modelhealth.capture.step.company import refuse_again_and_again
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.unregistered import places
@@ -158,6 +159,7 @@ class Session:
 
     def __init__(self, model: nn.Module, given: TrainingStep, selection: Selection) -> None:
         _require_values(model)
+        refuse_again_and_again(model, reduces=True)
         self.model, self.given = model, given
         self.passive = PassiveWatch(model, selection, given.scaler)
         self.snapshot = Snapshot(model, given.optimizers, given.restore, given.step)

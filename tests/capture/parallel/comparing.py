@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.inspector import Inspector
 from tests.capture.parallel.engines import (
-    InspectionEnded,
+    Case,
+    EndedError,
     batch,
     held,
     loss_of,
@@ -22,21 +23,20 @@ from tests.capture.parallel.engines import (
 )
 
 
-def differences(cases: Iterable[tuple[str, int, str]]) -> dict[tuple[str, int, str], str]:
-    """Return what is not as it would be without the inspection, for each case; ``""`` is nothing."""
+def differences(cases: Iterable[Case]) -> dict[Case, str]:
+    """Return what is not as without the inspection, for each case; ``""`` is nothing."""
     warnings.simplefilter("ignore")
     return {case: difference(*case) for case in cases}
 
 
 def difference(engine: str, steps: int, way: str) -> str:
     """Return what of one case is different."""
-    models = [make(engine), make(engine)]
-    for model, optimizer in models:
+    (model, optimizer), (twin, its) = models = [make(engine), make(engine)]
+    for each, steps_of in models:
         for step in range(steps):
-            train(engine, model, optimizer, step)
+            train(engine, each, steps_of, step)
         if way == "after evaluation":
-            evaluate(engine, model)
-    (model, optimizer), (twin, _) = models
+            evaluate(engine, each)
     objects = [(p, p.grad) for p in model.parameters()]
     before = torch.get_rng_state()
     try:
@@ -45,25 +45,28 @@ def difference(engine: str, steps: int, way: str) -> str:
         return f"inspection: {type(error).__name__}: {error}"
     if not torch.equal(before, torch.get_rng_state()):
         return "random state"
-    if any(
-        p is not q or p.grad is not g for p, (q, g) in zip(model.parameters(), objects, strict=True)
-    ):
+    now = [(p, p.grad) for p in model.parameters()]
+    if not all(a is c and b is d for (a, b), (c, d) in zip(now, objects, strict=True)):
         return "objects"
-    if not same(held(model), held(twin)):
-        return "values: " + ", ".join(_differing(held(model), held(twin)))
+    return _unlike(model, twin) or _trained_on(engine, (model, optimizer), (twin, its))
+
+
+def _trained_on(engine: str, *models: tuple[nn.Module, torch.optim.Optimizer]) -> str:
+    """Return what is different after one of three steps more, or what cannot be run."""
     for step in range(10, 13):
-        for each, its in models:
-            try:
-                train(engine, each, its, step)
-            except Exception as error:  # noqa: BLE001 - it is told
-                return f"step {step}: {type(error).__name__}: {error}"
-        if not same(held(model), held(twin)):
-            return f"step {step}: " + ", ".join(_differing(held(model), held(twin)))
+        try:
+            for model, optimizer in models:
+                train(engine, model, optimizer, step)
+        except Exception as error:  # noqa: BLE001 - it is told
+            return f"step {step}: {type(error).__name__}: {error}"
+        if unlike := _unlike(models[0][0], models[1][0]):
+            return f"step {step}: {unlike}"
     return ""
 
 
-def _differing(a: dict[Any, Any], b: dict[Any, Any]) -> list[str]:
-    return [str(key) for key in a if not same(a[key], b.get(key))][:3]
+def _unlike(model: nn.Module, twin: nn.Module) -> str:
+    a, b = held(model), held(twin)
+    return ", ".join([str(key) for key in a if not same(a[key], b.get(key))][:3])
 
 
 def evaluate(engine: str, model: nn.Module) -> None:
@@ -84,13 +87,13 @@ def inspect(engine: str, model: nn.Module, way: str) -> None:
         handle = layer.register_forward_pre_hook(_raise) if raises else None
         try:
             inspector.run_inspection(x, y, loss=loss_of)
-        except InspectionEnded:
+        except EndedError:
             assert raises
         finally:
             if handle is not None:
                 handle.remove()
         return
-    errors = {"loss raises": InspectionEnded, "Ctrl-C": KeyboardInterrupt}
+    errors = {"loss raises": EndedError, "Ctrl-C": KeyboardInterrupt}
     error = errors.get(way) if raises else None
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -102,7 +105,7 @@ def inspect(engine: str, model: nn.Module, way: str) -> None:
         inspector.run_inspection(
             x, y, loss=loss, backward=False if way == "forward alone" else None
         )
-    except (InspectionEnded, KeyboardInterrupt):
+    except (EndedError, KeyboardInterrupt):
         assert error is not None
 
 
@@ -111,4 +114,4 @@ def _last(model: nn.Module) -> str:
 
 
 def _raise(*_: Any) -> None:
-    raise InspectionEnded
+    raise EndedError

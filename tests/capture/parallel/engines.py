@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -197,12 +197,22 @@ WAYS = ("whole", "forward alone", "loss raises", "forward raises", "Ctrl-C", "af
 """What happens in an inspection."""
 
 
-def cases(*steps: int) -> Iterator[tuple[str, int, str]]:
-    """Yield engine, steps before the inspection, and what happens in it."""
-    yield from itertools.product(ENGINES, steps, WAYS)
+Case = tuple[str, int, str]
+"""An engine, the steps of training before the inspection, and what happens in it."""
 
 
-class InspectionEnded(RuntimeError):
+def all_cases() -> list[Case]:
+    """Return every engine in every way, before its first step, after one and after two."""
+    return list(itertools.product(ENGINES, (0, 1, 2), WAYS))
+
+
+def chosen_cases() -> list[Case]:
+    """Return some ways of each engine: the first steps are the delicate ones."""
+    ways = [(0, "whole"), (0, "forward raises"), (1, "forward alone"), (1, "after evaluation")]
+    return [(engine, *way) for engine in ENGINES for way in [*ways, (2, "Ctrl-C")]]
+
+
+class EndedError(RuntimeError):
     """What the user's code raises."""
 
 
