@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def worked_out(narrow: dict[str, float], wide: dict[str, float]) -> str:
-    """Return what a large model would send, of the bytes a tensor and a unit that two sizes show."""
+    """Return what a large model would send, of what two sizes show of a tensor and a unit."""
     rows = [(seen["tensors"], seen["units"], seen["bytes"]) for seen in (narrow, wide)]
     (t0, u0, b0), (t1, u1, b1) = rows
     a_unit = (b1 - b0 * t1 / t0) / (u1 - u0 * t1 / t0)

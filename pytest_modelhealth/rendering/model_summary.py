@@ -21,6 +21,7 @@ from pytest_modelhealth.report import (
     Size,
     Status,
 )
+from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.statistics import TensorStatistics
 
 SUMMED = ("parameters", "trainable", "activation_bytes", "multiply_adds", "saved_bytes")
@@ -130,11 +131,18 @@ def _sizes(record: LayerRecord) -> Mapping[str, Size] | None:
         return {}
     if "parameters" not in record.watched:
         return None
-    return {name: _size(seen) for name, seen in record.parameters.items()}
+    return {
+        name: _size(seen, record.placements.get(f"parameters.{name}"))
+        for name, seen in record.parameters.items()
+    }
 
 
-def _size(seen: TensorStatistics) -> Size:
-    count = seen.count // 2 if seen.dtype.startswith("complex") else seen.count
+def _size(seen: TensorStatistics, placement: Placement | None = None) -> Size:
+    """Return how large a tensor is, over all ranks that have a part of it."""
+    if placement is not None:
+        count = math.prod(placement.shape)
+    else:
+        count = seen.count // 2 if seen.dtype.startswith("complex") else seen.count
     return Size(count, count * itemsize(seen.dtype))
 
 

@@ -95,11 +95,6 @@ def inspected(engine: str, samples: int, steps: int) -> Observation:
     return Inspector(model).run_inspection(x, y, loss=loss).observation
 
 
-def all_inspected(engines: tuple[str, ...], samples: int) -> dict[str, Any]:
-    """Return each engine's observation as plain data: in full from rank 0, a digest from others."""
-    return {engine: told(inspected(engine, samples, steps=1)) for engine in engines}
-
-
 def told(value: Any) -> Any:
     """Return all that an observation holds as plain comparable data, to the last bit."""
     if isinstance(value, Flow):

@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
 from pytest_modelhealth.statistics import TensorStatistics
-from tests.ranks.engines import inspected, loss, told
+from tests.ranks.engines import distributed, inspected, loss, told
 from tests.ranks.launching import on_ranks
 from tests.ranks.models import Net, batch, net, share
 
@@ -185,6 +186,13 @@ def rough() -> dict[str, Any]:
     many = [share(batch(samples), rank, size) for samples in (8, 4)]
     found["many"] = pickle.dumps(Inspector(model).run_batches(many, loss=loss).observation)
     found["grads"] = all(p.grad is None for p in model.parameters())
+    sharded = distributed(net(), "fsdp")
+    begun = time.monotonic()
+    found["waited"] = outcome(
+        lambda: Inspector(sharded, rank_timeout=1.0).run_inspection(x, y, loss=raising)
+    )
+    found["seconds"] = time.monotonic() - begun
+    time.sleep(max(0.0, 2.5 - found["seconds"]))  # whoever raised stays, and cannot free the other
     dist.destroy_process_group()
     found["destroyed"] = inspected_by_all(model, x, y)
     found["no group"] = inspected_by_all(net(), x, y, ranks=True)
@@ -214,6 +222,9 @@ def test_ranks_that_do_not_do_the_same_are_told_so() -> None:
     assert first["alone"] is None
     assert first["grads"]
     assert second["grads"]
+    assert second["waited"] == "ValueError: only here"
+    assert first["waited"].startswith("InspectionError: rank 1 of 2 raised ValueError: only here")
+    assert first["seconds"] < 5.0
     assert "its process group was destroyed" in first["destroyed"]
     assert "there is none" in first["no group"]
     assert first["branch"][1] == second["branch"][1]

@@ -194,7 +194,9 @@ def see_loss(
     entry, target_entry = read(values), read(target)
     rows = columns = targets = None
     with torch.no_grad():
-        if dimension is not None and entry is not None and values.shape[dimension] > 1:
+        # of a DTensor this rank may have a part of each row alone
+        is_whole = entry is not None and not hasattr(values, "to_local")
+        if dimension is not None and is_whole and values.shape[dimension] > 1:
             rows = _sample(values, dimension)
             if dimension != 0 and values.shape[0] == samples > 1:
                 columns = _sample(values, 0)

@@ -52,6 +52,11 @@ class Shards:
             if was:
                 module.unshard()
 
+    @property
+    def waits(self) -> bool:
+        """Whether FSDP was told to reduce no gradients for now."""
+        return not all(group.reduce_grads for group in self._groups)
+
     def _set_aside(self) -> list[tuple[Any, str, Any]]:
         kept: list[tuple[Any, str, Any]] = []
         for group in self._groups:

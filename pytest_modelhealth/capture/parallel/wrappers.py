@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import distributed as dist
 from torch import nn
 
 from pytest_modelhealth.errors import InspectionError
@@ -93,7 +94,8 @@ def refuse_repetition(wrappers: Wrappers, *, reduces: bool) -> None:
                 "which cannot be undone: train for two steps first, or give the plain model, "
                 "model.module, and its own optimizer"
             )
-        if any(getattr(state, "__dict__", None) for _, state in getattr(one, "_comm_hooks", [])):
+        hooks = getattr(one, "_comm_hooks", [])
+        if any(not isinstance(state, dist.ProcessGroup | None) for _, state in hooks):
             raise InspectionError(
                 "DistributedDataParallel has a communication hook with a state of its own, which "
                 "changes in each step and cannot be put back: give the plain model, model.module, "

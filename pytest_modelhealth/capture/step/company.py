@@ -96,11 +96,12 @@ def refuse_again_and_again(model: nn.Module, *, reduces: bool = False) -> None:
 
 
 def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStack) -> Company:
-    shards = None
+    shards, notes = None, ()
     if wrappers.sharded:
         from pytest_modelhealth.capture.parallel.sharded import Shards
 
         shards = Shards(wrappers.sharded)
+        notes = (_REDUCED,) if shards.waits else ()
         stack.enter_context(shards.apart())
         state = State(model)
     if wrappers.replicated:
@@ -110,8 +111,13 @@ def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStac
         stay_local(wrappers.replicated)
         state.exchange(doubles(wrappers.replicated))
         state = State(model)
-    return Company(state, shards, on_ranks=True)
+    return Company(state, shards, on_ranks=True, notes=notes)
 
+
+_REDUCED = (
+    "gradients were reduced over the ranks, although set_requires_gradient_sync(False) is on: FSDP "
+    "has no others for the parameters it shards"
+)
 
 _lock = threading.Lock()
 _inside: dict[int, int] = {}  # the thread that inspects a module

@@ -68,7 +68,7 @@ def _run(
     company: Company,
     graph: list[Any],
 ) -> Observation:
-    step = prepare(request, model, notes, company.state, company)
+    step = prepare(request, model, [*notes, *company.notes], company.state, company)
     inspection = step.inspection
     with exited_whole(
         inspection.apart(), untouched(inspection, step.batch), watch(step.recorder)

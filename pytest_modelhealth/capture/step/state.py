@@ -113,11 +113,15 @@ class State:
 
     def _add_tensor(self, tensor: Tensor) -> None:
         is_parameter = isinstance(tensor, nn.Parameter)
-        if tensor.is_leaf and (is_parameter or tensor.requires_grad):
+        try:
+            is_leaf = tensor.is_leaf
+        except RuntimeError:  # a view of several that was written to, which FSDP1 keeps
+            return
+        if is_leaf and (is_parameter or tensor.requires_grad):
             self.leaves.append(tensor)
         if type(tensor) not in NEVER_LAZY and is_lazy(tensor):
             self.lazy.append(tensor)
-        elif tensor.is_leaf and not is_parameter:
+        elif is_leaf and not is_parameter:
             self.tensors.append(tensor)
 
 

@@ -49,13 +49,14 @@ class Net(nn.Module):
         self.memory = nn.LSTM(WIDTH, WIDTH, batch_first=True) if recurrent else None
         self.batch_norm = nn.BatchNorm1d(WIDTH)
         self.head = nn.Linear(WIDTH, 3)
+        self.scale = nn.Parameter(torch.ones(1))  # of which one rank alone has something
         self.spare = nn.Linear(2, 2) if spare else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop(self.blocks(x))
         if self.memory is not None:
             x = self.memory(x[:, None])[0][:, 0]
-        return self.head(self.batch_norm(x))
+        return self.head(self.batch_norm(x) * self.scale)
 
 
 Made = Callable[[], nn.Module]
