@@ -220,6 +220,7 @@ class LayerRecord:
             zero_slices=_zero_in_both(self, other),
             largest=larger_of_each(self.largest, other.largest),
             nonfinite={**other.nonfinite, **self.nonfinite},
+            assembled=_assembled(self, other) if other.assembled else self.assembled,
             **roles,
         )
 
@@ -294,6 +295,17 @@ def _zero_in_both(a: LayerRecord, b: LayerRecord) -> dict[str, ZeroSlices]:
                 found[name] = slices.merge(other.zero_slices[name])
             elif name not in other.parameter_gradients:
                 found[name] = slices
+    return found
+
+
+def _assembled(a: LayerRecord, b: LayerRecord) -> dict[str, Assembly]:
+    """Return how the statistics of both were put together, and where the larger is."""
+    found = {**b.assembled, **a.assembled}
+    for role in a.assembled.keys() & b.assembled.keys():
+        sizes = [
+            max((s.abs_max for s in one.tensors(role).values()), default=0.0) for one in (a, b)
+        ]
+        found[role] = a.assembled[role].merge(b.assembled[role], sizes[1] > sizes[0])
     return found
 
 
@@ -585,7 +597,7 @@ class Observation:
             replayed=self.replayed,
             unlisted=self.unlisted,
             removable=self.removable,
-            ranks=self.ranks,
+            ranks=_merged_role(self.ranks, other.ranks),
         )
 
 

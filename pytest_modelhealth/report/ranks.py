@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Dimension = Literal["data", "tensor", "stage"]
@@ -51,6 +51,15 @@ class Assembly:
     ranks: int
     nonfinite: tuple[int, ...] = ()
     largest: int | None = None
+
+    def merge(self, other: Assembly, is_larger: bool) -> Assembly:
+        """Return that of this batch and a later one, whose largest magnitude may be larger."""
+        return Assembly(
+            self.how,
+            max(self.ranks, other.ranks),
+            tuple(sorted({*self.nonfinite, *other.nonfinite})),
+            other.largest if is_larger or self.largest is None else self.largest,
+        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,18 @@ class Ranks:
     groups: tuple[Group, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
     losses: tuple[tuple[float, int], ...] = ()
+
+    def merge(self, other: Ranks) -> Ranks:
+        """Return that of a run over both: each disagreement once, as it was first seen."""
+        found: dict[tuple[str, ...], Disagreement] = {}
+        for one in (*self.disagreements, *other.disagreements):
+            found.setdefault((one.kind, one.layer, one.role, one.tensor), one)
+        losses = (*self.losses, *other.losses)
+        return replace(
+            self,
+            disagreements=tuple(found.values()),
+            losses=(min(losses), max(losses)) if losses else (),
+        )
 
 
 def named_ranks(ranks: Iterable[int]) -> str:

@@ -21,13 +21,15 @@ _OUTSIDE = "outside"
 _BYPASSED = "bypassed"
 _THAWED = "thawed"
 _LATER = "later"
+_LEFT_OUT = "left out"
 
 
 class Averaging(Kind):
     """Parameters that get gradients on ranks with other samples, and lie below no wrapper.
 
-    One whose gradient a hook of the user's takes may be averaged there. Where nothing is wrapped at
-    all, it is the training loop that averages, if anyone does.
+    What lies in a module that `fully_shard` was given and is no shard may have been left out on
+    purpose: that only warns. One whose gradient a hook of the user's takes may be averaged there.
+    Where nothing is wrapped at all, it is the training loop that averages, if anyone does.
     """
 
     name = "averaged_gradients"
@@ -92,6 +94,7 @@ class Averaging(Kind):
                 _text(why, layer, name, len(parameters), self.company.ranks),
                 float(len(parameters)),
                 layers,
+                why != _LEFT_OUT,
             )
 
 
@@ -110,6 +113,7 @@ def _alone(wrapped: Wrapped) -> Iterator[tuple[Leaf, str]]:
     thawed = {id(p) for ddp in wrapped.ddps for p in _thawed(ddp)}
     kept = {number for ddp in wrapped.ddps for number in wrapped.keepers(ddp)}
     inside = {id(p) for ddp in wrapped.ddps for p in ddp.module.parameters()}
+    below = {id(p) for module in wrapped.sharded for p in module.parameters()}
     for leaf in wrapped.parameters:
         number = id(leaf.tensor)
         is_shared = isinstance(leaf.tensor, DTensor) and wrapped.is_sharded(leaf)
@@ -118,7 +122,8 @@ def _alone(wrapped: Wrapped) -> Iterator[tuple[Leaf, str]]:
         if number in thawed:
             yield leaf, _THAWED
         elif number not in kept and not _is_taken(leaf):
-            yield leaf, _LATER if number in inside else _OUTSIDE
+            left_out = _LEFT_OUT if number in below else _OUTSIDE
+            yield leaf, _LATER if number in inside else left_out
 
 
 def _is_taken(leaf: Leaf) -> bool:
@@ -151,10 +156,12 @@ def _text(why: str, layer: str, name: str, count: int, ranks: tuple[int, ...]) -
     reasons = {
         _OUTSIDE: "no wrapper holds {it}",
         _LATER: "DDP was made before {it} came in",
+        _LEFT_OUT: "fully_shard does not hold {it}, by ignored_params or since a later change",
         _THAWED: "DDP was made while {it} {was} frozen",
     }
     it, was = ("it", "was") if count == 1 else ("they", "were")
-    reason = reasons[why].format(it="them" if why == _OUTSIDE and count > 1 else it, was=was)
+    it = "them" if count > 1 and why in (_OUTSIDE, _LEFT_OUT) else it
+    reason = reasons[why].format(it=it, was=was)
     return (
         f"the gradients of {listed(f'{layer}.{name}', count)} are not averaged over {among}: "
         f"{reason}"

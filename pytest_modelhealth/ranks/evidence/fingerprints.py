@@ -27,7 +27,7 @@ def fingerprint(tensor: Tensor) -> int:
         tensor = torch.view_as_real(tensor.resolve_conj())
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     if flat.device.type == "cpu":
-        return zlib.crc32(memoryview(flat.numpy()), begun)
+        return zlib.crc32(flat.numpy().data, begun)
     return _summed(flat, begun)
 
 

@@ -58,7 +58,8 @@ class LossWeights(Kind):
             odd,
             others,
             f"a target of {named_ranks(odd)} weighs {times} times as much as one of rank {light}: "
-            f"the loss is a mean over {_between(own)} targets there, over {most:,} here",
+            f"the loss is a mean over {_between(own)} targets on the one, over {most:,} on the "
+            "other",
             most / fewest,
         )
 
