@@ -38,7 +38,7 @@ class SyncedNorm(BetweenRanks):
 
     def is_beyond(self, value: float, limit: Limit) -> bool:
         """Whether these are too few."""
-        return value < limit.value
+        return bool(value < limit.value)
 
     def cause(self, found: Disagreement, observation: Observation) -> str:
         """Return what to do about it."""

@@ -52,9 +52,7 @@ class Averaging(Kind):
             if ddp is not model and any(p.requires_grad for p in ddp._module_parameters):
                 number = id(ddp)
                 self._bypassed[number] = self.wrapped.names.get(_inside(ddp), "")
-                yield ddp.register_forward_pre_hook(
-                    lambda *_, number=number: entered.add(number)  # type: ignore[misc]
-                )
+                yield ddp.register_forward_pre_hook(lambda *_, number=number: entered.add(number))
 
     def close(self) -> None:
         """Take the hooks off."""

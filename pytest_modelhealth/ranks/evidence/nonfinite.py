@@ -18,7 +18,7 @@ class _Ill(NamedTuple):
     role: str
     tensor: str
     said: str
-    count: int
+    values: int
 
 
 class NonFinite(Kind):
@@ -60,7 +60,7 @@ class NonFinite(Kind):
                 f"the loss is {first.said} on {named_ranks(having)}"
                 if role == "loss"
                 else f"{first.said} in its parameter {tensor!r} on {named_ranks(having)}",
-                float(first.count),
+                float(first.values),
             )
 
 
