@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
 
 from torch import Tensor, nn
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from pytest_modelhealth.capture.costing.further import FurtherRun
+    from pytest_modelhealth.ranks.company import Company
     from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import ModelSummary
     from pytest_modelhealth.statistics import TensorStatistics
@@ -69,12 +72,16 @@ class Inspector:
         calibrate: whether to measure how far rounding alone moves each statistic, which a snapshot
             takes as its tolerance: four further runs of copies for each batch. ``None`` does so
             in a test that records a snapshot.
+        ranks: whether the ranks of a process group inspect together, each on its share of the
+            batch, and all get one report. ``None`` does so where something distributes the model:
+            DDP, `fully_shard`, a `DTensor`. ``True`` does so for any model, on all ranks. ``False``
+            inspects what this rank has.
         **overrides: thresholds and other settings by name (`pytest --modelhealth-explain` lists
             them).
 
     Raises:
-        InspectionError: `model` is nothing that can be inspected, or `on_report` or `calibrate` is
-            of a wrong type.
+        InspectionError: `model` is nothing that can be inspected, or `on_report`, `calibrate` or
+            `ranks` is of a wrong type.
         SettingsError: an override has an unknown name, a wrong type or an impossible value, or an
             own check is not sound.
     """
@@ -88,11 +95,12 @@ class Inspector:
         on_report: Callable[[HealthReport], None] | None = None,
         own_checks: Iterable[type[Check]] = (),
         calibrate: bool | None = None,
+        ranks: bool | None = None,
         **overrides: object,
     ) -> None:
         if batch:
             raise InspectionError(f"Inspector takes the model alone{_NEXT_CALL}")
-        _require_switches(on_report, calibrate)
+        _require_switches(on_report, calibrate, ranks)
         self._engine = find_engine(model, compiled=compiled)
         self._model = self._engine.load(model)
         base = default_settings() if settings is None else settings
@@ -107,6 +115,7 @@ class Inspector:
         self._on_run: Callable[[], object] | None = None
         self._calibrate = RECORDING.get() if calibrate is None else calibrate
         self._calibration = Calibration()
+        self._ranks = ranks
         self._selection = Selection()
         self._report: HealthReport | None = None
 
@@ -221,7 +230,7 @@ class Inspector:
             observation = probing.after(self._observe(request))
             if further is not None:
                 observation = further.after(observation)
-            return self._reported(observation, settings)
+            return self._reported(self._settled(observation), settings)
 
     def summary(
         self, inputs: Any, *, depth: int | None = None, max_rows: int | None = 200
@@ -313,7 +322,14 @@ class Inspector:
         run = Run(
             self._engine, self._model, self._settings, limits, has_loss, request, self._observe
         )
-        return self._reported(run.over(batches), self._settings)
+        company = self._company()
+        if company is None:
+            return self._reported(run.over(batches), self._settings)
+        from pytest_modelhealth.ranks.joint import together
+
+        with together(company, by, max_seconds):
+            observation = self._settled(run.over(batches))
+        return self._reported(observation, self._settings)
 
     def removable(
         self,
@@ -567,11 +583,70 @@ class Inspector:
         return Request(self._model, inputs, target, loss, backward, scaler, self._selection)
 
     def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
+        request = replace(request, collectors=collectors)
+        company = self._company()
+        if company is None:
+            with hinted(request):
+                seen = self._engine.run(request)
+            if self._calibrate:
+                self._calibration.add(request, seen)
+            return seen
+        from pytest_modelhealth.ranks.joint import observed_together
+
         with hinted(request):
-            seen = self._engine.run(replace(request, collectors=collectors))
+            seen = observed_together(company, request, self._engine.run)
         if self._calibrate:
-            self._calibration.add(request, seen)
+            self._calibration.add(request, seen, partial(observed_together, company))
         return seen
+
+    def _settled(self, observation: Observation) -> Observation:
+        """Return the same where this process is alone, else what all ranks end with."""
+        if observation.ranks is None or (company := self._company()) is None:
+            return observation
+        from pytest_modelhealth.ranks.joint import settled
+
+        return settled(company, observation)
+
+    def _company(self) -> Company | None:
+        """Return the ranks that inspect together; ``None`` where this process does so alone.
+
+        Raises:
+            InspectionError: all ranks are to, and there is no process group.
+        """
+        distributed = sys.modules.get("torch.distributed")
+        if self._ranks is False:
+            return None
+        if (
+            distributed is None
+            or not distributed.is_available()
+            or not distributed.is_initialized()
+        ):
+            if self._ranks:
+                raise InspectionError(
+                    "ranks=True inspects on all ranks of a process group, and there is none: call "
+                    "torch.distributed.init_process_group first, or leave ranks out"
+                )
+            self._require_group()
+            return None
+        if not isinstance(self._model, nn.Module):
+            return None
+        from pytest_modelhealth.ranks.joint import company_of
+
+        return company_of(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
+
+    def _require_group(self) -> None:
+        """Do nothing if the model needs no process group, of which there is none.
+
+        Raises:
+            InspectionError: it is one of several replicas.
+        """
+        wrapper = nn.parallel.DistributedDataParallel
+        model = self._model
+        if isinstance(model, nn.Module) and any(isinstance(m, wrapper) for m in model.modules()):
+            raise InspectionError(
+                "the model is wrapped by DistributedDataParallel, and its process group was "
+                "destroyed: inspect it before destroy_process_group(), or inspect model.module"
+            )
 
     def _reported(self, observation: Observation, settings: Settings) -> HealthReport:
         noise = self._calibration.noise(observation)
@@ -586,13 +661,15 @@ def _further_run(engine: Engine, request: Request) -> FurtherRun:
     return FurtherRun(engine, request)
 
 
-def _require_switches(on_report: object, calibrate: object) -> None:
+def _require_switches(on_report: object, calibrate: object, ranks: object) -> None:
     if not (on_report is None or callable(on_report)):
         raise InspectionError(
             f"on_report must be a function that takes the report, or None, not {on_report!r}"
         )
     if not isinstance(calibrate, bool | None):
         raise InspectionError(f"calibrate must be True, False or None, not {calibrate!r}")
+    if not isinstance(ranks, bool | None):
+        raise InspectionError(f"ranks must be True, False or None, not {ranks!r}")
 
 
 def _roles(what: object) -> frozenset[str]:

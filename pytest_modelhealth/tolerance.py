@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -58,6 +58,9 @@ def observed(request: Request) -> Observation:
     return find_engine(request.model).run(request)
 
 
+Run = Callable[[Request], Observation]
+
+
 def perturbed(request: Request, epsilon: float, seed: int) -> Request:
     """Return a request for perturbed copies of the model and of the batch.
 
@@ -84,11 +87,11 @@ def converted(request: Request, dtype: torch.dtype, *, target: bool = True) -> R
     )
 
 
-def wide_run(request: Request) -> Observation | None:
+def wide_run(request: Request, run: Run = observed) -> Observation | None:
     """Return what a float64 copy of the requested model shows; ``None`` where there is none."""
     try:
         with task("running it in float64"), default_dtype(torch.float64):
-            return observed(converted(request, torch.float64))
+            return run(converted(request, torch.float64))
     except Exception:  # noqa: BLE001 - not every model runs in float64
         return None
 
@@ -111,8 +114,14 @@ class Calibration:
         self._wide: Observation | None = None
         self._failed = False
 
-    def add(self, request: Request, base: Observation) -> None:
-        """Run the copies for one batch; a model that cannot be copied has no noise."""
+    def add(self, request: Request, base: Observation, run: Run = observed) -> None:
+        """Run the copies for one batch; a model that cannot be copied has no noise.
+
+        Args:
+            request: what was asked.
+            base: what was seen.
+            run: runs a request as that was run.
+        """
         if self._failed:
             return
         epsilon = coarsest_epsilon(base)
@@ -120,13 +129,13 @@ class Calibration:
             warnings.simplefilter("ignore")  # the copies are not the user's
             try:
                 runs = [
-                    observed(perturbed(request, epsilon, seed))
+                    run(perturbed(request, epsilon, seed))
                     for seed in track(range(RUNS), "measuring noise")
                 ]
             except Exception:  # noqa: BLE001 - what the model itself raises, the run has raised
                 self._failed = True
                 return
-            wide = wide_run(request)
+            wide = wide_run(request, run)
         if self._perturbed is None:
             self._perturbed, self._wide = runs, wide
             return

@@ -15,6 +15,7 @@ from pytest_modelhealth.settings.layer_names import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+    from pytest_modelhealth.report.ranks import Disagreement
     from pytest_modelhealth.statistics import TensorStatistics
 
 Bad = Callable[["TensorStatistics | None"], bool]
@@ -76,6 +77,19 @@ def _state(observation: Observation) -> Iterator[Violation]:
             for name, statistics in record.tensors(role).items():
                 if statistics.nonfinite_count if role == "parameters" else statistics.nan_count:
                     yield _violation(observation, record, role, statistics, cause, name)
+    for found in _of_some_ranks(observation):
+        if found.role in _STATE:  # of replicas the report shows one, which is sound
+            record = observation.layers[found.layer]
+            yield Finite.violation(
+                record,
+                found.message,
+                value=found.value,
+                limit=ALWAYS,
+                role=found.role,
+                tensor=found.tensor,
+                cause=_STATE[found.role],
+                affected=_affected(observation, record),
+            )
 
 
 _STATE = {
@@ -215,9 +229,11 @@ def _loss(observation: Observation) -> Violation:
     passed = [made for source in sources for made in flow.operations(source, "loss")]
     risky = first_of(list(dict.fromkeys(passed)), *BREAKING[:2])
     where = f" ({named(risky)})" if risky else ""
+    on = next((found.ranks for found in _of_some_ranks(observation) if found.role == "loss"), ())
     return Finite.violation(
         root,
-        f"the loss is {observation.loss} although every activation is finite",
+        f"the loss is {observation.loss}{_alone(on, observation)} although every activation is "
+        "finite",
         value=math.nan if observation.loss is None else observation.loss,
         role="loss",
         cause=f"the loss function{where}: log(0), a division by an empty mask, or labels out of "
@@ -308,6 +324,7 @@ def _violation(
     return Finite.violation(
         record,
         f"{counts} of {statistics.count} values in its {where}"
+        f"{_on_ranks(record, role, observation)}"
         f"{', made from finite inputs' if is_first else ''}"
         f"{_first(record, role, statistics, observation)}",
         value=float(statistics.nonfinite_count),
@@ -317,6 +334,28 @@ def _violation(
         cause=cause,
         affected=_affected(observation, record),
     )
+
+
+def _of_some_ranks(observation: Observation) -> Iterator[Disagreement]:
+    """Yield what is not finite on ranks of which the statistics do not tell."""
+    if observation.ranks is not None:
+        yield from (d for d in observation.ranks.disagreements if d.kind == Finite.name)
+
+
+def _on_ranks(record: LayerRecord, role: str, observation: Observation) -> str:
+    """Say on which ranks, where a tensor is another on each and some have none."""
+    assembly = record.assembled.get(role)
+    if assembly is None or assembly.how == "replicas":
+        return ""
+    return _alone(assembly.nonfinite, observation)
+
+
+def _alone(ranks: Collection[int], observation: Observation) -> str:
+    """Return ``" on rank 1 alone"``, and nothing where it is all ranks."""
+    from pytest_modelhealth.report.ranks import named_ranks
+
+    is_some = observation.ranks is not None and 0 < len(ranks) < len(observation.ranks.ranks)
+    return f" on {named_ranks(ranks)} alone" if is_some else ""
 
 
 def _first(

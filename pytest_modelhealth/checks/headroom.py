@@ -48,7 +48,7 @@ class Headroom(Check):
 
     name = "headroom"
     summary = "Values neither come near the largest of their dtype nor sink below its normal ones."
-    rank = 50
+    rank = 46
     reads_scale = True
     definition = (
         "The largest value of an activation, parameter or gradient is at most max_range_used of "

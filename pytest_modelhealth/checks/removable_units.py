@@ -22,7 +22,7 @@ class RemovableUnits(Check):
 
     name = "removable_units"
     summary = "No layer has more units that nothing would miss than it may have."
-    rank = 53
+    rank = 47
     definition = (
         "Of the units of a layer, the part that can go is at most max_removable_fraction: they are "
         "inactive on all batches, duplicates of other units or read by nothing, and the model "

@@ -18,6 +18,7 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.company import has_process_group
 from pytest_modelhealth.capture.step.conversion import converted_batch
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.comparison.trace import Keeper, Trace
@@ -192,6 +193,10 @@ def run(
             own = replace(own, backward=False)
         if side.engine.flat_outputs:  # which the loss was not written for
             own = replace(own, loss=_no_loss)
+        if has_process_group():
+            from pytest_modelhealth.capture.parallel.placements import gathered
+
+            own = replace(own, averager=gathered)
         with hinted(own):
             observation = side.engine.run(own)
         if side.engine.compiled:

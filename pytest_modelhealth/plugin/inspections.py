@@ -74,6 +74,7 @@ class InspectorFixture:
         compiled: Compiled = "eager",
         own_checks: Iterable[type[Check]] = (),
         calibrate: bool | None = None,
+        ranks: bool | None = None,
         **settings: object,
     ) -> Inspector:
         """Return an inspector of `model`; `settings` override those of the test.
@@ -92,6 +93,7 @@ class InspectorFixture:
             on_report=self._keep_report,
             own_checks=own_checks,
             calibrate=calibrate,
+            ranks=ranks,
             **settings,
         )
         self._made += 1

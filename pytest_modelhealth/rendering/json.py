@@ -58,6 +58,7 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "course": None if seen.course is None else asdict(seen.course),
         "part": None if seen.part is None else asdict(seen.part),
         "by_class": None if seen.by_class is None else _by_class(seen.by_class),
+        "ranks": None if seen.ranks is None else asdict(seen.ranks),
         "replayed": None if seen.replayed is None else asdict(seen.replayed),
         "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
         "violations": [_violation(report, violation) for violation in judgement.violations],
@@ -104,6 +105,8 @@ def _layer(record: LayerRecord, source: str) -> dict[str, Any]:
         },
         "largest": {role: asdict(found) for role, found in record.largest.items()},
         "nonfinite": {role: asdict(found) for role, found in record.nonfinite.items()},
+        "placements": {role: asdict(found) for role, found in record.placements.items()},
+        "assembled": {role: asdict(found) for role, found in record.assembled.items()},
     }
     for role in ROLES:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}

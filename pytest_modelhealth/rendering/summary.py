@@ -114,7 +114,7 @@ def consequences(report: HealthReport, violation: Violation, most: int = 3) -> s
 
 
 def run(report: HealthReport) -> str:
-    """Return what was run, in one line: model, layers, samples, batches, loss."""
+    """Return what was run, in one line: model, layers, samples, batches, loss, ranks."""
     seen = report.observation
     parts = [printable(seen.model_type), counts(report)]
     if seen.samples:
@@ -125,6 +125,9 @@ def run(report: HealthReport) -> str:
         parts.append(f"{seen.batches:,} batches")
     if seen.loss is not None:
         parts.append(f"loss {number(seen.loss)}")
+    if seen.ranks is not None:
+        engine = f" ({printable(seen.ranks.engine)})" if seen.ranks.engine else ""
+        parts.append(f"on {plural(len(seen.ranks.ranks), 'rank')}{engine}")
     if not seen.backward:
         parts.append("no backward pass")
     return ", ".join(parts)

@@ -202,7 +202,7 @@ class LayerRecord:
             InspectionError: `other` is no record.
         """
         require_kind(other, LayerRecord)
-        fuller = self if _FULLNESS.index(self.status) <= _FULLNESS.index(other.status) else other
+        fuller = self if FULLNESS.index(self.status) <= FULLNESS.index(other.status) else other
         roles = {role: _merged_role(getattr(self, role), getattr(other, role)) for role in _SEEN}
         return replace(
             self,
@@ -220,6 +220,7 @@ class LayerRecord:
             zero_slices=_zero_in_both(self, other),
             largest=larger_of_each(self.largest, other.largest),
             nonfinite={**other.nonfinite, **self.nonfinite},
+            assembled=_assembled(self, other) if other.assembled else self.assembled,
             **roles,
         )
 
@@ -267,7 +268,7 @@ class LayerRecords(Mapping[str, LayerRecord]):
 
 
 _SEEN = ("inputs", "activations", "gradients", "parameter_gradients")
-_FULLNESS = (
+FULLNESS = (
     Status.OBSERVED,
     Status.ALIAS_OF_INPUT,
     Status.UNUSED_IN_LOSS,
@@ -276,6 +277,7 @@ _FULLNESS = (
     Status.OPAQUE,
     Status.NOT_CALLED,
 )
+"""What became of a layer, from what tells most to what tells least."""
 
 
 def _all_equal(a: bool | None, b: bool | None) -> bool | None:
@@ -293,6 +295,17 @@ def _zero_in_both(a: LayerRecord, b: LayerRecord) -> dict[str, ZeroSlices]:
                 found[name] = slices.merge(other.zero_slices[name])
             elif name not in other.parameter_gradients:
                 found[name] = slices
+    return found
+
+
+def _assembled(a: LayerRecord, b: LayerRecord) -> dict[str, Assembly]:
+    """Return how the statistics of both were put together, and where the larger is."""
+    found = {**b.assembled, **a.assembled}
+    for role in a.assembled.keys() & b.assembled.keys():
+        sizes = [
+            max((s.abs_max for s in one.tensors(role).values()), default=0.0) for one in (a, b)
+        ]
+        found[role] = a.assembled[role].merge(b.assembled[role], sizes[1] > sizes[0])
     return found
 
 
@@ -584,7 +597,7 @@ class Observation:
             replayed=self.replayed,
             unlisted=self.unlisted,
             removable=self.removable,
-            ranks=self.ranks,
+            ranks=_merged_role(self.ranks, other.ranks),
         )
 
 

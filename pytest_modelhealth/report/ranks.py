@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Dimension = Literal["data", "tensor", "stage"]
@@ -51,6 +52,15 @@ class Assembly:
     nonfinite: tuple[int, ...] = ()
     largest: int | None = None
 
+    def merge(self, other: Assembly, is_larger: bool) -> Assembly:
+        """Return that of this batch and a later one, whose largest magnitude may be larger."""
+        return Assembly(
+            self.how,
+            max(self.ranks, other.ranks),
+            tuple(sorted({*self.nonfinite, *other.nonfinite})),
+            other.largest if is_larger or self.largest is None else self.largest,
+        )
+
 
 @dataclass(frozen=True)
 class Disagreement:
@@ -66,6 +76,7 @@ class Disagreement:
         message: what is wrong, one sentence that stands alone, the same on every rank.
         value: how much of it there is: a number of tensors, or a ratio.
         layers: all layers that show it, in execution order.
+        is_sure: whether nothing seen could mean it so; else its check only warns.
     """
 
     kind: str
@@ -77,6 +88,7 @@ class Disagreement:
     message: str
     value: float = 1.0
     layers: tuple[str, ...] = ()
+    is_sure: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,9 +113,34 @@ class Ranks:
         engine: what distributes the model, for people: ``"DDP"``, ``"FSDP2 and tensor parallel"``.
         groups: who shares what out.
         disagreements: where ranks disagree, in execution order.
+        losses: the smallest and the largest loss of a rank, each with the rank; empty where there
+            was no loss.
     """
 
     ranks: tuple[int, ...]
     engine: str
     groups: tuple[Group, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
+    losses: tuple[tuple[float, int], ...] = ()
+
+    def merge(self, other: Ranks) -> Ranks:
+        """Return that of a run over both: each disagreement once, as it was first seen."""
+        found: dict[tuple[str, ...], Disagreement] = {}
+        for one in (*self.disagreements, *other.disagreements):
+            found.setdefault((one.kind, one.layer, one.role, one.tensor), one)
+        losses = (*self.losses, *other.losses)
+        return replace(
+            self,
+            disagreements=tuple(found.values()),
+            losses=(min(losses), max(losses)) if losses else (),
+        )
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks for people: ``"rank 1"``, ``"ranks 0 and 2"``, of many the first."""
+    numbers = [str(rank) for rank in ranks]
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > 8:
+        return f"ranks {', '.join(numbers[:8])} and {len(numbers) - 8} more"
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -62,6 +62,16 @@ INCONCLUSIVE = Setting(
 )
 
 
+RANK_TIMEOUT = Setting(
+    "rank_timeout",
+    float,
+    default=60.0,
+    help="seconds that a rank waits for the others that inspect a distributed model with it",
+    minimum=0.1,
+    per_layer=False,
+)
+
+
 def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
     """Return the settings that belong to no check; those that choose know `checks`."""
     checks = tuple(checks)
@@ -97,7 +107,7 @@ def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
         per_layer=False,
         one_of=tuple(check.name for check in checks if check.is_probe),
     )
-    general = (LAYERS, chosen, skipped, severity, probes, AUTO_CHECK, INCONCLUSIVE)
+    general = (LAYERS, chosen, skipped, severity, probes, AUTO_CHECK, INCONCLUSIVE, RANK_TIMEOUT)
     thresholds = LayerLimits(
         (*general, *(setting for check in checks for setting in check.settings)),
         name="thresholds",

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.report.ranks import Placement
 
 
@@ -70,3 +71,14 @@ def _letters(placement: Any) -> str:
     if placement.is_partial():
         return "P"
     return "R" if placement.is_replicate() else f"S({placement.dim})"
+
+
+def gathered(gradients: list[Held]) -> list[Held]:
+    """Return gradients with those whole of which each rank has a part: a collective for each."""
+    return [(layer, name, _whole(gradient)) for layer, name, gradient in gradients]
+
+
+def _whole(gradient: Tensor) -> Tensor:
+    spread: Any = gradient
+    whole: Tensor = spread.full_tensor() if hasattr(gradient, "_spec") else gradient
+    return whole

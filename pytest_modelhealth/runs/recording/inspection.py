@@ -18,6 +18,7 @@ from pytest_modelhealth.report import (
     Verdict,
     Violation,
 )
+from pytest_modelhealth.report.ranks import Ranks
 from pytest_modelhealth.runs.recording.course import of_course
 from pytest_modelhealth.runs.recording.flow import of_flow
 from pytest_modelhealth.runs.recording.margins import margins
@@ -54,6 +55,7 @@ def _of(report: HealthReport) -> dict[str, Any]:
         "batches": seen.batches,
         "part": None if seen.part is None else asdict(seen.part),
         "by_class": None if seen.by_class is None else _by_class(seen.by_class),
+        "ranks": None if seen.ranks is None else _ranks(seen.ranks),
         "backward": seen.backward,
         "notes": seen.notes,
         "violations": [_finding(report, found) for found in judgement.violations],
@@ -152,6 +154,7 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
         **_places(report, record.name),
         "largest": _extremes(record.largest),
         "nonfinite": _extremes(record.nonfinite),
+        "assembled": {role: asdict(found) for role, found in record.assembled.items()},
         "tensors": [
             _tensor(role, name, seen)
             for role in ROLES
@@ -162,6 +165,16 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
 
 def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
     return {role: {"batch": one.batch, "sample": one.sample} for role, one in found.items()}
+
+
+def _ranks(found: Ranks) -> dict[str, Any]:
+    """Return who took part; in what they disagree, the findings say."""
+    return {
+        "ranks": found.ranks,
+        "engine": found.engine,
+        "groups": [asdict(group) for group in found.groups],
+        "losses": [{"loss": loss, "rank": rank} for loss, rank in found.losses],
+    }
 
 
 def _by_class(found: ByClass) -> dict[str, Any]:

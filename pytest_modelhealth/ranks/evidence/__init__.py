@@ -1,0 +1,96 @@
+"""In what ranks differ, or do not although they should: the seam that `joint` calls.
+
+Everything here runs on every rank, in the same order, with the same collectives: those of a
+tensor-parallel group, one gather of a small card a rank, and one of details where cards differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from pytest_modelhealth.capture import Request
+from pytest_modelhealth.ranks.company import Company
+from pytest_modelhealth.ranks.evidence.averaging import Averaging
+from pytest_modelhealth.ranks.evidence.batches import Batches
+from pytest_modelhealth.ranks.evidence.kind import Kind
+from pytest_modelhealth.ranks.evidence.loss_weights import LossWeights
+from pytest_modelhealth.ranks.evidence.nonfinite import NonFinite
+from pytest_modelhealth.ranks.evidence.norms import Norms
+from pytest_modelhealth.ranks.evidence.randomness import Randomness
+from pytest_modelhealth.ranks.evidence.replicas import Replicas
+from pytest_modelhealth.ranks.evidence.structure import described
+from pytest_modelhealth.ranks.evidence.usage import Path, Unused
+from pytest_modelhealth.ranks.evidence.weights import Weights
+from pytest_modelhealth.ranks.evidence.wrappers import Wrapped
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report.ranks import Disagreement
+
+__all__ = ["Evidence", "collected", "described", "disagreements"]
+
+_KINDS: tuple[type[Kind], ...] = (
+    NonFinite,
+    Weights,
+    Batches,
+    Averaging,
+    Path,
+    Unused,
+    LossWeights,
+    Replicas,
+    Norms,
+    Randomness,
+)
+
+
+@dataclass
+class Evidence:
+    """What a rank noted before a run."""
+
+    kinds: list[Kind]
+
+    def close(self) -> None:
+        """Take back what hangs on the model for the run: also where that fails."""
+        for kind in self.kinds:
+            kind.close()
+
+
+def collected(company: Company, request: Request) -> Evidence:
+    """Return what this rank notes before the run: no collective here, the model is untouched.
+
+    `Evidence.close` must be called when the run has ended, or failed.
+    """
+    if not isinstance(request.model, nn.Module):
+        return Evidence([])
+    wrapped = Wrapped(request.model)
+    return Evidence([kind(company, wrapped, request) for kind in _KINDS])
+
+
+def disagreements(
+    company: Company, evidence: Evidence, own: Observation, joint: Observation
+) -> tuple[Disagreement, ...]:
+    """Return where ranks disagree, the same on every rank.
+
+    Args:
+        company: the ranks; `place` has those that see other samples (`data`) and those that see
+            the same (`tensor`).
+        evidence: what `collected` returned on this rank.
+        own: what this rank saw.
+        joint: what all saw, put together.
+    """
+    written = company.gather([kind.card(own) for kind in evidence.kinds])
+    cards = [dict(zip(company.ranks, each, strict=True)) for each in zip(*written, strict=True)]
+    asking = [kind.asks(card) for kind, card in zip(evidence.kinds, cards, strict=True)]
+    added: list[dict[int, object]] = [{} for _ in cards]
+    if any(asking):
+        mine = [
+            kind.details(card) if asks else None
+            for kind, card, asks in zip(evidence.kinds, cards, asking, strict=True)
+        ]
+        sent = company.gather(mine)
+        added = [dict(zip(company.ranks, each, strict=True)) for each in zip(*sent, strict=True)]
+    return tuple(
+        found
+        for kind, card, more in zip(evidence.kinds, cards, added, strict=True)
+        for found in kind.found(card, more, joint)
+    )

@@ -1,0 +1,140 @@
+"""`company_of`, `observed_together`: an inspection that several ranks make together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pytest_modelhealth.capture import Request
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.ranks import evidence
+from pytest_modelhealth.ranks.assembling import assembled
+from pytest_modelhealth.ranks.averaging import Averager
+from pytest_modelhealth.ranks.company import Company, Place, digest
+from pytest_modelhealth.ranks.extremes import joined_extremes
+from pytest_modelhealth.ranks.patience import limited
+from pytest_modelhealth.ranks.places import place_of
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.tolerance import Run, observed
+
+_companies: dict[tuple[tuple[int, ...], Place], Company] = {}
+_made: dict[tuple[int, ...], int] = {}
+
+
+def company_of(model: nn.Module, everyone: bool, seconds: float) -> Company | None:
+    """Return the ranks that inspect this model together; ``None`` where this one is alone.
+
+    Ranks that meet again have met before: the company is kept, with its process group.
+
+    Args:
+        model: the model.
+        everyone: whether all ranks share the batches of a model that nothing distributes.
+        seconds: how long to wait for the others.
+    """
+    found = place_of(model, everyone)
+    if found is None:
+        return None
+    company = _companies.get(found)
+    if company is None or company.is_closed:
+        company = _companies[found] = _new_company(*found, seconds)
+    company.meeting.seconds = seconds
+    return company
+
+
+def observed_together(company: Company, request: Request, run: Run = observed) -> Observation:
+    """Return what all ranks saw of a step that each runs on its own batch.
+
+    Args:
+        company: the ranks.
+        request: what is asked of this one.
+        run: runs it on this rank.
+
+    Raises:
+        InspectionError: another rank failed, did not come, or inspects something else.
+        Exception: whatever this rank's model or loss raises, untouched.
+    """
+    structure = _structure(request)
+    company.meeting.agree("the run", digest(structure), structure)
+    company.open()
+    with company.telling("its run"), limited(company.meeting.seconds):
+        noted = evidence.collected(company, request)
+        try:
+            own = run(replace(request, averager=Averager(company)))
+        finally:
+            noted.close()
+    company.meeting.agree("the reports are put together", "")
+    with company.telling("putting the reports together"):
+        joint = assembled(company, own)
+        found = evidence.disagreements(company, noted, own, joint)
+    assert joint.ranks is not None
+    return replace(joint, ranks=replace(joint.ranks, disagreements=found))
+
+
+@contextmanager
+def together(company: Company, by: object, max_seconds: float | None) -> Iterator[None]:
+    """Let all ranks know if one fails between its batches.
+
+    Raises:
+        InspectionError: the run asks for what is not put together from several ranks.
+    """
+    if by is not None or max_seconds is not None:
+        name, instead = (
+            ("by", "inspect the whole data set in one process for statistics by class")
+            if by is not None
+            else ("max_seconds", "max_batches ends all ranks at the same batch")
+        )
+        raise InspectionError(
+            f"{name} is not for an inspection on several ranks: {instead}, or ranks=False inspects "
+            "what this rank has"
+        )
+    with company.telling("its batches"):
+        yield
+
+
+def settled(company: Company, own: Observation) -> Observation:
+    """Return what all ranks end with: what each measured by itself is that of the first rank.
+
+    Raises:
+        InspectionError: another rank is not at its end.
+    """
+    batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
+    company.meeting.agree(f"the end of its inspection, after {batches}", "")
+    with company.telling("ending its inspection"):
+        extremes = joined_extremes(company, own)
+        layers = {name: replace(record, **extremes[name]) for name, record in own.layers.items()}
+        alone = (own.probes, own.costs, own.stepped)
+        probes, costs, stepped = company.first(alone) if alone != _NOTHING else alone
+    return replace(own, layers=layers, probes=probes, costs=costs, stepped=stepped)
+
+
+_NOTHING = (Probed(), None, None)
+
+
+def _new_company(ranks: tuple[int, ...], place: Place, seconds: float) -> Company:
+    number = _made[ranks] = _made.get(ranks, 0) + 1
+    name = f"modelhealth/{digest(repr(ranks))}/{number}"
+    store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    return Company(ranks, store, seconds, place)
+
+
+def _structure(request: Request) -> str:
+    """Return what must be equal before ranks run a model together, a line a thing."""
+    asked = {
+        "loss": _kind(request.loss),
+        "backward": _kind(request.backward),
+        "scaler": _kind(request.scaler),
+        "gradients": str(torch.is_grad_enabled()),
+    }
+    lines = [", ".join(f"{name}={value}" for name, value in asked.items())]
+    return "\n".join([*lines, evidence.described(request.model)])
+
+
+def _kind(value: Any) -> str:
+    return str(value) if isinstance(value, bool | None) else "given"

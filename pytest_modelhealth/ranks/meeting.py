@@ -1,0 +1,202 @@
+"""Ranks meet in the store of their process group, which answers even where nobody else does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from pytest_modelhealth.errors import InspectionError
+
+SLICE = timedelta(seconds=1)
+"""The longest wait in one piece: Ctrl-C is heard between two."""
+
+_WAIT_FOR_THE_DIFFERENCE = 5.0
+
+
+class Meeting:
+    """What ranks settle with each other before a collective could hang.
+
+    Each takes part in the same meetings in the same order. A rank that fails between two ends the
+    next one for all. A meeting costs a rank a few short keys, removed at the next but one.
+
+    Args:
+        store: the store of the default group, with a prefix of this company.
+        ranks: who takes part.
+        rank: who this is.
+        seconds: how long to wait for the others.
+    """
+
+    def __init__(self, store: Any, ranks: Sequence[int], rank: int, seconds: float) -> None:
+        self._store, self._ranks, self._rank = store, tuple(ranks), rank
+        self.seconds = seconds
+        self.failed = False
+        """Whether the last meeting ended in an error, which all ranks know of."""
+        self._number = 0
+
+    def agree(self, where: str, value: str, description: str = "") -> None:
+        """Wait for all, and go on where all came with the same.
+
+        Args:
+            where: what this meeting is before, for people: ``"the run"``.
+            value: what must be equal; short.
+            description: what `value` is a digest of, a line a thing: shown where it differs.
+
+        Raises:
+            InspectionError: a rank failed, did not come in time, or came with another value.
+        """
+        own = f"{where}|{value}"
+        self.failed = True
+        try:
+            verdict = self._outcome(own)
+            if verdict == "differ":
+                raise InspectionError(self._difference(description))
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, InspectionError):
+                raise
+            raise InspectionError(
+                f"rank {self._rank} could not reach the other ranks before {where}: their process "
+                f"group was destroyed, or the rank that keeps its store ended ({_first(error)})"
+            ) from error
+        finally:
+            self._forget()
+            self._number += 1
+        if verdict != "go":
+            raise InspectionError(verdict)
+        self.failed = False
+
+    def fail(self, text: str) -> str:
+        """Tell all others, in the meeting that comes next, that this rank cannot go on.
+
+        Returns:
+            what all are told: the text of the rank that failed first.
+        """
+        self.failed = True
+        try:
+            return self._settle(text)
+        except (RuntimeError, OSError):
+            return text  # the group is gone, and what this rank raises says more
+        finally:
+            self._number += 1
+
+    def _outcome(self, own: str) -> str:
+        self._store.set(self._key(f"rank{self._rank}"), own)
+        first = self._store.compare_set(self._key("value"), "", own).decode()
+        if first != own:
+            return self._settle("differ")
+        if self._store.add(self._key("count"), 1) == len(self._ranks):
+            return self._settle("go")
+        return self._waited()
+
+    def _settle(self, verdict: str) -> str:
+        return str(self._store.compare_set(self._key("verdict"), "", verdict).decode())
+
+    def _waited(self) -> str:
+        key = self._key("verdict")
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end:
+            if _wait(self._store, key, end):
+                return str(self._store.get(key).decode())
+        return self._settle(self._missing())
+
+    def _missing(self) -> str:
+        """Return who did not come, and where the others wait."""
+        came = {rank: self._said(rank) for rank in self._ranks}
+        missing = [rank for rank, said in came.items() if said is None]
+        places = sorted({said.partition("|")[0] for said in came.values() if said is not None})
+        waiting = [rank for rank, said in came.items() if said is not None]
+        return (
+            f"{_named(missing)} did not come within {self.seconds:g} s: {_named(waiting)} "
+            f"waited before {' and '.join(places)}. All ranks of the group must inspect the same "
+            "batches; ranks=False inspects one rank alone, and the setting rank_timeout waits "
+            "longer"
+        )
+
+    def _said(self, rank: int) -> str | None:
+        key = self._key(f"rank{rank}")
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _difference(self, description: str) -> str:
+        """Return who came with another value, and the first line in which it differs.
+
+        The first of the odd ranks compares its description with that of the first rank.
+        """
+        first = self._ranks[0]
+        came = {rank: self._later(f"rank{rank}") for rank in self._ranks}
+        here = {rank: said for rank, said in came.items() if said is not None}
+        reference = here.get(first, next(iter(here.values())))
+        first = next(rank for rank, said in here.items() if said == reference)
+        odd = [rank for rank, said in here.items() if said != reference]
+        where = reference.partition("|")[0]
+        elsewhere = sorted({here[rank].partition("|")[0] for rank in odd} - {where})
+        if elsewhere:
+            return (
+                f"{_named(odd)} came to {' and '.join(elsewhere)} while rank {first} was "
+                f"before {where}. All ranks must do the same in the same order, and run the same "
+                "number of batches: a DistributedSampler with drop_last=True deals them out evenly"
+            )
+        if self._rank == first:
+            self._store.set(self._key("text"), description)
+        if odd and self._rank == odd[0]:
+            theirs = self._later("text") or ""
+            self._store.set(self._key("difference"), _first_difference(description, theirs, first))
+        more = (self._later("difference") or "") if description else ""
+        return f"{_named(odd)} came to {where} with something else than rank {first}{more}"
+
+    def _later(self, key: str) -> str | None:
+        """Return what a rank has set or is about to set; ``None`` where it does not come."""
+        full = self._key(key)
+        end = time.monotonic() + min(_WAIT_FOR_THE_DIFFERENCE, self.seconds)
+        while time.monotonic() < end:
+            if _wait(self._store, full, end):
+                return str(self._store.get(full).decode())
+        return None
+
+    def _key(self, what: str, number: int | None = None) -> str:
+        return f"{self._number if number is None else number}/{what}"
+
+    def _forget(self) -> None:
+        """Remove what this rank left two meetings ago, which all have read since."""
+        past = self._number - 2
+        keys = [f"rank{self._rank}"]
+        if self._rank == self._ranks[0]:
+            keys += ["value", "count", "verdict"]
+        try:
+            for key in keys if past >= 0 else ():
+                self._store.delete_key(self._key(key, past))
+        except (RuntimeError, OSError, NotImplementedError):
+            return  # a store that keeps them holds some bytes more
+
+
+def _wait(store: Any, key: str, end: float) -> bool:
+    """Return whether a key is there, after a second at most."""
+    left = timedelta(seconds=max(0.01, end - time.monotonic()))
+    try:
+        store.wait([key], min(SLICE, left))
+    except RuntimeError:
+        return bool(store.check([key]))
+    return True
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Return ``"rank 1"`` or ``"ranks 1, 2"``, of many the first."""
+    shown = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
+
+
+def _first_difference(own: str, reference: str, first: int) -> str:
+    """Return ``": 'a: Linear', on rank 0 'a: Conv2d'"``, of the first line that differs."""
+    ours, theirs = own.splitlines(), reference.splitlines()
+    for mine, other in zip(ours, theirs, strict=False):
+        if mine != other:
+            return f": {mine}; on rank {first}: {other}"
+    longer = ours if len(ours) > len(theirs) else theirs
+    line = longer[min(len(ours), len(theirs))] if len(ours) != len(theirs) else ""
+    where = "here alone" if longer is ours else f"on rank {first} alone"
+    return f": {line}, {where}" if line else ""

@@ -1,0 +1,112 @@
+"""One model under each engine that distributes one, inspected on the ranks that this runs on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_modelhealth import Inspector
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report.flow import Flow
+from tests.ranks.models import batch, net, share
+
+SHARING = {"ddp": 1, "fsdp": 1, "hsdp": 1, "tp": 0, "sp": 0, "fsdp+tp": 2}
+"""By engine, what part of the ranks shares the batch out: all, none, or one in two."""
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean over all tokens or samples."""
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def distributed(model: nn.Module, engine: str) -> nn.Module:
+    """Return `model` as `engine` spreads it over all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    size = dist.get_world_size()
+    if engine == "ddp":
+        return DistributedDataParallel(model)
+    if engine == "fsdp":
+        return _sharded(model, init_device_mesh("cpu", (size,)))
+    if engine == "hsdp":
+        return _sharded(model, init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("r", "s")))
+    if engine == "fsdp+tp":
+        mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "tensor"))
+        return _sharded(_parallel(model, mesh["tensor"], False), mesh["data"])
+    return _parallel(model, init_device_mesh("cpu", (size,)), engine == "sp")
+
+
+def _sharded(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _parallel(model: nn.Module, mesh: Any, by_sequence: bool) -> nn.Module:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    plan: dict[str, Any] = {
+        "first": ColwiseParallel(output_layouts=Replicate()),
+        "second": ColwiseParallel(),
+        "head": RowwiseParallel(),
+    }
+    if by_sequence:
+        plan["first"] = ColwiseParallel(output_layouts=Shard(1), use_local_output=False)
+        plan["norm"] = SequenceParallel()
+        plan["second"] = ColwiseParallel(input_layouts=Shard(1))
+    return parallelize_module(model, mesh, plan)
+
+
+def sharing(engine: str, size: int) -> int:
+    """Return among how many ranks the batch is shared out."""
+    part = SHARING[engine]
+    return 1 if part == 0 else size // part
+
+
+def inspected(engine: str, samples: int, steps: int) -> Observation:
+    """Return what this rank is told of the model under `engine`, on its share of the batch."""
+    model = distributed(net(), engine)
+    size = dist.get_world_size()
+    shares = sharing(engine, size)
+    whole = batch(samples)
+    x, y = share(whole, dist.get_rank() * shares // size, shares)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for _ in range(steps):
+        loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return Inspector(model).run_inspection(x, y, loss=loss).observation
+
+
+def told(value: Any) -> Any:
+    """Return all that an observation holds as plain comparable data, to the last bit."""
+    if isinstance(value, Flow):
+        return repr(value.graph)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: told(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, Mapping):
+        return [(key, told(inner)) for key, inner in value.items()]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, tuple | list):
+        return [told(inner) for inner in value]
+    return value.hex() if isinstance(value, float) else value

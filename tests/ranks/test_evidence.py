@@ -1,0 +1,62 @@
+"""What is wrong between ranks in a later batch, and what may be meant."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_modelhealth import Inspector
+from tests.ranks.blind import rows, seeded
+from tests.ranks.launching import on_ranks
+from tests.ranks.networks import Mlp
+
+
+def left_out_of_shards() -> list[tuple[str, str, str]]:
+    """Inspect a model of which `fully_shard` was told to ignore a layer."""
+    seeded(0)
+    model = Mlp()
+    dp = init_device_mesh("cpu", (2,))
+    fully_shard(model, mesh=dp, ignored_params=set(model.second.parameters()))
+    torch.manual_seed(10 + dist.get_rank())
+    report = Inspector(model).run_inspection(*rows(dist.get_rank()), loss=F.cross_entropy)
+    assert not report.violations
+    return [(found.check, found.layer, found.message) for found in report.warnings]
+
+
+def faults_in_later_batches() -> tuple[list[tuple[str, str]], tuple[int, ...], int]:
+    """Inspect three batches: the second the same on both ranks, the third with a NaN on rank 1."""
+    seeded(0)
+    rank = dist.get_rank()
+    model = DistributedDataParallel(Mlp())
+    batches = [rows(rank), rows(7), rows(10 + rank)]
+    if rank == 1:
+        batches[2][0][0, 0] = float("nan")
+    torch.manual_seed(10 + rank)
+    report = Inspector(model).run_batches(batches, loss=F.cross_entropy)
+    found = [(violation.check, violation.message) for violation in report.violations]
+    ranks = report.observation.ranks
+    assert ranks is not None
+    return found, report[""].assembled["inputs"].nonfinite, len(ranks.disagreements)
+
+
+def test_what_shards_leave_out_only_warns() -> None:
+    """It may be meant so, and the wrapper does not remember."""
+    first, second = on_ranks(2, left_out_of_shards)
+    assert first == second
+    assert [found[:2] for found in first] == [("averaged_gradients", "second")]
+    assert "'second.weight' and 1 more parameter" in first[0][2]
+
+
+def test_a_run_tells_of_each_batch() -> None:
+    """Neither is lost when batches are merged, and both ranks say the same."""
+    first, second = on_ranks(2, faults_in_later_batches)
+    assert first == second
+    found, nonfinite, _ = first
+    texts = dict(found)
+    assert texts["distinct_data"] == "ranks 0 and 1 got the same batch"
+    assert "on rank 1 alone" in texts["finite"]
+    assert nonfinite == (1,)
