@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_modelhealth.capture import Request
+from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
+from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks import evidence
 from pytest_modelhealth.ranks.assembling import assembled
@@ -60,6 +62,7 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
         InspectionError: another rank failed, did not come, or inspects something else.
         Exception: whatever this rank's model or loss raises, untouched.
     """
+    refuse_unknown_ways(find_wrappers(State(request.model).modules))
     structure = _structure(request)
     company.meeting.agree("the run", digest(structure), structure)
     company.open()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.inspector import Inspector
 from tests.capture.parallel.engines import (
     Case,
@@ -78,7 +79,10 @@ def evaluate(engine: str, model: nn.Module) -> None:
 
 
 def inspect(engine: str, model: nn.Module, way: str) -> None:
-    """Inspect it in one of the ways; where ranks need not wait for each other, one alone raises."""
+    """Inspect it in one of the ways; where ranks need not wait for each other, one alone raises.
+
+    The others are told so.
+    """
     raises = dist.get_rank() == 1 or not engine.startswith("DDP")
     x, y = batch(engine, 99)
     inspector = Inspector(model)
@@ -89,6 +93,8 @@ def inspect(engine: str, model: nn.Module, way: str) -> None:
             inspector.run_inspection(x, y, loss=loss_of)
         except EndedError:
             assert raises
+        except InspectionError as told:
+            _require_of_rank_1(told, raises=raises)
         finally:
             if handle is not None:
                 handle.remove()
@@ -107,6 +113,13 @@ def inspect(engine: str, model: nn.Module, way: str) -> None:
         )
     except (EndedError, KeyboardInterrupt):
         assert error is not None
+    except InspectionError as told:
+        _require_of_rank_1(told, raises=error is not None)
+
+
+def _require_of_rank_1(told: InspectionError, *, raises: bool) -> None:
+    if raises or "rank 1" not in str(told):
+        raise told
 
 
 def _last(model: nn.Module) -> str:
