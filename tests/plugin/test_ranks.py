@@ -216,12 +216,13 @@ def test_crashes(rank):
 
 
 def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
-    nets: pytest.Pytester,
+    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Snapshots, HTML, JUnit, JSON, artifacts, bundles and allure; those of other ranks are apart.
 
     Rank 0 alone records snapshots, and the next run finds none unused.
     """
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # by which syrupy says nothing
     nets.makepyfile(test_r=RESULTS)
     result = nets.runpytest(
         "--snapshot-update",
