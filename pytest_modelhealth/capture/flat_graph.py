@@ -159,7 +159,7 @@ def _function(node: fx.Node) -> Any:
 
 
 class _Watched(fx.Interpreter):
-    """Runs a graph and keeps a copy of each tensor by the name of its node."""
+    """Runs a graph and keeps a copy of each tensor that it computes, by the name of its node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -170,7 +170,9 @@ class _Watched(fx.Interpreter):
         result = super().run_node(n)
         if isinstance(result, Tensor):
             quantised = self._quantised(n) if _is_quantising(n) else None
-            self.values[n.name] = result.detach().clone() if quantised is None else quantised
+            # what the graph holds is the user's, who may write to it between two runs
+            own = result.detach() if n.op == "get_attr" else result.detach().clone()
+            self.values[n.name] = own if quantised is None else quantised
         return result
 
     def evaluate(self, node: fx.Node) -> None:

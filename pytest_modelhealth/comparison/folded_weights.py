@@ -20,10 +20,9 @@ def scale_of_folding(pair: Pair, reference: Mapping[str, nn.Module]) -> Tensor |
         pair: the layer.
         reference: the modules of the reference by name.
     """
-    norms = _folded(pair, reference)
-    if len(norms) != 1 or not _has_statistics(norms[0]):
+    norm = _only_norm(_folded(pair, reference))
+    if norm is None:
         return None
-    norm: Any = norms[0]
     scale: Tensor = (norm.running_var.detach() + norm.eps).rsqrt()
     return scale * norm.weight.detach() if norm.affine else scale
 
@@ -40,23 +39,25 @@ def folded_parameters(
     norms = _folded(pair, reference)
     if not norms:
         return {}
-    is_linear = isinstance(host, nn.Linear)
-    if len(norms) > 1 or not (is_linear or isinstance(host, nn.modules.conv._ConvNd)):
+    norm, is_linear = _only_norm(norms), isinstance(host, nn.Linear)
+    if norm is None or not (is_linear or isinstance(host, nn.modules.conv._ConvNd)):
         return None
-    norm: Any = norms[0]
-    if not _has_statistics(norm):
-        return None
-    args = host.weight, host.bias, norm.running_mean, norm.running_var, norm.eps
+    mean, variance = norm.running_mean, norm.running_var
+    weight = norm.weight if norm.affine else torch.ones_like(mean)
+    bias = norm.bias if norm.affine else torch.zeros_like(mean)
+    args = host.weight, host.bias, mean, variance, norm.eps, weight, bias
     with torch.no_grad():
         if is_linear:
-            folded = fuse_linear_bn_weights(*args, norm.weight, norm.bias)
+            folded = fuse_linear_bn_weights(*args)
         else:
-            folded = fuse_conv_bn_weights(*args, norm.weight, norm.bias, host.transposed)
+            folded = fuse_conv_bn_weights(*args, host.transposed)
     return {name: one.detach() for name, one in zip(("weight", "bias"), folded, strict=True)}
 
 
-def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and module.running_var is not None
+def _only_norm(folded: list[nn.Module]) -> Any:
+    """Return the one batch norm with statistics that is folded in, ``None`` for anything else."""
+    is_norm = len(folded) == 1 and isinstance(folded[0], _BatchNorm)
+    return folded[0] if is_norm and folded[0].running_var is not None else None
 
 
 def _folded(pair: Pair, reference: Mapping[str, nn.Module]) -> list[nn.Module]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import InspectionError, Inspector, ModelHealthError, compare
 from pytest_modelhealth.rendering.places import called_at
-from pytest_modelhealth.report import Status, Verdict
+from pytest_modelhealth.report import HealthReport, Status, Verdict
 from tests.capture.models import Nested, x
 from tests.capture.oracle import projection
 
@@ -82,6 +82,23 @@ def test_the_flat_module_of_a_program_shows_its_layers(program) -> None:
     assert "without gradients" in str(report)
     with pytest.raises(InspectionError, match="no backward pass"):
         Inspector(flat).run_inspection(batch, backward=True)
+
+
+def test_weights_that_changed_since_are_shown_as_they_are(program) -> None:
+    """An inspector of a flat module is used again after a step of training."""
+    flat, batch = program.module(), x()
+    inspector = Inspector(flat)
+    names = [name for name, _ in flat.named_parameters()]
+    norms = _norms(inspector.run_inspection(batch))
+    assert len(norms) == len(names)
+    with torch.no_grad():
+        for parameter in flat.parameters():
+            parameter.mul_(2)
+    assert _norms(inspector.run_inspection(batch)) == pytest.approx([2 * norm for norm in norms])
+
+
+def _norms(report: HealthReport) -> list[float]:
+    return [one.norm for layer in report for one in layer.parameters.values()]
 
 
 def test_a_flat_module_in_training_mode_is_left_as_it_was() -> None:

@@ -73,6 +73,23 @@ def test_float_modules_are_fused_without_a_word():
     assert comparison["bn2"].pair.is_folded
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_batch_norm_folded_into_a_linear_layer_is_equivalent(affine):
+    """Its weights are those that the two have together, be there weights in the norm or not."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=affine), nn.ReLU())
+    batch = torch.randn(16, 6)
+    net(batch)
+    net.eval()
+    folded = copy.deepcopy(net)
+    norm = net[1]
+    scale = (norm.running_var + norm.eps).rsqrt() * (norm.weight if affine else 1.0)
+    with torch.no_grad():
+        folded[0].weight.mul_(scale[:, None])
+        folded[0].bias.sub_(norm.running_mean).mul_(scale).add_(norm.bias if affine else 0.0)
+    folded[1] = nn.Identity()
+    assert compare(net, folded, batch).equivalent
+
+
 def test_a_batch_norm_folded_wrongly_is_named():
     """The weights of the host are held to those that folding makes, and so to single values."""
     reference = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Sigmoid())
