@@ -641,8 +641,8 @@ class Inspector:
             InspectionError: it is one of several replicas.
         """
         wrapper = nn.parallel.DistributedDataParallel
-        model = self._model
-        if isinstance(model, nn.Module) and any(isinstance(m, wrapper) for m in model.modules()):
+        held = vars(self._model).get("_modules", {}) if isinstance(self._model, nn.Module) else {}
+        if any(isinstance(module, wrapper) for module in (self._model, *held.values())):
             raise InspectionError(
                 "the model is wrapped by DistributedDataParallel, and its process group was "
                 "destroyed: inspect it before destroy_process_group(), or inspect model.module"

@@ -54,7 +54,7 @@ def test_what_is_in_force_is_shown_with_its_origin(pytester: pytest.Pytester) ->
     ("asked", "suggested"),
     [
         ("dead_unit", "; did you mean 'dead_units'?"),
-        ("grad", "; did you mean 'missing_gradients' or 'grad_norm' or 'gradient_factor'?"),
+        ("grad", "; did you mean 'missing_gradients' or 'grad_norm' or 'averaged_gradients'?"),
         ("nope", "."),
         ("attention", "."),
     ],
