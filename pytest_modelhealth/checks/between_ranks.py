@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
@@ -41,7 +42,7 @@ class BetweenRanks(Check):
         """Return the likely cause and the next move, one sentence."""
 
     def _violation(self, found: Disagreement, limit: Limit, observation: Observation) -> Violation:
-        return self.violation(
+        made = self.violation(
             place(observation, found.layer),
             found.message,
             value=found.value,
@@ -52,3 +53,4 @@ class BetweenRanks(Check):
             affected=[layer for layer in found.layers if layer != found.layer],
             severity="fail" if found.is_sure else "warn",
         )
+        return replace(made, between_ranks=True)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.report.ranks import named_ranks
 
 SLICE = timedelta(seconds=1)
 """The longest wait in one piece: Ctrl-C is heard between two."""
@@ -107,8 +108,9 @@ class Meeting:
         places = sorted({said.partition("|")[0] for said in came.values() if said is not None})
         waiting = [rank for rank, said in came.items() if said is not None]
         return (
-            f"{_named(missing)} did not come within {self.seconds:g} s: {_named(waiting)} "
-            f"waited before {' and '.join(places)}. All ranks of the group must inspect the same "
+            f"{named_ranks(missing)} did not come within {self.seconds:g} s: "
+            f"{named_ranks(waiting)} waited before {' and '.join(places)}. "
+            "All ranks of the group must inspect the same "
             "batches; ranks=False inspects one rank alone, and the setting rank_timeout waits "
             "longer"
         )
@@ -132,7 +134,7 @@ class Meeting:
         elsewhere = sorted({here[rank].partition("|")[0] for rank in odd} - {where})
         if elsewhere:
             return (
-                f"{_named(odd)} came to {' and '.join(elsewhere)} while rank {first} was "
+                f"{named_ranks(odd)} came to {' and '.join(elsewhere)} while rank {first} was "
                 f"before {where}. All ranks must do the same in the same order, and run the same "
                 "number of batches: a DistributedSampler with drop_last=True deals them out evenly"
             )
@@ -142,7 +144,7 @@ class Meeting:
             theirs = self._later("text") or ""
             self._store.set(self._key("difference"), _first_difference(description, theirs, first))
         more = (self._later("difference") or "") if description else ""
-        return f"{_named(odd)} came to {where} with something else than rank {first}{more}"
+        return f"{named_ranks(odd)} came to {where} with something else than rank {first}{more}"
 
     def _later(self, key: str) -> str | None:
         """Return what a rank has set or is about to set; ``None`` where it does not come."""
@@ -181,13 +183,6 @@ def _wait(store: Any, key: str, end: float) -> bool:
 
 def _first(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _named(ranks: Sequence[int]) -> str:
-    """Return ``"rank 1"`` or ``"ranks 1, 2"``, of many the first."""
-    shown = ", ".join(map(str, ranks[:8]))
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
 
 
 def _first_difference(own: str, reference: str, first: int) -> str:

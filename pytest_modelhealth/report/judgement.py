@@ -46,6 +46,8 @@ class Violation:
             reader, and keep the violation where only they are judged (the setting ``layers``).
         independent: whether no fault elsewhere can bring this about (a graph that is cut, a
             parameter that is not registered); other violations can be consequences.
+        between_ranks: whether it is about what ranks disagree in, which says nothing of the
+            numbers that each of them has by itself.
         severity: ``"warn"`` where a design may look the same; it fails only where the setting
             ``severity`` says of this check that it fails.
         evidence: the statistics that were read, the culprit's first, then those of what comes
@@ -65,6 +67,7 @@ class Violation:
     tensor: str = ""
     affected: tuple[str, ...] = ()
     independent: bool = False
+    between_ranks: bool = False
     severity: Severity = "fail"
     evidence: tuple[Reference, ...] = ()
     details: tuple[str, ...] = ()

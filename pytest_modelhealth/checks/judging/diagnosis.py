@@ -118,7 +118,7 @@ class _Story:
     def explains(self, effect: _Event) -> bool:
         """Whether what is seen later follows from the root."""
         fault, symptom = self.root.violation, effect.violation
-        if fault.check in _BETWEEN_RANKS or symptom.check in _BETWEEN_RANKS:
+        if fault.between_ranks or symptom.between_ranks:
             return symptom.layer == fault.layer and symptom.check in _FOLLOWING.get(fault.check, ())
         if symptom.independent or (_is_not_finite(symptom) and fault.check in _SILENT):
             return False
@@ -168,21 +168,6 @@ def _consequences(
             stories.append(_Story(event, flow))
     return explained
 
-
-_BETWEEN_RANKS = frozenset(
-    {
-        "averaged_gradients",
-        "distinct_data",
-        "distinct_dropout",
-        "even_weights",
-        "replicas_agree",
-        "same_path",
-        "same_weights",
-        "synced_norm",
-        "unused_parameters",
-    }
-)
-"""In what ranks disagree says nothing of the numbers that each of them has by itself."""
 
 _FOLLOWING = {
     "finite": ("same_weights",),  # a NaN in a weight of one rank
