@@ -62,7 +62,8 @@ class Inspector:
     """Looks inside one model.
 
     Args:
-        model: a `torch.nn.Module`. It is left as it was, bit for bit.
+        model: a `torch.nn.Module`, or a schedule of `torch.distributed.pipelining`. It is left as
+            it was, bit for bit.
         compiled: what to do with a compiled model. ``"eager"`` runs it uncompiled; ``"observe"``
             compiles a copy anew, on the same parameters, and observes the compiled code, which is
             slower.
@@ -74,8 +75,8 @@ class Inspector:
             in a test that records a snapshot.
         ranks: whether the ranks of a process group inspect together, each on its share of the
             batch, and all get one report. ``None`` does so where something distributes the model:
-            DDP, `fully_shard`, a `DTensor`. ``True`` does so for any model, on all ranks. ``False``
-            inspects what this rank has.
+            DDP, `fully_shard`, a `DTensor`, the schedule of a pipeline. ``True`` does so for any
+            model, on all ranks. ``False`` inspects what this rank has.
         **overrides: thresholds and other settings by name (`pytest --modelhealth-explain` lists
             them).
 
@@ -184,7 +185,9 @@ class Inspector:
 
         Args:
             inputs: a mapping goes in as keywords, a tuple or list as positionals,
-                `Inputs(x, mask=mask)` as both, anything else as the one argument.
+                `Inputs(x, mask=mask)` as both, anything else as the one argument. A
+                `LightningModule` gets a batch that comes alone, without `target` and `loss`, in its
+                ``training_step``, as from a loader.
             target: what `loss` compares the output with.
             loss: ``loss(output, target)`` with a target, else ``loss(output)``; a scalar tensor.
                 Several by name, ``{"detect": f, "segment": g}``, are summed in their order, and
@@ -299,8 +302,9 @@ class Inspector:
                 `loss`, too. ``report.by_class`` has them, and which unit never fires for which
                 class; at most 1,000 classes.
             max_batches: stop after so many.
-            max_seconds: stop after the batch that passes these. ``report.part`` says how many
-                batches of how many were seen, and so does the verdict.
+            max_seconds: stop after the batch that passes these, on several ranks after the batch in
+                which one of them does. ``report.part`` says how many batches of how many were seen,
+                and so does the verdict.
             progress: whether to show on a terminal how far it is: ``True`` does at once, ``False``
                 never, ``None`` after two seconds. Nothing is shown where ``CI`` is set.
 
@@ -319,16 +323,17 @@ class Inspector:
             return self._request(inputs, target, loss, backward, scaler)
 
         has_loss = loss is not None
-        run = Run(
-            self._engine, self._model, self._settings, limits, has_loss, request, self._observe
+        run = partial(
+            Run, self._engine, self._model, self._settings, limits, has_loss, request, self._observe
         )
         company = self._company()
         if company is None:
-            return self._reported(run.over(batches), self._settings)
-        from pytest_modelhealth.ranks.joint import together
+            return self._reported(run().over(batches), self._settings)
+        from pytest_modelhealth.ranks.joint import time_is_up, together
 
-        with together(company, by, max_seconds):
-            observation = self._settled(run.over(batches))
+        with together(company, by):
+            observation = run(partial(time_is_up, company)).over(batches)
+            observation = self._settled(observation, over_batches=True)
         return self._reported(observation, self._settings)
 
     def removable(
@@ -372,7 +377,7 @@ class Inspector:
             require_batches(held_out, "removable", "held_out")
         require_how_many(max_batches, progress)
         self._begin()
-        request = self._request(None, None, loss, None, None)
+        request = Request(self._model, None, loss=loss, selection=self._selection)
         asked = Batches(batches, held_out, max_batches, loss is not None, progress)
         record, observation, held = search(self._engine, request, self._observe, asked)
         report = self._reported(observation, self._settings)
@@ -580,7 +585,16 @@ class Inspector:
         backward: Backward,
         scaler: GradScaler | None,
     ) -> Request:
-        return Request(self._model, inputs, target, loss, backward, scaler, self._selection)
+        return Request(
+            self._model,
+            inputs,
+            target,
+            loss,
+            backward,
+            scaler,
+            self._selection,
+            by_training_step=True,
+        )
 
     def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
         request = replace(request, collectors=collectors)
@@ -595,17 +609,17 @@ class Inspector:
 
         with hinted(request):
             seen = observed_together(company, request, self._engine.run)
-        if self._calibrate:
+        if self._calibrate and not self._engine.spans_ranks:
             self._calibration.add(request, seen, partial(observed_together, company))
         return seen
 
-    def _settled(self, observation: Observation) -> Observation:
+    def _settled(self, observation: Observation, *, over_batches: bool = False) -> Observation:
         """Return the same where this process is alone, else what all ranks end with."""
         if observation.ranks is None or (company := self._company()) is None:
             return observation
         from pytest_modelhealth.ranks.joint import settled
 
-        return settled(company, observation)
+        return settled(company, observation, over_batches)
 
     def _company(self) -> Company | None:
         """Return the ranks that inspect together; ``None`` where this process does so alone.
@@ -628,7 +642,7 @@ class Inspector:
                 )
             self._require_group()
             return None
-        if not isinstance(self._model, nn.Module):
+        if not (isinstance(self._model, nn.Module) or self._engine.spans_ranks):
             return None
         from pytest_modelhealth.ranks.joint import company_of
 
@@ -640,6 +654,11 @@ class Inspector:
         Raises:
             InspectionError: it is one of several replicas.
         """
+        if self._engine.spans_ranks:
+            raise InspectionError(
+                f"cannot inspect {type(self._model).__name__}: its process group was destroyed; "
+                "inspect it before destroy_process_group()"
+            )
         wrapper = nn.parallel.DistributedDataParallel
         held = vars(self._model).get("_modules", {}) if isinstance(self._model, nn.Module) else {}
         if any(isinstance(module, wrapper) for module in (self._model, *held.values())):

@@ -8,9 +8,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.bundles.content import (
     CONTENT,
@@ -22,6 +20,9 @@ from pytest_modelhealth.bundles.content import (
     from_plain,
 )
 from pytest_modelhealth.errors import InspectionError
+
+if TYPE_CHECKING:
+    import torch
 
 _CODE = frozenset(
     {".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".dill", ".npy", ".npz"}

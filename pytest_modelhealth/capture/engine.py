@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,8 @@ class Request:
         selection: which roles of which layers to observe.
         visitor: is shown every tensor that is observed.
         collectors: are shown activations and gradients with what was found in them.
+        by_training_step: whether a model with a training step of its own, a `LightningModule`, is
+            run by that where there is neither a loss nor a target.
         averager: is given the gradients of parameters after a backward pass that succeeded, and
             returns those to report: their mean over the ranks that share the batch out.
     """
@@ -60,6 +63,7 @@ class Request:
     visitor: Visitor | None = None
     collectors: tuple[Collector, ...] = ()
     averager: Callable[[list[Held]], list[Held]] | None = None
+    by_training_step: bool = False
 
 
 class Engine(ABC):
@@ -80,6 +84,9 @@ class Engine(ABC):
     compiled: ClassVar[bool] = False
     """Whether this engine observes compiled code as it runs compiled."""
 
+    spans_ranks: ClassVar[bool] = False
+    """Whether a model of this kind is one of several ranks, of which each runs a part."""
+
     @abstractmethod
     def supports(self, model: object) -> bool:
         """Whether `model` is of this kind."""
@@ -99,6 +106,14 @@ class Engine(ABC):
             InspectionError: its layers are out of reach.
         """
         return model  # type: ignore[no-any-return]
+
+    def called(self, request: Request) -> AbstractContextManager[Request]:
+        """Return a context in which a call of the model runs what is inspected.
+
+        It is entered with the request whose inputs are the arguments of that call: the same,
+        unless a kind says otherwise.
+        """
+        return nullcontext(request)
 
     @abstractmethod
     def run(self, request: Request) -> Observation:

@@ -12,18 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.observing.flow import FlowRecorder, Source
 from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
+from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.apart import Inspection
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.collection import collected_rarely
+from pytest_modelhealth.capture.step.company import Company, in_company
 from pytest_modelhealth.capture.step.forward import observed_eagerly, read_state
 from pytest_modelhealth.capture.step.interruption import exited_whole
-from pytest_modelhealth.capture.step.prepare import Step, prepare
+from pytest_modelhealth.capture.step.prepare import Step, named_inputs, prepare
 from pytest_modelhealth.capture.step.settle import settle
-from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.untouched import untouched
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.report import Observation
+from pytest_modelhealth.layers import named_modules
+from pytest_modelhealth.report import Kind, Observation
+from pytest_modelhealth.report.observation import LossCall, merged_calls
+from pytest_modelhealth.report.stages import joined_stages, stages_of
 
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _STAGES = "torch.distributed.pipelining.stage"
@@ -38,6 +43,7 @@ class PipelineEngine(Engine):
 
     precedence: ClassVar[int] = 1
     runs_in_torch: ClassVar[bool] = False  # on one rank alone nothing can be run again
+    spans_ranks: ClassVar[bool] = True
     why_not_measured: ClassVar[str] = (
         "a pipeline schedule runs on several ranks at once: the costs of a stage are those of its "
         "own module, Inspector(stage_module).summary(batch)"
@@ -59,15 +65,26 @@ class PipelineEngine(Engine):
                 "inspect the schedule that runs it, inspector(schedule), on all ranks, or the "
                 "stage's own module with a batch of its own, inspector(stage.submod)"
             )
-        stages = _stages(model)
+        stages = stages_here(model)
         if len(stages) == 1:
             module: nn.Module = stages[0].submod
             return module
         return nn.ModuleDict({f"stage{stage.stage_index}": stage.submod for stage in stages})
 
-    @collected_rarely()
     def run(self, request: Request) -> Observation:
-        """Run one step of the schedule, watched.
+        """Run one step of the schedule, watched, and return what the stages of this rank showed.
+
+        Raises:
+            InspectionError: the request asks for what the schedule itself decides.
+            Exception: whatever a stage, the loss or the communication raises, untouched.
+        """
+        stages = self.run_stages(request)
+        only = next(iter(stages.values()))
+        return only if len(stages) == 1 else joined_stages(stages, type(request.model).__name__)
+
+    @collected_rarely()
+    def run_stages(self, request: Request) -> dict[int, Observation]:
+        """Run one step of the schedule, watched, and return what each stage of this rank showed.
 
         Raises:
             InspectionError: the request asks for what the schedule itself decides.
@@ -75,17 +92,21 @@ class PipelineEngine(Engine):
         """
         schedule, model = request.model, self.module(request.model)
         _refuse(request)
-        stages = _stages(schedule)
-        state = State(model)
-        with _kept(schedule, *stages):
+        stages = stages_here(schedule)
+        with exited_whole(_kept(schedule, *stages), in_company(model)) as company:
+            for stage in stages:
+                stage.submod = _unwrapped(stage.submod)
             if not _is_initialised(schedule):
-                with untouched(Inspection(state, schedule), (request.inputs, request.target)):
+                inspection = Inspection(company.state, schedule)
+                with untouched(inspection, (request.inputs, request.target)):
                     _run(schedule, request)  # it runs stages on memory that nobody has written
-            return _watched(request, model, stages, state)
+            return _watched(request, model, stages, company)
 
 
-def _watched(request: Request, model: nn.Module, stages: list[Any], state: State) -> Observation:
-    step = prepare(_arguments(request), model, [], state)
+def _watched(
+    request: Request, model: nn.Module, stages: list[Any], company: Company
+) -> dict[int, Observation]:
+    step = prepare(_arguments(request), model, [*company.notes], company.state, company)
     recorder, inspection = step.recorder, step.inspection
     recorder.flow.is_on = False  # a layer is called once for each microbatch
     schedule = request.model
@@ -93,14 +114,92 @@ def _watched(request: Request, model: nn.Module, stages: list[Any], state: State
         inspection.apart(), untouched(inspection, step.batch), observed_eagerly(recorder)
     ) as hooks:
         inspection.hooks = hooks
+        step.read = hooks.functions.read if hooks.functions.is_on else None
         recorder.expect(_microbatch(stages, step.samples, schedule), _scale(schedule))
+        first_calls = [_FirstCall(stage, step) for stage in stages]
         with hooks.differentiating():
             losses = _run(schedule, request)
         recorder.expect(step.samples, NO_SCALE)
         if losses:
             recorder.add_loss(torch.stack([loss.detach() for loss in losses]).mean())
         _read(step)
-    return settle(step)
+    return _by_stage(settle(step), stages, first_calls, int(schedule._n_microbatches))
+
+
+def _by_stage(
+    seen: Observation, stages: list[Any], first_calls: list[_FirstCall], microbatches: int
+) -> dict[int, Observation]:
+    """Return what was seen of each stage, with the flow of its first microbatch."""
+    numbers = [int(stage.stage_index) for stage in stages]
+    each = {numbers[0]: seen} if len(numbers) == 1 else stages_of(seen, numbers)
+    return {
+        number: replace(
+            each[number],
+            flow=call.flow.flow(),
+            own_functions=call.flow.has_own_functions,
+            loss=seen.loss if stage.is_last else None,
+            given=seen.given if stage.is_first else (),
+            loss_calls=_of_all_microbatches(seen.loss_calls, microbatches) if stage.is_last else (),
+        )
+        for number, stage, call in zip(numbers, stages, first_calls, strict=True)
+    }
+
+
+def _of_all_microbatches(calls: tuple[LossCall, ...], microbatches: int) -> tuple[LossCall, ...]:
+    """Return the calls of a loss that each microbatch makes, each once, over all of them."""
+    each = len(calls) // microbatches
+    if each * microbatches != len(calls):
+        return calls
+    return tuple(merged_calls(calls[number::each]) for number in range(each))
+
+
+class _FirstCall:
+    """Records the flow of a stage's first microbatch: all others go the same way.
+
+    Args:
+        stage: the stage, which it is put into.
+        step: the step that runs.
+    """
+
+    def __init__(self, stage: Any, step: Step) -> None:
+        self.flow = FlowRecorder()
+        self._module, self._step = stage.submod, step
+        self._forward = stage.forward_maybe_with_nosync
+        self._is_over = False
+        stage.forward_maybe_with_nosync = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a microbatch."""
+        if self._is_over:
+            return self._forward(*args, **kwargs)
+        self._is_over = True
+        hooks, usual = self._step.hooks, self._step.recorder.flow
+        with torch._C.DisableTorchFunction():
+            self.flow.name_sources(self._sources(args, kwargs))
+        hooks.flow = hooks.functions.flow = self.flow
+        try:
+            output = self._forward(*args, **kwargs)
+        finally:
+            hooks.flow = hooks.functions.flow = usual
+        with torch._C.DisableTorchFunction():
+            self.flow.finish(find_tensors(output), None, is_given=True)
+        return output
+
+    def _sources(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Source]:
+        yield from named_inputs(Inputs(*args, **kwargs))
+        for kind, held in ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers")):
+            for named in named_modules(self._module):
+                for name, tensor in getattr(named.module, held).items():
+                    if tensor is not None:
+                        yield kind, (named.name, name), tensor
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return what DDP wraps: a schedule would have its reducer wait for other ranks."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        inside: nn.Module = module.module
+        return _unwrapped(inside)
+    return module
 
 
 def _read(step: Step) -> None:
@@ -109,11 +208,12 @@ def _read(step: Step) -> None:
     step.is_differentiated = step.request.backward is not False
     if not step.is_differentiated:
         return
-    gradients = [(lyr, name, p.grad) for lyr, name, p in parameters if p.grad is not None]
-    if step.request.averager is not None:
-        gradients = step.request.averager(gradients)
-    step.recorder.add_state("parameter_gradients", gradients)
-    step.recorder.note_zero_slices()
+    with step.parameters_shown():
+        gradients = [(lyr, name, p.grad) for lyr, name, p in parameters if p.grad is not None]
+        if step.request.averager is not None:
+            gradients = step.request.averager(gradients)
+        step.recorder.add_state("parameter_gradients", gradients)
+        step.recorder.note_zero_slices()
 
 
 def _run(schedule: Any, request: Request) -> list[Tensor]:
@@ -206,7 +306,7 @@ def _kept(*objects: Any) -> Iterator[None]:
                 container.extend(copy)
 
 
-def _stages(schedule: Any) -> list[Any]:
+def stages_here(schedule: Any) -> list[Any]:
     """Return the stages that this rank has, in order."""
     stages = getattr(schedule, "_stages", None)
     return [schedule._stage] if stages is None else list(stages)

@@ -27,7 +27,7 @@ class AveragedGradients(BetweenRanks):
 
     def cause(self, found: Disagreement, observation: Observation) -> str:
         """Return how to have them averaged."""
-        if "called past the wrapper" in found.message:
+        if "called past its wrapper" in found.message:
             return "call the DDP module, not its .module: its forward prepares the reduction"
         return (
             "each rank takes another step, and replicas part: wrap the whole model once, after "

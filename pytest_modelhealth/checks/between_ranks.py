@@ -20,6 +20,7 @@ class BetweenRanks(Check):
     """Its violations are the disagreements of its kind: found by all ranks, the same on each."""
 
     minimum_evidence = "one batch on two ranks that inspect together"
+    occasion = "An inspection on several ranks"
     limit_name: ClassVar[str] = ""
     """The setting that a disagreement's value must exceed; ``""`` where there is none."""
 

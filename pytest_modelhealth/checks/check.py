@@ -49,6 +49,9 @@ class Check(ABC):
     minimum_evidence: ClassVar[str] = "one batch"
     """What it must see to judge; with less it says ``inconclusive``, or nothing."""
 
+    occasion: ClassVar[str] = "Every inspection"
+    """What a test does that it judges: the heading that it stands under where all are listed."""
+
     role: ClassVar[str] = "activations"
     """Which tensor of a layer its violations are about, where they do not say it."""
 

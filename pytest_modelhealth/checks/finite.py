@@ -229,7 +229,8 @@ def _loss(observation: Observation) -> Violation:
     passed = [made for source in sources for made in flow.operations(source, "loss")]
     risky = first_of(list(dict.fromkeys(passed)), *BREAKING[:2])
     where = f" ({named(risky)})" if risky else ""
-    on = next((found.ranks for found in _of_some_ranks(observation) if found.role == "loss"), ())
+    ill = (d for d in _of_some_ranks(observation) if d.role == "loss" and d.others)
+    on = next((found.ranks for found in ill), ())
     return Finite.violation(
         root,
         f"the loss is {observation.loss}{_alone(on, observation)} although every activation is "
@@ -345,17 +346,23 @@ def _of_some_ranks(observation: Observation) -> Iterator[Disagreement]:
 def _on_ranks(record: LayerRecord, role: str, observation: Observation) -> str:
     """Say on which ranks, where a tensor is another on each and some have none."""
     assembly = record.assembled.get(role)
-    if assembly is None or assembly.how == "replicas":
+    if assembly is None:
         return ""
-    return _alone(assembly.nonfinite, observation)
+    if assembly.stage and (assembly.how == "replicas" or assembly.nonfinite == assembly.stage):
+        return _on(assembly.stage)
+    return "" if assembly.how == "replicas" else _alone(assembly.nonfinite, observation)
 
 
 def _alone(ranks: Collection[int], observation: Observation) -> str:
     """Return ``" on rank 1 alone"``, and nothing where it is all ranks."""
+    is_some = observation.ranks is not None and 0 < len(ranks) < len(observation.ranks.ranks)
+    return f"{_on(ranks)} alone" if is_some else ""
+
+
+def _on(ranks: Collection[int]) -> str:
     from pytest_modelhealth.report.ranks import named_ranks
 
-    is_some = observation.ranks is not None and 0 < len(ranks) < len(observation.ranks.ranks)
-    return f" on {named_ranks(ranks)} alone" if is_some else ""
+    return f" on {named_ranks(ranks)}"
 
 
 def _first(

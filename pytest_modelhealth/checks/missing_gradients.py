@@ -231,6 +231,8 @@ def _why(story: _Story, flow: Flow) -> tuple[str, str]:
     if record.grad_off:
         where = at(near(flow.line(record.name)))
         return f"it runs under torch.no_grad(){where}", f"the graph is cut there: {_LEARN}"
+    if story.cut is not None and _is_returned_alone(story.cut, name, flow):
+        return f"the loss leaves it out; it is only returned, by {near(str(story.cut))}", _TERM
     if story.cut is not None:
         return near(str(story.cut)), f"{reads}the graph is cut there: {_LEARN}"
     if record.status == "no_grad_path":
@@ -241,6 +243,17 @@ def _why(story: _Story, flow: Flow) -> tuple[str, str]:
     return f"the graph is cut before {next(takers, 'the loss')}", _CUT
 
 
+def _is_returned_alone(cut: Cut, name: str, flow: Flow) -> bool:
+    """Whether a cut leads to the output of a model, and no value of what is lost to its loss."""
+    return (
+        cut.target == "output" and flow.graph.loss is not None and name not in flow.feeding("loss")
+    )
+
+
+_TERM = (
+    "a term is missing in the loss; what is returned for a log may be cut. If it should not "
+    "learn, freeze it by requires_grad_(False)"
+)
 _CUT = (
     "the graph is cut: .detach(), .data, .item(), .numpy(), torch.tensor(...), argmax, a "
     "comparison or no_grad"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import length_hint
 from typing import Any
@@ -98,6 +98,7 @@ class Batches:
         most: stop after so many; ``None`` for all.
         seconds: stop after the batch that passes these; ``None`` for no limit.
         progress: as in `Inspector.run_batches`.
+        agreed: returns whether time is up for all ranks that run together, of whether it is here.
     """
 
     def __init__(
@@ -106,9 +107,10 @@ class Batches:
         most: int | None,
         seconds: float | None,
         progress: bool | None,
+        agreed: Callable[[bool], bool] = bool,
     ) -> None:
         self._batches, self._most, self._seconds = batches, most, seconds
-        self._progress = progress
+        self._progress, self._agreed = progress, agreed
         self._seen = 0
         self._ended_by = ""
 
@@ -120,7 +122,9 @@ class Batches:
             ):
                 self._seen += 1
                 yield batch
-                if self._seconds is not None and time.monotonic() - start >= self._seconds:
+                if self._seconds is None:
+                    continue
+                if self._agreed(time.monotonic() - start >= self._seconds):
                     self._ended_by = f"max_seconds={self._seconds}"
                     return
         if self._seen == self._most:

@@ -67,6 +67,7 @@ class Run:
         has_loss: whether a loss needs a target.
         request: makes what is asked of the engine, of inputs and target of a batch.
         observe: runs it.
+        agreed: as in `Batches`.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class Run:
         has_loss: bool,
         request: MakeRequest,
         observe: Observe,
+        agreed: Callable[[bool], bool] = bool,
     ) -> None:
+        self._agreed = agreed
         self._engine, self._model, self._settings = engine, model, settings
         self._limits, self._has_loss = limits, has_loss
         self._request, self._observe = request, observe
@@ -93,7 +96,9 @@ class Run:
             Exception: whatever loader, model or loss raise, untouched.
         """
         limits = self._limits
-        taken = Batches(batches, limits.max_batches, limits.max_seconds, limits.progress)
+        taken = Batches(
+            batches, limits.max_batches, limits.max_seconds, limits.progress, self._agreed
+        )
         merged: Observation | None = None
         with self._mode():
             for index, batch in enumerate(taken):

@@ -119,9 +119,11 @@ def _uses_rank(item: pytest.Item) -> bool:
 
 
 def _is_taken_over(item: pytest.Item) -> bool:
+    if _WANTED not in item.stash:  # asked for every test of every suite
+        return False
     plans = any(item.config.getoption(name, False) for name in ("setuponly", "setupplan"))
     elsewhere = _rank_of(item.config) is not None or _under_torchrun(item.config)
-    return _WANTED in item.stash and not elsewhere and not plans
+    return not elsewhere and not plans
 
 
 @pytest.hookimpl(tryfirst=True)

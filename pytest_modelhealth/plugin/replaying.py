@@ -29,6 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(_SHRINK, action="store_true", default=None, help=argparse.SUPPRESS)
 
 
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """Run the one test in this process: a project's own `-n` would start workers for it."""
+    if early_config.known_args_namespace.modelhealth_replay_from is not None and (
+        early_config.pluginmanager.hasplugin("xdist")
+    ):
+        args += ["-n", "0"]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Read the bundle.
 

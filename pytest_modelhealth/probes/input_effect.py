@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
 
 CHANGED = "each input by itself, by that of other samples"
+NO_EFFECT = "has no effect on the output"
 
 
 class InputEffect(Probe):
@@ -70,7 +71,7 @@ class InputEffect(Probe):
                 continue
             judged += 1
             if are_equal(base.outputs, ran.outputs):
-                notes.append(f"input {name!r} has no effect on the output")
+                notes.append(f"input {name!r} {NO_EFFECT}")
         if not judged:
             why = "; ".join(notes) or "all samples of the batch are equal"
             return self.not_applicable(f"no input could be replaced: {why}", tuple(notes))

@@ -22,6 +22,7 @@ class Probe(Check):
     """
 
     is_probe = True
+    occasion = "Probes, which change something and run the model again: probes=True"
 
     automatic: ClassVar[bool] = False
     """Whether it runs by itself where `is_called_for` says so, else only if asked for by name."""

@@ -50,8 +50,9 @@ class Probing:
         from pytest_modelhealth.probes.intervening.running import Runs
         from pytest_modelhealth.report import Probed
 
-        runs = Runs(self._engine, self._request, observation, self._settings, self._conventions)
-        records = [_timed(probe, runs) for probe in track(chosen, "probing")]
+        with self._engine.called(self._request) as request:
+            runs = Runs(self._engine, request, observation, self._settings, self._conventions)
+            records = [_timed(probe, runs) for probe in track(chosen, "probing")]
         probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
         return replace(observation, probes=probed)
 

@@ -12,7 +12,13 @@ from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.report import (
+        LayerRecord,
+        Observation,
+        Parting,
+        ProbeRecord,
+        Violation,
+    )
 
 
 _CAUSES = (
@@ -56,7 +62,9 @@ class SampleIndependence(Probe):
     definition = (
         "In evaluation mode, every second sample is overwritten by a copy of its neighbour, in all "
         "tensors of the batch at once; the outputs of the others change by at most "
-        "max_sample_effect of the output's root mean square. A sample alone keeps its dimension."
+        "max_sample_effect of the output's root mean square. A sample alone keeps its dimension. "
+        "Where rows are no samples, and a vector in the batch numbers the groups that they are in, "
+        "as of nodes in graphs, the groups are the samples."
     )
     source = (
         "overwriting keeps shapes and random draws, so that healthy models do not change by a bit "
@@ -79,12 +87,14 @@ class SampleIndependence(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Overwrite every second sample; then run one sample alone."""
-        from pytest_modelhealth.probes.intervening.overwriting import CHANGED, what_samples_see
+        from pytest_modelhealth.probes.intervening.overwriting import what_samples_see
 
         seen = what_samples_see(runs)
+        if seen.unsuited:
+            return self.not_applicable(seen.unsuited)
         if seen.doubt:
-            return self.not_told(seen.doubt, CHANGED if seen.tried else "")
-        return self.judged(*seen.partings, changed=CHANGED, notes=seen.notes)
+            return self.not_told(seen.doubt, seen.changed if seen.tried else "")
+        return self.judged(*seen.partings, changed=seen.changed, notes=seen.notes)
 
     def judge(
         self,
@@ -106,14 +116,27 @@ class SampleIndependence(Probe):
                 independent=True,
             )
         elif parting.effect > limit.value:
+            one = "groups" if parting.kind == "groups" else "samples"
             yield self.violation(
                 culprit,
-                "samples see each other: other samples change an output by "
+                f"{one} see each other: other {one} change an output by "
                 f"{ratio(parting.effect)} of its root mean square{began(parting)}",
                 value=parting.effect,
                 limit=limit,
-                cause=_DESIGNS.get(parting.kind) or cause(parting, culprit, _CAUSES, _OTHERWISE),
+                cause=_cause(parting, culprit),
                 independent=True,
                 severity="warn" if parting.kind in _DESIGNS else "fail",
                 details=figures(parting, record.changed),
             )
+
+
+_GROUPED = (
+    "it reduces over, or normalises by, the rows of all groups: hand on the vector that numbers "
+    "them, and reduce by that (scatter, index_add)"
+)
+
+
+def _cause(parting: Parting, culprit: LayerRecord) -> str:
+    if parting.kind == "groups":
+        return _GROUPED
+    return _DESIGNS.get(parting.kind) or cause(parting, culprit, _CAUSES, _OTHERWISE)

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.packing import join
+from pytest_modelhealth.ranks.company import Company, digest
+from pytest_modelhealth.ranks.evidence import Evidence
+from pytest_modelhealth.ranks.packing import joining, layout_of
 from pytest_modelhealth.ranks.part import Joined, Part
-from pytest_modelhealth.ranks.placing import LOSS_INPUT, LOSS_TARGET, Key, parts_of
-from pytest_modelhealth.ranks.skeleton import Skeleton, agreed
-from pytest_modelhealth.ranks.small import small_numbers
-from pytest_modelhealth.ranks.zero_slices import joined_slices
-from pytest_modelhealth.report import ROLES, LayerRecord, Observation
-from pytest_modelhealth.report.observation import ClassTargets, GivenTensor, LossCall
+from pytest_modelhealth.ranks.placing import (
+    FLOWING,
+    LOSS_INPUT,
+    LOSS_TARGET,
+    Key,
+    firsts_of,
+    keys_of,
+    parts_of,
+)
+from pytest_modelhealth.ranks.rounds import Rounds, Steps, in_rounds
+from pytest_modelhealth.ranks.skeleton import Skeleton, agreed, told
+from pytest_modelhealth.ranks.small import has_measured, small_numbers
+from pytest_modelhealth.ranks.zero_slices import joined_slices, sliced
+from pytest_modelhealth.report import ROLES, LayerRecord, Observation, ZeroSlices
+from pytest_modelhealth.report.observation import (
+    ClassTargets,
+    GivenTensor,
+    LossCall,
+    mean_of,
+    merged_targets,
+)
 from pytest_modelhealth.report.ranks import Assembly, How, Ranks
 from pytest_modelhealth.statistics import TensorStatistics
 
 _HOWS: tuple[How, ...] = ("units", "pieces", "replicas")
 
 
-def assembled(company: Company, own: Observation) -> Observation:
+def assembled(company: Company, own: Observation, noted: Evidence | None = None) -> Observation:
     """Return what all ranks saw of one step, put together from what each saw.
 
     Counts, extremes and histograms are exact, moments right to rounding, units that ranks share
@@ -32,27 +48,67 @@ def assembled(company: Company, own: Observation) -> Observation:
     batch out, as their losses are averaged: so all numbers are those of one process that has the
     whole batch.
 
+    One message says whether the ranks saw the same; two more rounds carry the numbers.
+
     Args:
         company: the ranks; each calls this at the same time.
         own: what this rank saw.
+        noted: what it noted before the run; its cards go with the first message.
     """
-    skeleton = agreed(company, own)
-    slips = company.gather(_Slip.of(company, own))
-    parts = parts_of(company, own, skeleton.keys)
-    joined = join(company, parts, own.samples)
+    keys = keys_of(own)
+    parts = parts_of(company, own, keys) if len(company.place.tensor) == 1 else None
+    slips: list[_Slip] = company.gather(_Slip.of(company, own, keys, parts, noted))
+    if noted is not None:
+        noted.cards = [slip.cards for slip in slips]
+    skeleton = agreed(
+        company, own, keys, [slip.layout for slip in slips], [slip.flow for slip in slips]
+    )
+    if parts is None or len(skeleton.layouts) > 1:
+        parts = parts_of(company, own, skeleton.keys)
+    is_alike = len(skeleton.layouts) == 1 and _is_same(slip.tensors for slip in slips)
+    device = slips[0].device if is_alike else None
+    is_shared = len(skeleton.layouts) == 1 and _is_same(slip.shared for slip in slips)
+    firsts = firsts_of(parts) if is_shared else list(range(len(parts)))
+    distinct = sorted(set(firsts))
+    some = [parts[place] for place in distinct]
+    has_options = any(slip.has_measured for slip in slips)
+    records = skeleton.observation.layers
+    found, codes, small, sliced_keys = in_rounds(
+        company,
+        lambda rounds: joining(rounds, company, some, own.samples, device),
+        lambda rounds: _hows(rounds, parts, device is not None),
+        lambda rounds: small_numbers(rounds, records, own, has_options),
+        lambda rounds: sliced(rounds, own, skeleton.keys),
+    )
+    by_place = dict(zip(distinct, found, strict=True))
+    joined = [by_place[place] for place in firsts]
     tensors = dict(zip(skeleton.keys, joined, strict=True))
-    assemblies = _assemblies(company, skeleton.keys, parts, joined)
-    whole = _layers(company, skeleton, own, tensors, assemblies)
+    seen = {key: one.seen for key, one in tensors.items()}
+    slices = joined_slices(company, own, sliced_keys, seen)
+    assemblies = _assemblies(skeleton.keys, joined, codes)
+    whole = _layers(records, tensors, slices, small, assemblies)
     return _observation(company, skeleton, own, slips, tensors, whole)
+
+
+def _is_same(texts: Iterable[str]) -> bool:
+    """Whether all ranks have the same text, and it says something."""
+    distinct = set(texts)
+    return len(distinct) == 1 and "" not in distinct
 
 
 @dataclass(frozen=True)
 class _Slip:
-    """The few numbers of a rank that are gathered as they are: some hundred bytes.
+    """What of a rank is gathered as it is: some hundred bytes.
 
     Args:
         rank: the rank.
         is_first: whether it stands first among those that see the same samples.
+        layout, flow: tell what it saw from what others did, see `told`.
+        tensors: tells its tensors from those of others, see `layout_of`; ``""`` where that is not
+            known yet.
+        shared: tells which of its tensors are the same, likewise.
+        device: where its tensors are, one or several.
+        cards: what it noted for the checks between ranks.
     """
 
     rank: int
@@ -68,10 +124,26 @@ class _Slip:
     values: tuple[float | None, ...]
     normalizers: tuple[float | None, ...]
     targets: tuple[ClassTargets | None, ...]
+    layout: str
+    flow: str
+    tensors: str
+    shared: str
+    device: str
+    has_measured: bool
+    cards: list[Any]
 
     @classmethod
-    def of(cls, company: Company, own: Observation) -> _Slip:
+    def of(
+        cls,
+        company: Company,
+        own: Observation,
+        keys: Sequence[Key],
+        parts: Sequence[Part] | None,
+        noted: Evidence | None,
+    ) -> _Slip:
         calls = own.loss_calls
+        devices = sorted({one.seen.device for one in parts or () if one.seen is not None})
+        is_whole = len(devices) == 1 and parts is not None
         return cls(
             company.rank,
             company.place.tensor[0] == company.rank,
@@ -86,15 +158,30 @@ class _Slip:
             tuple(call.value for call in calls),
             tuple(call.log_normalizer for call in calls),
             tuple(call.targets for call in calls),
+            *told(own, keys),
+            layout_of(parts, own.samples) if is_whole and parts is not None else "",
+            "" if parts is None else digest(repr(firsts_of(parts))),
+            " ".join(devices),
+            has_measured(own),
+            [] if noted is None else noted.written(own),
         )
 
 
+def _hows(rounds: Rounds, parts: Sequence[Part], is_agreed: bool) -> Steps[list[int]]:
+    """Return how each tensor becomes one, by its place in `_HOWS`."""
+    own = [len(_HOWS) if part.seen is None else _HOWS.index(part.how) for part in parts]
+    if is_agreed:
+        return own
+    codes = rounds.smallest(np.array(own, dtype=np.int64))
+    yield
+    found: list[int] = codes.result.tolist()
+    return found
+
+
 def _assemblies(
-    company: Company, keys: Sequence[Key], parts: Sequence[Part], joined: Sequence[Joined]
+    keys: Sequence[Key], joined: Sequence[Joined], codes: Sequence[int]
 ) -> dict[tuple[str, str], Assembly]:
     """Return how the statistics of each layer and role became one."""
-    own = [len(_HOWS) if p.seen is None else _HOWS.index(p.how) for p in parts]
-    codes = company.smallest(np.array(own, dtype=np.int64)).tolist()
     found: dict[tuple[str, str], Assembly] = {}
     sizes: dict[tuple[str, str], float] = {}
     for (layer, role, _), one, code in zip(keys, joined, codes, strict=True):
@@ -119,23 +206,22 @@ def _assemblies(
 
 
 def _layers(
-    company: Company,
-    skeleton: Skeleton,
-    own: Observation,
+    records: Mapping[str, LayerRecord],
     tensors: Mapping[Key, Joined],
+    slices: Mapping[str, dict[str, ZeroSlices]],
+    small: Mapping[str, dict[str, Any]],
     assemblies: Mapping[tuple[str, str], Assembly],
 ) -> dict[str, LayerRecord]:
-    records = skeleton.observation.layers
-    roles: dict[str, dict[str, Any]] = {name: {} for name in records}
+    roles: dict[str, dict[str, Any]] = {
+        name: {r: None if r in FLOWING else {} for r in ROLES} for name in records
+    }
     for (layer, role, name), one in tensors.items():
         if one.seen is None or role not in ROLES:
             continue
-        if role in ("inputs", "activations", "gradients"):
+        if role in FLOWING:
             roles[layer][role] = one.seen
         else:
-            roles[layer].setdefault(role, {})[name] = one.seen
-    slices = joined_slices(company, own, {key: one.seen for key, one in tensors.items()})
-    small = small_numbers(company, records, own)
+            roles[layer][role][name] = one.seen
     how: dict[str, dict[str, Assembly]] = {}
     for (layer, role), assembly in assemblies.items():
         how.setdefault(layer, {})[role] = assembly
@@ -145,6 +231,9 @@ def _layers(
             **roles[name],
             **small[name],
             zero_slices=slices.get(name, {}),
+            largest={},
+            nonfinite={},
+            placements={},
             assembled={r: a for r, a in how.get(name, {}).items() if r in ROLES},
         )
         for name, record in records.items()
@@ -226,9 +315,9 @@ def _loss_calls(
                 call,
                 input=_seen(tensors, ("", LOSS_INPUT, str(number))),
                 target=_seen(tensors, ("", LOSS_TARGET, str(number))),
-                value=_mean([_nth(slip.values, number) for slip in firsts]),
-                log_normalizer=_mean([_nth(slip.normalizers, number) for slip in firsts]),
-                targets=_targets([_nth(slip.targets, number) for slip in firsts]),
+                value=mean_of([_nth(slip.values, number) for slip in firsts]),
+                log_normalizer=mean_of([_nth(slip.normalizers, number) for slip in firsts]),
+                targets=merged_targets([_nth(slip.targets, number) for slip in firsts]),
             )
         )
     return tuple(found)
@@ -240,24 +329,3 @@ def _seen(tensors: Mapping[Key, Joined], key: Key) -> TensorStatistics | None:
 
 def _nth(values: Sequence[Any], number: int) -> Any:
     return values[number] if number < len(values) else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
-
-
-def _targets(seen: Sequence[ClassTargets | None]) -> ClassTargets | None:
-    known = [one for one in seen if one is not None]
-    if not known:
-        return None
-    count = sum(one.count for one in known)
-    tails, only = {one.tail for one in known}, {one.only for one in known}
-    share = sum(one.tail_share * one.count for one in known) / max(count, 1)
-    return ClassTargets(
-        count,
-        sum(one.ignored for one in known),
-        tail=tails.pop() if len(tails) == 1 else None,
-        tail_share=share if not tails else 0.0,
-        only=only.pop() if len(only) == 1 else None,
-    )

@@ -7,6 +7,7 @@ All is computed on the CPU. What a reduction returns is the same on every rank, 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import pickle
 from collections.abc import Iterator, Sequence
@@ -19,11 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks.meeting import Meeting
-from pytest_modelhealth.ranks.patience import is_of_waiting
+from pytest_modelhealth.ranks.patience import is_of_waiting, layer_of
 from pytest_modelhealth.report.ranks import Dimension, Group
+
+_SMALLEST_SLOT = 2048
+"""Bytes that each rank gives to a gather, at least."""
 
 T = TypeVar("T", bound=np.generic)
 Array = npt.NDArray[T]
@@ -37,11 +42,13 @@ class Place:
         data: the ranks that hold the same part of the model and see other samples, in order.
         tensor: the ranks that see the same samples and hold other parts of its tensors, in order.
         engine: what distributes the model, for people.
+        stages: the ranks that have the stages of a pipeline, in order; empty where there is none.
     """
 
     data: tuple[int, ...]
     tensor: tuple[int, ...]
     engine: str = ""
+    stages: tuple[int, ...] = ()
 
 
 class Company:
@@ -62,7 +69,10 @@ class Company:
         self.groups: tuple[Group, ...] = ()
         self.sent = 0
         """Bytes that this rank gave to reductions and gathers so far."""
+        self.kept: dict[Any, int] | None = None
+        """Fingerprints that hold for all batches of a run; ``None`` outside of one."""
         self._channels: dict[tuple[int, ...], Any] = {}
+        self._slots: dict[tuple[int, ...], int] = {}
 
     @property
     def size(self) -> int:
@@ -98,15 +108,56 @@ class Company:
             dist.all_reduce(whole, dist.ReduceOp.SUM, group=self._channel(among))
         return whole
 
+    def reduce_all(self, tensors: Sequence[torch.Tensor], by: Sequence[Any]) -> None:
+        """Reduce tensors of one dimension in place, over all ranks and at once.
+
+        Args:
+            tensors: of the CPU, of the same sizes on every rank.
+            by: the operation of each.
+        """
+        if self.size == 1:
+            return
+        channel = self._channel(self.ranks)
+        works = []
+        for tensor, operation in zip(tensors, by, strict=True):
+            if tensor.numel():
+                self.sent += tensor.nbytes
+                works.append(dist.all_reduce(tensor, operation, group=channel, async_op=True))
+        for work in works:
+            work.wait()
+
     def gather(self, value: Any, among: tuple[int, ...] | None = None) -> list[Any]:
-        """Return the object of each rank, in order. Only for few and small ones."""
+        """Return the object of each rank, in order. Only for few and small ones.
+
+        One message carries objects that are not much larger than those before.
+        """
         ranks = self.ranks if among is None else among
         if len(ranks) == 1:
             return [value]
-        found: list[Any] = [None] * len(ranks)
-        self.sent += len(pickle.dumps(value))
-        dist.all_gather_object(found, value, group=self._channel(ranks))
-        return found
+        text = pickle.dumps(value)
+        self.sent += len(text)
+        slot = self._slots.get(ranks, _SMALLEST_SLOT)
+        table = self._gathered(text, slot, ranks)
+        sizes = table[:, :8].copy().view(np.int64)[:, 0]
+        longest = int(sizes.max()) + 8
+        if longest > slot:
+            self._slots[ranks] = 1 << (longest - 1).bit_length()
+            table = self._gathered(text, self._slots[ranks], ranks)
+        return [
+            value if rank == self.rank else pickle.loads(row[8 : 8 + size].tobytes())
+            for rank, row, size in zip(ranks, table, sizes.tolist(), strict=True)
+        ]
+
+    def _gathered(self, text: bytes, slot: int, ranks: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        """Return the length and the first bytes of what each rank has to say, a row a rank."""
+        own = np.zeros(slot, dtype=np.uint8)
+        own[:8] = np.array([len(text)], dtype=np.int64).view(np.uint8)
+        some = text[: slot - 8]
+        own[8 : 8 + len(some)] = np.frombuffer(some, dtype=np.uint8)
+        whole = torch.empty((len(ranks), slot), dtype=torch.uint8)
+        dist.all_gather(list(whole), torch.from_numpy(own), group=self._channel(ranks))
+        table: npt.NDArray[np.uint8] = whole.numpy()
+        return table
 
     def first(self, value: Any) -> Any:
         """Return the object that the first rank has."""
@@ -124,36 +175,49 @@ class Company:
             digest: `digest` of something that tells objects apart.
             among: the ranks that take part; ``None`` is all of them.
         """
+        return self.each(value, self.gather(digest, among), among)
+
+    def each(
+        self, value: Any, digests: Sequence[str], among: tuple[int, ...] | None = None
+    ) -> list[tuple[tuple[int, ...], Any]]:
+        """Return the same as `distinct`, where the digests of all ranks are known already."""
         ranks = self.ranks if among is None else among
-        mine = np.zeros(len(ranks), dtype=np.int64)
-        mine[ranks.index(self.rank)] = np.int64(int(digest[:15], 16))
-        having: dict[int, list[int]] = {}
-        for rank, number in zip(ranks, self.sum(mine, among).tolist(), strict=True):
-            having.setdefault(number, []).append(rank)
+        having: dict[str, list[int]] = {}
+        for rank, one in zip(ranks, digests, strict=True):
+            having.setdefault(one, []).append(rank)
         if len(having) == 1:
             return [(tuple(ranks), value)]
         return [(tuple(same), self._sent_by(same[0], value, ranks)) for same in having.values()]
 
     @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
+    def telling(self, what: str, model: nn.Module | None = None) -> Iterator[None]:
         """Tell all others if this rank fails inside; what it raises is raised as it is.
 
+        Args:
+            what: what it is at, for people.
+            model: what runs inside: whoever waits there in vain is told in which layer.
+
         Raises:
-            InspectionError: it waited for a rank that had failed.
+            InspectionError: it waited for a rank that had failed, or that did not come.
         """
         try:
             yield
         except BaseException as error:
             if self.meeting.failed:
                 raise  # they know
-            text = (str(error).splitlines() or [""])[0][:500]
-            said = type(error).__name__ + (f": {text}" if text else "")
             own = (
-                f"rank {self.rank} of {self.size} raised {said} in {what}; the others did not, "
-                "and their inspection ends with it"
+                f"rank {self.rank} of {self.size} raised {_told(error)} in {what}; the others did "
+                "not, and their inspection ends with it"
             )
+            is_waiting = is_of_waiting(error)
+            layer = layer_of(error, model) if is_waiting and model is not None else None
+            if layer is not None:
+                own = (
+                    f"rank {self.rank} of {self.size} waited in vain for another rank in {layer!r}"
+                    f", in {what}: {_told(error)}"
+                )
             first = self.meeting.fail(own)
-            if first != own and is_of_waiting(error):
+            if is_waiting and (first != own or layer is not None):
                 raise InspectionError(first) from error
             raise
 
@@ -171,6 +235,12 @@ class Company:
                 self._channel(among)
         self.groups = self._all_groups()
 
+    def among(self, ranks: tuple[int, ...]) -> Company:
+        """Return those of the ranks, this one among them, that put something together first."""
+        some = copy.copy(self)
+        some.ranks, some.groups = ranks, ()
+        return some
+
     @property
     def is_closed(self) -> bool:
         """Whether its process group was destroyed."""
@@ -183,6 +253,7 @@ class Company:
         dimensions: tuple[tuple[Dimension, tuple[int, ...]], ...] = (
             ("data", self.place.data),
             ("tensor", self.place.tensor),
+            ("stage", self.place.stages),
         )
         for dimension, mine in dimensions:
             groups = tuple(group for _, group in self.distinct(mine, digest(repr(mine))))
@@ -221,6 +292,14 @@ class Company:
             self.sent += len(pickle.dumps(value))
         dist.broadcast_object_list(box, src=source, group=self._channel(ranks))
         return box[0]
+
+
+def _told(error: BaseException) -> str:
+    """Return an error for people; of one that says nothing itself, what it was raised for."""
+    text = (str(error).splitlines() or [""])[0].strip()[:500]
+    if not text and error.__cause__ is not None:
+        return _told(error.__cause__)
+    return type(error).__name__ + (f": {text}" if text else "")
 
 
 def digest(text: str) -> str:

@@ -38,11 +38,10 @@ def joined_extremes(company: Company, own: Observation) -> dict[str, dict[str, A
     for row in np.flatnonzero(mine).tolist():
         table[row], values[row] = _packed(seen[row]), seen[row].value / scales[row]
     table, values = company.sum(table), company.sum(values)
-    for (layer, field, role), packed, value in zip(
-        names, table.tolist(), values.tolist(), strict=True
-    ):
+    found = zip(names, table.tolist(), values.tolist(), ranks.tolist(), strict=True)
+    for (layer, field, role), packed, value, rank in found:
         if packed[2]:
-            result[layer][field][role] = _unpacked(packed, value)
+            result[layer][field][role] = _unpacked(packed, value, rank)
     return result
 
 
@@ -61,11 +60,12 @@ def _packed(extreme: Extreme) -> list[int]:
     return [extreme.batch, sample, length, *index, *(0,) * (_DIMENSIONS - len(index))]
 
 
-def _unpacked(row: list[int], value: float) -> Extreme:
+def _unpacked(row: list[int], value: float, rank: int) -> Extreme:
     batch, sample, length, *index = row
     return Extreme(
         value,
         batch,
         None if sample == 0 else sample - 1,
         None if length == 1 else tuple(index[: length - 2]),
+        rank,
     )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 import torch.distributed as dist
 from torch import nn
 
@@ -16,12 +16,14 @@ from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_u
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks import evidence
+from pytest_modelhealth.ranks.asked import asked_of
 from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.averaging import Averager
 from pytest_modelhealth.ranks.company import Company, Place, digest
 from pytest_modelhealth.ranks.extremes import joined_extremes
 from pytest_modelhealth.ranks.patience import limited
-from pytest_modelhealth.ranks.places import place_of
+from pytest_modelhealth.ranks.pipelines import observed_in_stages
+from pytest_modelhealth.ranks.places import place_in_pipeline, place_of
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.tolerance import Run, observed
@@ -30,17 +32,18 @@ _companies: dict[tuple[tuple[int, ...], Place], Company] = {}
 _made: dict[tuple[int, ...], int] = {}
 
 
-def company_of(model: nn.Module, everyone: bool, seconds: float) -> Company | None:
+def company_of(model: Any, everyone: bool, seconds: float) -> Company | None:
     """Return the ranks that inspect this model together; ``None`` where this one is alone.
 
     Ranks that meet again have met before: the company is kept, with its process group.
 
     Args:
-        model: the model.
+        model: the model, or the schedule of a pipeline.
         everyone: whether all ranks share the batches of a model that nothing distributes.
         seconds: how long to wait for the others.
     """
-    found = place_of(model, everyone)
+    is_module = isinstance(model, nn.Module)
+    found = place_of(model, everyone) if is_module else place_in_pipeline(model)
     if found is None:
         return None
     company = _companies.get(found)
@@ -62,11 +65,13 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
         InspectionError: another rank failed, did not come, or inspects something else.
         Exception: whatever this rank's model or loss raises, untouched.
     """
+    if company.place.stages:
+        return observed_in_stages(company, request)
     refuse_unknown_ways(find_wrappers(State(request.model).modules))
     structure = _structure(request)
     company.meeting.agree("the run", digest(structure), structure)
     company.open()
-    with company.telling("its run"), limited(company.meeting.seconds):
+    with company.telling("its run", request.model), limited(company.meeting.seconds):
         noted = evidence.collected(company, request)
         try:
             own = run(replace(request, averager=Averager(company)))
@@ -74,45 +79,69 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
             noted.close()
     company.meeting.agree("the reports are put together", "")
     with company.telling("putting the reports together"):
-        joint = assembled(company, own)
+        joint = assembled(company, own, noted)
         found = evidence.disagreements(company, noted, own, joint)
     assert joint.ranks is not None
     return replace(joint, ranks=replace(joint.ranks, disagreements=found))
 
 
 @contextmanager
-def together(company: Company, by: object, max_seconds: float | None) -> Iterator[None]:
+def together(company: Company, by: object) -> Iterator[None]:
     """Let all ranks know if one fails between its batches.
 
     Raises:
         InspectionError: the run asks for what is not put together from several ranks.
     """
-    if by is not None or max_seconds is not None:
-        name, instead = (
-            ("by", "inspect the whole data set in one process for statistics by class")
-            if by is not None
-            else ("max_seconds", "max_batches ends all ranks at the same batch")
-        )
+    if company.place.stages:
         raise InspectionError(
-            f"{name} is not for an inspection on several ranks: {instead}, or ranks=False inspects "
-            "what this rank has"
+            "run_batches does not run a pipeline, of which one rank has the inputs and another the "
+            "targets: give each batch to run_inspection"
         )
-    with company.telling("its batches"):
-        yield
+    if by is not None:
+        raise InspectionError(
+            "by is not for an inspection on several ranks: inspect the whole data set in one "
+            "process for statistics by class, or ranks=False inspects what this rank has"
+        )
+    company.kept = {}
+    try:
+        with company.telling("its batches"):
+            yield
+    finally:
+        company.kept = None
 
 
-def settled(company: Company, own: Observation) -> Observation:
+def time_is_up(company: Company, here: bool) -> bool:
+    """Return whether time is up on some rank, after a batch that all have run: all end there.
+
+    Raises:
+        InspectionError: a rank failed, or did not come from this batch.
+    """
+    company.meeting.agree("its next batch", "")
+    with company.telling("ending its batches"):
+        return bool(company.largest(np.array([here], dtype=np.int64))[0])
+
+
+def settled(company: Company, own: Observation, over_batches: bool) -> Observation:
     """Return what all ranks end with: what each measured by itself is that of the first rank.
+
+    Ranks that have nothing more to tell each other do not meet.
+
+    Args:
+        company: the ranks.
+        own: what this one ends with.
+        over_batches: whether it is of batches, of which ranks may have had other numbers.
 
     Raises:
         InspectionError: another rank is not at its end.
     """
+    alone = (own.probes, own.costs, own.stepped)
+    if alone == _NOTHING and not over_batches:
+        return own
     batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
     company.meeting.agree(f"the end of its inspection, after {batches}", "")
     with company.telling("ending its inspection"):
         extremes = joined_extremes(company, own)
         layers = {name: replace(record, **extremes[name]) for name, record in own.layers.items()}
-        alone = (own.probes, own.costs, own.stepped)
         probes, costs, stepped = company.first(alone) if alone != _NOTHING else alone
     return replace(own, layers=layers, probes=probes, costs=costs, stepped=stepped)
 
@@ -129,15 +158,4 @@ def _new_company(ranks: tuple[int, ...], place: Place, seconds: float) -> Compan
 
 def _structure(request: Request) -> str:
     """Return what must be equal before ranks run a model together, a line a thing."""
-    asked = {
-        "loss": _kind(request.loss),
-        "backward": _kind(request.backward),
-        "scaler": _kind(request.scaler),
-        "gradients": str(torch.is_grad_enabled()),
-    }
-    lines = [", ".join(f"{name}={value}" for name, value in asked.items())]
-    return "\n".join([*lines, evidence.described(request.model)])
-
-
-def _kind(value: Any) -> str:
-    return str(value) if isinstance(value, bool | None) else "given"
+    return "\n".join([asked_of(request), evidence.described(request.model)])

@@ -15,6 +15,9 @@ SLICE = timedelta(seconds=1)
 
 _WAIT_FOR_THE_DIFFERENCE = 5.0
 
+_PAUSES = (0.0002, 0.0005, 0.001, 0.002, 0.004)
+"""Seconds between the first looks of a rank that waits, before it has the store wait."""
+
 
 class Meeting:
     """What ranks settle with each other before a collective could hang.
@@ -97,7 +100,7 @@ class Meeting:
         key = self._key("verdict")
         end = time.monotonic() + self.seconds
         while time.monotonic() < end:
-            if _wait(self._store, key, end):
+            if _is_soon_there(self._store, key) or _wait(self._store, key, end):
                 return str(self._store.get(key).decode())
         return self._settle(self._missing())
 
@@ -142,7 +145,7 @@ class Meeting:
             self._store.set(self._key("text"), description)
         if odd and self._rank == odd[0]:
             theirs = self._later("text") or ""
-            self._store.set(self._key("difference"), _first_difference(description, theirs, first))
+            self._store.set(self._key("difference"), first_difference(description, theirs, first))
         more = (self._later("difference") or "") if description else ""
         return f"{named_ranks(odd)} came to {where} with something else than rank {first}{more}"
 
@@ -171,6 +174,15 @@ class Meeting:
             return  # a store that keeps them holds some bytes more
 
 
+def _is_soon_there(store: Any, key: str) -> bool:
+    """Return whether a key is there within some milliseconds; a store in a file looks each 10."""
+    for pause in _PAUSES:
+        if store.check([key]):
+            return True
+        time.sleep(pause)
+    return False
+
+
 def _wait(store: Any, key: str, end: float) -> bool:
     """Return whether a key is there, after a second at most."""
     left = timedelta(seconds=max(0.01, end - time.monotonic()))
@@ -185,7 +197,7 @@ def _first(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _first_difference(own: str, reference: str, first: int) -> str:
+def first_difference(own: str, reference: str, first: int) -> str:
     """Return ``": 'a: Linear', on rank 0 'a: Conv2d'"``, of the first line that differs."""
     ours, theirs = own.splitlines(), reference.splitlines()
     for mine, other in zip(ours, theirs, strict=False):

@@ -24,6 +24,7 @@ class Part:
         counts_samples: whether its samples of units are others than those of its neighbours.
         grows: whether it is longer when all are put together, if it is one of samples.
         adds_rows: whether its rows are others than those of its neighbours.
+        has_extremes: whether the least and the largest value of each unit are wanted.
         how: how it becomes one with the others, for people.
     """
 
@@ -37,7 +38,13 @@ class Part:
     counts_samples: bool = True
     grows: bool = False
     adds_rows: bool = True
+    has_extremes: bool = True
     how: How = "pieces"
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor, as far as this rank knows it."""
+        return self.whole or (() if self.seen is None else self.seen.shape)
 
 
 @dataclass(slots=True)

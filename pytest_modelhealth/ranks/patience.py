@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from pytest_modelhealth.layers import named_modules, type_name
 
 
 @contextmanager
@@ -43,6 +46,21 @@ def is_of_waiting(error: BaseException) -> bool:
     """Whether an error is that of a collective which another rank did not come to, or left."""
     said = str(error)
     return isinstance(error, RuntimeError) and any(word in said for word in _SAID)
+
+
+def layer_of(error: BaseException, model: nn.Module) -> str | None:
+    """Return the name of the innermost layer that an error was raised in; ``None`` of none."""
+    names: dict[object, str | None] = {
+        named.module: named.name or type_name(named.module) for named in named_modules(model)
+    }
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code is nn.Module._call_impl.__code__:
+            found = names.get(frame.f_locals.get("self"), found)
+        trace = trace.tb_next
+    return found
 
 
 _SAID = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "gloo")

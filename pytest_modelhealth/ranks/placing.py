@@ -40,6 +40,22 @@ def parts_of(company: Company, observation: Observation, keys: Sequence[Key]) ->
     return parts
 
 
+def firsts_of(parts: Sequence[Part]) -> list[int]:
+    """Return for each part the place of the first one that is the same: the number is its own
+    where none is.
+
+    What one layer returns and the next is given is one tensor, with the same statistics.
+    """
+    known: dict[tuple[object, ...], int] = {}
+    found = []
+    for place, part in enumerate(parts):
+        told = (part.is_replica, part.counts, part.scale, part.grows, part.adds_rows, part.how)
+        placed = (part.whole, part.offset, part.units, part.counts_samples, part.has_extremes)
+        own = (place,) if part.seen is None else (id(part.seen), *told, *placed)
+        found.append(known.setdefault(own, place))
+    return found
+
+
 def _tensors(observation: Observation) -> Iterator[tuple[Key, TensorStatistics]]:
     for name, record in observation.layers.items():
         for role in ROLES:
@@ -69,6 +85,7 @@ def _part(
     if role in FLOWING:
         scale = len(company.place.data) if role == "gradients" else 1
         part = _flowing(company, placement, seen, scale)
+        part.has_extremes = role != "gradients"
         part.units = cuts.of(record, role, placement, seen)
         if part.units is not None:
             part.how = "units"

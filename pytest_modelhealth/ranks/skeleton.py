@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_modelhealth.ranks.company import Company, digest
-from pytest_modelhealth.ranks.placing import Key, keys_of
+from pytest_modelhealth.ranks.placing import Key
 from pytest_modelhealth.report import LayerRecord, Observation, Status
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.flow.graph import Graph
@@ -18,7 +19,8 @@ class Skeleton:
     """What ranks saw, without numbers.
 
     Args:
-        observation: the layers of all ranks and what they agree on, without statistics.
+        observation: the layers of all ranks and what they agree on. Numbers in it are not of all
+            ranks.
         keys: the tensors of all ranks, in order.
         layouts: the ranks that saw the same, of each different layout.
     """
@@ -28,27 +30,45 @@ class Skeleton:
     layouts: tuple[tuple[int, ...], ...]
 
 
-def agreed(company: Company, own: Observation) -> Skeleton:
-    """Return what the ranks saw, the same on each; nothing is sent where it is equal anyway."""
-    bare = _bare(own)
-    keys = keys_of(own)
-    described = [_described(record) for record in bare.layers.values()]
-    text = repr((described, keys, _rest(bare)))
-    found = company.distinct((bare, keys), digest(text))
+def told(own: Observation, keys: Sequence[Key]) -> tuple[str, str]:
+    """Return what tells apart what ranks saw, without numbers: the layers, and the flow."""
+    described = [_described(record) for record in own.layers.values()]
+    graph = None if own.flow is None else own.flow.graph
+    return digest(repr((described, keys, _rest(_bare(own))))), digest(_told(graph))
+
+
+def agreed(
+    company: Company,
+    own: Observation,
+    keys: Sequence[Key],
+    layouts: Sequence[str],
+    flows: Sequence[str],
+) -> Skeleton:
+    """Return what the ranks saw, the same on each; nothing is sent where it is equal anyway.
+
+    Args:
+        company: the ranks.
+        own: what this one saw.
+        keys: the tensors of this one.
+        layouts, flows: what `told` returned on each rank.
+    """
+    flow = _agreed_flow(company, own.flow, flows)
+    if len(set(layouts)) == 1:
+        return Skeleton(replace(_bare(own), flow=flow), tuple(keys), (company.ranks,))
+    layers = {name: _bare_record(record) for name, record in own.layers.items()}
+    bare = replace(_bare(own), layers=layers)
+    found = company.each((bare, keys), layouts)
     merged = found[0][1][0]
     union: dict[Key, None] = dict.fromkeys(map(tuple, found[0][1][1]))
     for _, (other, theirs) in found[1:]:
         merged = _merged(merged, other)
         union.update(dict.fromkeys(map(tuple, theirs)))
-    flow = _agreed_flow(company, own.flow)
-    layouts = tuple(ranks for ranks, _ in found)
-    return Skeleton(replace(merged, flow=flow), tuple(union), layouts)
+    return Skeleton(replace(merged, flow=flow), tuple(union), tuple(ranks for ranks, _ in found))
 
 
 def _bare(own: Observation) -> Observation:
     return replace(
         own,
-        layers={name: _bare_record(record) for name, record in own.layers.items()},
         flow=None,
         loss=None,
         samples=0,
@@ -93,7 +113,7 @@ def _described(record: LayerRecord) -> tuple[Any, ...]:
         *(record.activation, record.entered, record.completed, record.calls, record.aliases),
         *(sorted(record.frozen), sorted(record.unreached), sorted(record.read_in_vain)),
         *(sorted(record.tied.items()), record.grad_off, sorted(record.watched), record.source),
-        sorted(record.options.items()),
+        sorted((k, v) for k, v in record.options.items() if k not in MEASURED),
     )
 
 
@@ -139,10 +159,10 @@ def _merged_record(one: LayerRecord, other: LayerRecord) -> LayerRecord:
     )
 
 
-def _agreed_flow(company: Company, flow: Flow | None) -> Flow | None:
+def _agreed_flow(company: Company, flow: Flow | None, flows: Sequence[str]) -> Flow | None:
     """Return the flow of the first rank, which nearly always is that of all."""
     graph = None if flow is None else flow.graph
-    found = company.distinct(graph, digest(_told(graph)))
+    found = company.each(graph, flows)
     if len(found) == 1:
         return flow
     first: Graph | None = next((graph for _, graph in found if graph is not None), None)

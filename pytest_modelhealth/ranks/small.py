@@ -1,4 +1,4 @@
-"""The few numbers a layer has beside statistics, of all ranks, in a handful of reductions."""
+"""The few numbers a layer has beside statistics, of all ranks, in one round."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pytest_modelhealth.ranks.company import Company
+from pytest_modelhealth.ranks.rounds import Rounds, Steps
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.report.observation import MEASURED
 
@@ -18,12 +19,18 @@ _UNKNOWN = 2
 
 
 def small_numbers(
-    company: Company, records: Mapping[str, LayerRecord], own: Observation
-) -> dict[str, dict[str, Any]]:
+    rounds: Rounds, records: Mapping[str, LayerRecord], own: Observation, has_measured: bool
+) -> Steps[dict[str, dict[str, Any]]]:
     """Return the fields of each record that are numbers or truths, of all ranks.
 
     The first call with a NaN is the first of any rank. Samples are equal where they are on every
     rank and all ranks have the same ones. Options that were measured are averaged.
+
+    Args:
+        rounds: what is sent at once.
+        records: the layers of all ranks.
+        own: what this rank saw.
+        has_measured: whether some rank has measured an option.
     """
     table, extremes = [], []
     for name in records:
@@ -32,21 +39,38 @@ def small_numbers(
         seen = None if record is None or not record.equal_samples else record.activations
         mean = math.inf if seen is None or not seen.finite_count else seen.mean
         extremes.append((mean, math.inf if math.isinf(mean) else -mean))
-    calls = company.smallest(np.array(table, dtype=np.int64).reshape(len(records), 4)).tolist()
-    spread = company.smallest(np.array(extremes).reshape(len(records), 2))
-    alike = (spread[:, 0] == -spread[:, 1]) | np.isinf(spread[:, 0])
-    measured = _measured(company, records, own)
+    size = len(records)
+    calls = rounds.smallest(np.array(table, dtype=np.int64).reshape(size, 4))
+    spread = rounds.smallest(np.array(extremes, dtype=np.float64).reshape(size, 2))
+    names = sorted(MEASURED) if has_measured else []
+    values, known = _measured(records, own, names)
+    sums, counts = rounds.sum(values), rounds.sum(known)
+    yield
+    low, high = spread.result.T
+    alike = (low == -high) | np.isinf(low)
+    means = sums.result / np.maximum(counts.result, 1)
+    every = zip(
+        *(records.items(), calls.result.tolist(), alike.tolist()),
+        *(means.tolist(), counts.result.tolist()),
+        strict=True,
+    )
     return {
         name: {
             "nonfinite_calls": {r: n for r, n in zip(_CALLED, row, strict=False) if n < _NEVER},
             "equal_samples": _truth(row[2]) if is_alike else row[2] == _UNKNOWN and None,
             "equal_input_samples": _truth(row[3]),
-            "options": {**record.options, **measured.get(name, {})},
+            "options": {
+                **{key: value for key, value in record.options.items() if key not in MEASURED},
+                **{key: mean for key, mean, n in zip(names, mine, having, strict=True) if n},
+            },
         }
-        for (name, record), row, is_alike in zip(
-            records.items(), calls, alike.tolist(), strict=True
-        )
+        for (name, record), row, is_alike, mine, having in every
     }
+
+
+def has_measured(own: Observation) -> bool:
+    """Whether this rank has measured an option."""
+    return any(not MEASURED.isdisjoint(record.options) for record in own.layers.values())
 
 
 def _row(record: LayerRecord | None) -> tuple[int, int, int, int]:
@@ -65,27 +89,15 @@ def _truth(code: int) -> bool | None:
 
 
 def _measured(
-    company: Company, records: Mapping[str, LayerRecord], own: Observation
-) -> dict[str, dict[str, float]]:
-    """Return the means of the options that were measured, where every rank has them."""
-    names = sorted(MEASURED)
+    records: Mapping[str, LayerRecord], own: Observation, names: list[str]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return what this rank has measured, a row a layer and a column an option, and where."""
     values = np.zeros((len(records), len(names)))
     known = np.zeros((len(records), len(names)), dtype=np.int64)
-    for row, name in enumerate(records):
+    for row, name in enumerate(records) if names else ():
         options = own.layers[name].options if name in own.layers else {}
         for column, option in enumerate(names):
             value = options.get(option)
             if isinstance(value, float | int):
                 values[row, column], known[row, column] = value, 1
-    known = company.sum(known)
-    if not known.any():
-        return {}
-    means = company.sum(values) / np.maximum(known, 1)
-    return {
-        name: {
-            option: float(means[row, column])
-            for column, option in enumerate(names)
-            if known[row, column]
-        }
-        for row, name in enumerate(records)
-    }
+    return values, known

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_modelhealth.ranks.company import Company
 from pytest_modelhealth.ranks.placing import Key
+from pytest_modelhealth.ranks.rounds import Rounds, Steps
 from pytest_modelhealth.report import LayerRecord, Observation, ZeroSlices
 from pytest_modelhealth.statistics import TensorStatistics
 
 
 def joined_slices(
-    company: Company, own: Observation, whole: Mapping[Key, TensorStatistics | None]
+    company: Company,
+    own: Observation,
+    keys: Sequence[Key],
+    whole: Mapping[Key, TensorStatistics | None],
 ) -> dict[str, dict[str, ZeroSlices]]:
     """Return by layer and parameter what is zero on every rank that has a part of it.
 
-    Only parameters that some rank found such slices in are looked at: a bit a row and column.
+    A bit a row and column.
 
     Args:
         company: the ranks.
         own: what this rank saw.
+        keys: the parameters that some rank found such slices in.
         whole: statistics of the whole tensors.
     """
-    keys = [key for key in whole if key[1] == "parameter_gradients"]
-    has = np.array([_slices(own, key) is not None for key in keys], dtype=np.int64)
-    keys = [key for key, some in zip(keys, company.largest(has).tolist(), strict=True) if some]
     shapes = [_shape(whole[key]) for key in keys]
     alive = [_alive(own, key, shape) for key, shape in zip(keys, shapes, strict=True)]
     if not alive:
@@ -44,6 +46,16 @@ def joined_slices(
         )
         start = ends[2]
     return found
+
+
+def sliced(rounds: Rounds, own: Observation, keys: Sequence[Key]) -> Steps[list[Key]]:
+    """Return the parameters that some rank found slices in whose gradients are zero."""
+    keys = [key for key in keys if key[1] == "parameter_gradients"]
+    own_has = np.array([_slices(own, key) is not None for key in keys], dtype=np.bool_)
+    has = rounds.either(np.packbits(own_has))
+    yield
+    bits = np.unpackbits(has.result, count=len(keys)).tolist()
+    return [key for key, some in zip(keys, bits, strict=True) if some]
 
 
 def _slices(own: Observation, key: Key) -> ZeroSlices | None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+import math
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
@@ -391,6 +400,41 @@ class LossCall:
     clamped: tuple[float | None, float | None] | None = None
     cosines: bool = False
     targets: ClassTargets | None = None
+
+
+def merged_calls(calls: Sequence[LossCall]) -> LossCall:
+    """Return one call of all the samples that several calls of the same loss were given."""
+    return replace(
+        calls[0],
+        input=reduce(_merged_role, (call.input for call in calls)),
+        target=reduce(_merged_role, (call.target for call in calls)),
+        value=mean_of([call.value for call in calls]),
+        log_normalizer=mean_of([call.log_normalizer for call in calls]),
+        targets=merged_targets([call.targets for call in calls]),
+    )
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Return the mean of those that are known; ``None`` where none is."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def merged_targets(seen: Iterable[ClassTargets | None]) -> ClassTargets | None:
+    """Return what the targets of several calls are together; ``None`` where none has any."""
+    known = [one for one in seen if one is not None]
+    if not known:
+        return None
+    count = sum(one.count for one in known)
+    tails, only = {one.tail for one in known}, {one.only for one in known}
+    share = sum(one.tail_share * one.count for one in known) / max(count, 1)
+    return ClassTargets(
+        count,
+        sum(one.ignored for one in known),
+        tail=tails.pop() if len(tails) == 1 else None,
+        tail_share=share if not tails else 0.0,
+        only=only.pop() if len(only) == 1 else None,
+    )
 
 
 @dataclass(frozen=True)

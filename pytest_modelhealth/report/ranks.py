@@ -45,12 +45,14 @@ class Assembly:
         ranks: how many ranks had something.
         nonfinite: the ranks that had a NaN or infinity.
         largest: the rank that had the largest magnitude; ``None`` where nothing is finite.
+        stage: the ranks of the pipeline stage that ran it; empty where there are no stages.
     """
 
     how: How
     ranks: int
     nonfinite: tuple[int, ...] = ()
     largest: int | None = None
+    stage: tuple[int, ...] = ()
 
     def merge(self, other: Assembly, is_larger: bool) -> Assembly:
         """Return that of this batch and a later one, whose largest magnitude may be larger."""
@@ -59,6 +61,7 @@ class Assembly:
             max(self.ranks, other.ranks),
             tuple(sorted({*self.nonfinite, *other.nonfinite})),
             other.largest if is_larger or self.largest is None else self.largest,
+            self.stage,
         )
 
 

@@ -168,6 +168,27 @@ def test_graph_breaks_are_observed_around() -> None:
     assert expected.shape == (4, 2)
 
 
+def test_layers_whose_hooks_share_a_graph_are_observed() -> None:
+    """Behind breaks dynamo hands the number of a layer to one graph for several of them."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 6)) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            mixed = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                mine = (torch.arange(len(x)) % 3 == number).nonzero().flatten()
+                if len(mine):
+                    mixed = mixed.index_add(0, mine, expert(x[mine]))
+            return mixed
+
+    report = inspect(torch.compile(Chosen(), backend="aot_eager"), x(), compiled="observe")
+    seen = [report[f"experts.{number}.0"].status for number in range(3)]
+    assert seen == [Status.OBSERVED] * 3
+
+
 def test_an_output_that_nothing_uses_is_not_observed() -> None:
     """The compiler drops it; the layer says so instead of showing what was never computed."""
 
@@ -230,3 +251,28 @@ def test_layers_of_compiled_code_have_the_lines_that_call_them() -> None:
     places = {name: observation.called_at(name) for name in observation.layers if name}
     assert places == {name: expected.called_at(name) for name in places}
     assert all(places.values())
+
+
+class Interrupted(nn.Module):
+    """Breaks the graph inside of a layer, so that one graph serves all layers of the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(4, 4), nn.Tanh()
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.linear(value)
+        torch._dynamo.graph_break()
+        return self.last(value)
+
+
+def test_a_graph_may_serve_several_layers() -> None:
+    """Its operators are given the number of the layer, and each layer is seen as its own."""
+    model = nn.Sequential(Interrupted(), Interrupted(), Interrupted())
+    batch = torch.randn(8, 4)
+    plain = Inspector(model).run_inspection(batch)
+    seen = Inspector(torch.compile(model, backend="eager"), compiled="observe")
+    report = seen.run_inspection(batch)
+    for name in ("0.linear", "0.last", "1.last", "2.linear", "2.last"):
+        ours, theirs = (one[name].statistics("activations") for one in (report, plain))
+        assert ours.mean == pytest.approx(theirs.mean, abs=1e-6)

@@ -594,3 +594,27 @@ class EqualBlocks(nn.Module):
 def test_block_of_a_stack_is_no_slow_copy(batch, inspect, only):
     """What it is given by its equals tells it from one that makes targets."""
     assert only(inspect(EqualBlocks(), batch), "missing_gradients").layer == "blocks.3"
+
+
+class Logged(nn.Module):
+    """Two heads with a loss each, which are returned for a log; the total may miss one."""
+
+    def __init__(self, misses):
+        super().__init__()
+        self.stem, self.one, self.other = nn.Linear(16, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+        self.misses = misses
+
+    def forward(self, x):
+        h = self.stem(x).tanh()
+        losses = [head(h).square().mean() for head in (self.one, self.other)]
+        total = losses[0] if self.misses else sum(losses)
+        return {"loss": total, "logged": [loss.detach() for loss in losses]}
+
+
+def test_a_term_that_the_loss_misses(batch, inspect, only):
+    """What is cut for a log is not what should be repaired."""
+    assert inspect(Logged(misses=False), batch).healthy
+    violation = only(inspect(Logged(misses=True), batch), "missing_gradients")
+    assert violation.layer == "other"
+    assert "the loss leaves it out" in violation.message
+    assert "a term is missing" in violation.cause

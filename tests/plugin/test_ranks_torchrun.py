@@ -31,6 +31,9 @@ def test_sum(rank, snapshot):
 @pytest.mark.modelhealth_ranks(3)
 def test_of_three(rank): raise AssertionError
 
+@pytest.mark.modelhealth_ranks(1)
+def test_of_one(rank): raise AssertionError
+
 @on_two
 def test_unhealthy_on_all(rank, inspector):
     inspector(nets.with_nan()).run_inspection(nets.BATCH)
@@ -65,10 +68,11 @@ def test_a_run_ends_where_a_rank_fails_alone(nets: pytest.Pytester) -> None:
     assert result.ret
     text = result.stdout.str()
     assert text.count("test session starts") == 1
-    result.assert_outcomes(passed=3, failed=1, skipped=1)
+    result.assert_outcomes(passed=3, failed=1, skipped=1, errors=1)
     result.stdout.fnmatch_lines(
         [
-            "SKIPPED [[]1[]] test_t.py:*: needs 3 ranks, and WORLD_SIZE is 2",
+            "needs 3 ranks, and WORLD_SIZE is 2: start torchrun --nproc-per-node 3 -m pytest, or *",
+            "SKIPPED [[]1[]] test_t.py:*: is for 1 of the ranks, and WORLD_SIZE is 2",
             "!* rank 1 alone failed the last test (assert 1 == 0): the process group cannot be *!",
         ]
     )
@@ -77,7 +81,7 @@ def test_a_run_ends_where_a_rank_fails_alone(nets: pytest.Pytester) -> None:
     assert "FAILED test_t.py::test_unhealthy_on_all on rank 1 of 2\n>   inspector(" in errors
     assert "FAILED test_t.py::test_alone on rank 1 of 2" in errors
     assert len(list((nets.path / "art").iterdir())) == 2
-    assert (nets.path / "junit.xml").read_text().count("<testcase") == 5
+    assert (nets.path / "junit.xml").read_text().count("<testcase") == 6
     assert (nets.path / "__snapshots__" / "test_t.ambr").read_text().count("# name:") == 1
 
 
@@ -95,6 +99,66 @@ def test_a_rank_that_waits_for_one_that_failed_is_ended(nets: pytest.Pytester) -
     assert "FAILED test_t.py::test_unhealthy_on_all - unhealthy: 2 (finite)" in said[0]
     assert "FAILED test_t.py::test_waits on rank 1 of 2" in said[1]
     assert "test session starts" not in said[1]
+
+
+INTERRUPTED = """
+import signal
+import pytest, torch
+import torch.distributed as dist
+
+@pytest.mark.modelhealth_ranks(2)
+def test_interrupted(rank):
+    if rank == 1:
+        signal.raise_signal(signal.SIGINT)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_is_interrupted_keeps_nobody_waiting(pytester: pytest.Pytester) -> None:
+    """It ends at once and says so; the other one after its seconds of grace."""
+    pytester.makepyfile(test_t=INTERRUPTED)
+    port = _free_port()
+    ranks = [_started(rank, port, pytester.path) for rank in range(2)]
+    said = [rank.communicate(timeout=50)[0] for rank in reversed(ranks)]
+    assert ranks[1].returncode == pytest.ExitCode.INTERRUPTED, said[0]
+    assert "rank 1 of 2: test_t.py::test_interrupted: interrupted by Ctrl-C" in said[0]
+    assert ranks[0].returncode == 1
+    is_ended = "5 s after rank 1: interrupted by Ctrl-C" in said[1]
+    assert is_ended or "rank 1 was interrupted by Ctrl-C, and came no more" in said[1]
+
+
+IN_THE_STORE = """
+import datetime, signal
+import pytest
+import torch.distributed as dist
+from pytest_modelhealth.plugin.several_ranks import torchrun
+
+class AlwaysAsking:
+    def __init__(self, store):
+        self.store = store.clone()
+    def check(self, keys):
+        try:
+            self.store.wait(["never"], datetime.timedelta(milliseconds=50))
+        except dist.DistStoreError:
+            return False
+
+torchrun._another_client = AlwaysAsking
+torchrun._WATCH = 0.001
+
+@pytest.mark.modelhealth_ranks(2)
+def test_interrupted(rank):
+    signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_no_thread_is_in_the_store_as_the_process_ends(pytester: pytest.Pytester) -> None:
+    """Torch would abort it: "terminate called without an active exception"."""
+    pytester.makepyfile(test_t=IN_THE_STORE)
+    port = _free_port()
+    ranks = [_started(rank, port, pytester.path) for rank in range(2)]
+    for rank in ranks:
+        said, _ = rank.communicate(timeout=50)
+        assert rank.returncode == pytest.ExitCode.INTERRUPTED, said
 
 
 def _free_port() -> int:

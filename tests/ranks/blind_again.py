@@ -572,3 +572,53 @@ def trained_layers_below_frozen_ones_each_wrapped(rank: int) -> Made:
     trunk = Trunk().requires_grad_(False)
     model = Headed(trunk, DistributedDataParallel(nn.Linear(16, 10)))
     return Made(model, *images(rank), seed=10 + rank)
+
+
+class Taught(nn.Module):
+    """A student beside a teacher, which is asked without gradients."""
+
+    def __init__(self, teacher: nn.Module, student: nn.Module) -> None:
+        super().__init__()
+        self.teacher, self.student = teacher.requires_grad_(False), student
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hint = self.teacher(x)
+        return self.student(x) + 0.1 * hint
+
+
+@FAULTS.fault("averaged_gradients", "student.first", ranks=(0, 1), severity="warn")
+def student_averaged_by_hand_beside_a_wrapped_teacher(rank: int) -> Made:
+    seeded(0)
+    model = Taught(DistributedDataParallel(Mlp()), Mlp())
+    return Made(model, *rows(rank), seed=10 + rank)
+
+
+@FAULTS.fault("averaged_gradients", "head", ranks=(0, 1), severity="warn")
+def head_averaged_by_hand_on_a_trunk_frozen_in_its_wrapper(rank: int) -> Made:
+    seeded(0)
+    model = Headed(DistributedDataParallel(Trunk()), nn.Linear(16, 10))
+    model.trunk.requires_grad_(False)
+    return Made(model, *images(rank), seed=10 + rank)
+
+
+@FAULTS.fault("averaged_gradients", "student.head", ranks=(0, 1))
+def head_of_a_wrapped_student_was_left_outside(rank: int) -> Made:
+    seeded(0)
+    trunk = DistributedDataParallel(Trunk())
+    model = Taught(DistributedDataParallel(Trunked()), Headed(trunk, nn.Linear(16, 10)))
+    return Made(model, *images(rank), seed=10 + rank)
+
+
+@HEALTHY.healthy()
+def language_model_averaged_by_hand(rank: int) -> Made:
+    seeded(0)
+    ids = tokens(rank)
+    return Made(Language(), ids, ids.roll(-1, 1), language_loss, ranks=True, seed=10 + rank)
+
+
+@HEALTHY.healthy()
+def teacher_without_a_wrapper_of_a_wrapped_student(rank: int) -> Made:
+    seeded(0)
+    model = Taught(Mlp(), DistributedDataParallel(Mlp()))
+    return Made(model, *rows(rank), seed=10 + rank)

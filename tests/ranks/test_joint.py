@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
-from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 from tests.ranks.engines import distributed, inspected, loss, told
 from tests.ranks.launching import on_ranks
 from tests.ranks.models import Net, batch, net, share
@@ -88,9 +89,19 @@ def _of_tensor(whole: TensorStatistics, joint: TensorStatistics, role: str) -> l
             found.append(f"units are {joint.units}, not {whole.units}")
         elif not np.array_equal(joint.units.alive, whole.units.alive):
             found.append("other units are alive")
-        elif not np.allclose(joint.units.minimum, whole.units.minimum, atol=1e-6):
+        elif not _extremes_agree(whole.units, joint.units, role):
             found.append("units have other extremes")
     return found
+
+
+def _extremes_agree(whole: UnitStatistics, joint: UnitStatistics, role: str) -> bool:
+    """Of gradients only those are sent that are zero, and all others are not known."""
+    low, high = whole.minimum, whole.maximum
+    if role == "gradients":
+        zero = (low == 0.0) & (high == 0.0)
+        low, high = np.where(zero, low, np.nan), np.where(zero, high, np.nan)
+    pairs = ((low, joint.minimum), (high, joint.maximum))
+    return all(np.allclose(one, other, atol=1e-6, equal_nan=True) for one, other in pairs)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +148,33 @@ class Branching(Net):
         return super().forward(self.extra(x) if x.sum() > 0 else x)
 
 
+def interrupted(model: nn.Module, x: Tensor, y: Tensor) -> str:
+    """Return what this rank is told where rank 1 gets Ctrl-C."""
+
+    def interrupting(output: Tensor, target: Tensor) -> Tensor:
+        if dist.get_rank() == 1:
+            signal.raise_signal(signal.SIGINT)
+        return loss(output, target)
+
+    try:
+        Inspector(model).run_inspection(x, y, loss=interrupting)
+    except (InspectionError, KeyboardInterrupt) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def timed(model: nn.Module, batches: list[Any]) -> tuple[bool, Any, int, int]:
+    """Return where a run ends of which rank 1 alone is late."""
+
+    def slow() -> Any:
+        for one in [*batches, *batches]:
+            yield one
+            time.sleep(0.2 * dist.get_rank())
+
+    seen = Inspector(model).run_batches(slow(), loss=loss, max_seconds=0.3).observation
+    return seen.batches < 4, seen.part, seen.batches, seen.samples
+
+
 def rough() -> dict[str, Any]:
     """Return what this rank is told where ranks do not do the same."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -149,7 +187,12 @@ def rough() -> dict[str, Any]:
             raise ValueError("only here")
         return loss(output, target)
 
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dist, "is_gloo_available", lambda: False)
+        found["no gloo"] = inspected_by_all(model, x, y)
     found["raised"] = outcome(lambda: Inspector(model).run_inspection(x, y, loss=raising))
+
+    found["interrupted"] = interrupted(model, x, y)
     found["models"] = inspected_by_all(net(width=16 + 4 * rank), x, y, ranks=True)
     batches = [(x, y)] * (3 - rank)
     found["uneven"] = outcome(lambda: Inspector(model).run_batches(batches, loss=loss))
@@ -185,6 +228,7 @@ def rough() -> dict[str, Any]:
     found["alone"] = inspected_by_all(model, x, y, ranks=False).ranks
     many = [share(batch(samples), rank, size) for samples in (8, 4)]
     found["many"] = pickle.dumps(Inspector(model).run_batches(many, loss=loss).observation)
+    found["timed"] = timed(model, many)
     found["grads"] = all(p.grad is None for p in model.parameters())
     sharded = distributed(net(), "fsdp")
     begun = time.monotonic()
@@ -204,6 +248,10 @@ def test_ranks_that_do_not_do_the_same_are_told_so() -> None:
     first, second = on_ranks(2, rough)
     assert second["raised"] == "ValueError: only here"
     assert first["raised"].startswith("InspectionError: rank 1 of 2 raised ValueError: only here")
+    assert "this torch has no gloo" in first["no gloo"]
+    assert first["no gloo"] == second["no gloo"]
+    assert second["interrupted"] == "KeyboardInterrupt: "
+    assert "rank 1 of 2 raised KeyboardInterrupt in its run" in first["interrupted"]
     assert first["models"] == second["models"]
     assert (
         "rank 1 came to the run with something else than rank 0: first: Linear(in_features=6, "
@@ -219,6 +267,9 @@ def test_ranks_that_do_not_do_the_same_are_told_so() -> None:
     assert first["nan"] == second["nan"]
     assert first["nan"][0].nonfinite == (1,)
     assert first["first nan"] == (0, 0, 0)
+    assert first["timed"] == second["timed"]
+    assert first["timed"][0]
+    assert first["timed"][1].ended_by == "max_seconds=0.3"
     assert first["alone"] is None
     assert first["grads"]
     assert second["grads"]
@@ -235,6 +286,23 @@ def test_ranks_that_do_not_do_the_same_are_told_so() -> None:
     for name in ("first", "act", "norm", "head"):
         assert _of_tensor(whole.layers[name].activations, uneven.layers[name].activations, "") == []
     _require_batches(pickle.loads(first["many"]))
+
+
+def late() -> Any:
+    """Return what this rank is told where rank 1 sleeps before the last layer."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = distributed(net(), "fsdp")
+    if rank == 1:
+        model.head.register_forward_pre_hook(lambda *_: time.sleep(2.5), prepend=True)
+    return inspected_by_all(model, *share(batch(), rank, size), rank_timeout=1.0)
+
+
+def test_a_rank_that_waits_in_the_model_says_in_which_layer() -> None:
+    """The one that it waits for is told the same."""
+    first, _ = on_ranks(2, late)
+    assert first.startswith(
+        "InspectionError: rank 0 of 2 waited in vain for another rank in 'head'"
+    )
 
 
 def _require_branch(joint: Observation) -> None:

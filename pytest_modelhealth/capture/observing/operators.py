@@ -101,10 +101,16 @@ def _tell(method: Callable[..., None], layer: int, *arguments: Any) -> None:
 
 
 def note_lines(graph: fx.Graph) -> None:
-    """Note the line of the user's code that calls each layer that a graph shows by operators."""
+    """Note the line of the user's code that calls each layer that a graph shows by operators.
+
+    Behind a break of the graph, the hooks of several layers may share one graph, which is given the
+    number of the layer: those lines stay unknown.
+    """
     for node in graph.nodes:
-        if node.target in _SHOWN:
-            index = next(value for value in node.args if type(value) is int)
+        if node.target not in _SHOWN:
+            continue
+        index = next((value for value in node.args if type(value) is int), None)
+        if index is not None:
             _tell(Listener.line, index, source_line(node.meta.get("stack_trace")))
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from pytest_modelhealth.errors import InspectionError
 
+_REPLICATE = "torch.distributed._composable.replicate"
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
@@ -23,14 +24,16 @@ class Wrappers:
         replicated: instances of `DistributedDataParallel`.
         sharded: modules that `fully_shard` was called on.
         flat: instances of `FullyShardedDataParallel`, the older FSDP.
+        composed: modules that ``replicate`` was called on, which hides a DDP in their hooks.
     """
 
     replicated: tuple[Any, ...]
     sharded: tuple[Any, ...]
     flat: tuple[Any, ...]
+    composed: tuple[Any, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.replicated or self.sharded or self.flat)
+        return bool(self.replicated or self.sharded or self.flat or self.composed)
 
 
 def find_wrappers(modules: Iterable[nn.Module]) -> Wrappers:
@@ -40,6 +43,7 @@ def find_wrappers(modules: Iterable[nn.Module]) -> Wrappers:
         tuple(m for m in modules if isinstance(m, nn.parallel.DistributedDataParallel)),
         _instances(modules, "torch.distributed.fsdp", "FSDPModule"),
         _instances(modules, _FSDP1, "FullyShardedDataParallel"),
+        _instances(modules, _REPLICATE, "DDP"),
     )
 
 
@@ -60,6 +64,13 @@ def refuse_unknown_ways(wrappers: Wrappers) -> None:
             "parameters of many layers in one flat tensor, and no layer has its own; inspect it "
             "with fully_shard(module), which torch recommends in its place, or the plain model "
             "before it is wrapped"
+        )
+    if wrappers.composed:
+        raise InspectionError(
+            "cannot inspect a model that torch.distributed._composable.replicate was called on: "
+            "it hides a DistributedDataParallel in its hooks, whose reducer would see the "
+            "inspection; inspect DistributedDataParallel(module), which does the same, or the "
+            "model before replicate(module)"
         )
     for one in wrappers.replicated:
         if getattr(one, "mixed_precision", None) is not None:

@@ -19,6 +19,7 @@ from pytest_modelhealth.capture.observing.tensors import KnownTensors, find_tens
 from pytest_modelhealth.capture.passive.compiled import WHY_OPAQUE, Compiled, CompiledObjects
 from pytest_modelhealth.capture.passive.hooks import PASSES_A_PAGE, PassiveHooks
 from pytest_modelhealth.capture.passive.updates import OptimizerSteps
+from pytest_modelhealth.capture.step.company import notes_on_ranks
 from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.statistics import Entry, TensorStatistics, UnsupportedTensorError
@@ -244,8 +245,8 @@ class PassiveStep:
         return rates
 
     def _notes(self) -> list[str]:
-        """Return what compiled code kept from being seen."""
-        notes = []
+        """Return what compiled code kept from being seen, and that there are other ranks."""
+        notes = list(notes_on_ranks(self._model))
         if self._compiled.inside:
             notes.append(
                 "the model is compiled, or a part of it: functional layers were not looked at, nor "

@@ -80,7 +80,7 @@ def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
 def _over_ranks(step: Step, gradients: list[Held]) -> list[Held]:
     """Return the gradients to report, where other ranks have a share in them."""
     if step.request.averager is not None:
-        gradients = step.request.averager(gradients)
+        return step.request.averager(gradients)
     if step.company is not None and step.company.on_ranks:
         from pytest_modelhealth.capture.parallel.placements import summed
 

@@ -79,6 +79,22 @@ def in_company(model: nn.Module, state: State | None = None) -> Iterator[Company
             yield Company(state, on_ranks=True)
 
 
+def notes_on_ranks(model: nn.Module) -> tuple[str, ...]:
+    """Return what a reader should know of numbers that this rank took alone, as they passed by."""
+    if not has_process_group():
+        return ()
+    from torch import distributed
+
+    from pytest_modelhealth.capture.parallel.wrappers import find_wrappers
+
+    wrappers = find_wrappers(model.modules())
+    if not wrappers:
+        return ()
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    parts = ", and of parameters and gradients of its shards" if wrappers.sharded else ""
+    return (f"these are numbers of rank {rank} of {size} alone, of its own batches{parts}",)
+
+
 def refuse_again_and_again(model: nn.Module, *, reduces: bool = False) -> None:
     """Do nothing if `model` can be run several times and be put back each time.
 

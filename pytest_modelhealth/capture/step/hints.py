@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.training_step import is_run_by_training_step
 from pytest_modelhealth.errors import InspectionError
 
 _TOO_MANY = re.compile(r"takes .*positional arguments? but (\d+) ")
@@ -40,7 +41,8 @@ def _hints(request: Request, error: Exception) -> Iterator[str]:
         hints.append(_instead(request.target, "target"))
     yield from dict.fromkeys(hint for hint in hints if hint)
     too_many = _TOO_MANY.search(str(error)) if isinstance(error, TypeError) else None
-    if too_many and isinstance(request.inputs, list | tuple) and len(passed) > 1:
+    is_spread = isinstance(request.inputs, list | tuple) and not is_run_by_training_step(request)
+    if too_many and is_spread and len(passed) > 1:
         yield (
             f"The batch is a {type(request.inputs).__name__} of {len(passed)}, which go in as "
             "positional arguments. Of a pair of inputs and target, the target goes in by itself: "

@@ -166,13 +166,19 @@ def _sources(
     arguments: Inputs, target: Any, held: Iterable[tuple[Kind, list[Held]]], state: State
 ) -> Iterator[Source]:
     """Yield the batch and what the model holds with their names in the flow."""
-    yield from ((Kind.INPUT, *named) for named in _inputs(arguments))
+    yield from named_inputs(arguments)
     yield from ((Kind.TARGET, *named) for named in _numbered("target", target))
     for kind, tensors in held:
         for layer, name, tensor in tensors:
             yield kind, (layer.name, name), tensor
     for tensor in (*state.leaves, *state.tensors):
         yield Kind.UNKNOWN, ("attribute",), tensor
+
+
+def named_inputs(arguments: Inputs) -> Iterator[Source]:
+    """Yield the tensors of a batch with their names in the flow."""
+    for (name,), tensor in _inputs(arguments):
+        yield Kind.INPUT, (name,), tensor
 
 
 def _inputs(arguments: Inputs) -> Iterator[tuple[tuple[str], Tensor]]:

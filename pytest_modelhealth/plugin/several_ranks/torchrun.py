@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 MINUTE = 60.0
 """How long a rank waits for the others, in a meeting and in the group it makes."""
 _TICK = 0.02
+_LEFT = "left"
 _WATCH = 0.3
+_PATIENCE = 5.0
+"""Seconds for a question to the store that is under way when the run ends."""
 
 
 def plugin(
@@ -57,6 +60,9 @@ class _Torchrun:
         self._running = ""
         self._failure = ""
         self._told: list[str] = []
+        self._is_interrupted = False
+        self._is_over = threading.Event()
+        self._watching: threading.Thread | None = None
         if self._rank:
             _write_little(config)
 
@@ -65,8 +71,15 @@ class _Torchrun:
         asked = self._wanted(item)
         if asked is None:
             return
-        if asked.size != self._size:
-            reason = f"needs {asked.size} ranks, and WORLD_SIZE is {self._size}"
+        if asked.size > self._size:
+            pytest.fail(
+                f"needs {asked.size} ranks, and WORLD_SIZE is {self._size}: start "
+                f"torchrun --nproc-per-node {asked.size} -m pytest, or run it by pytest alone, "
+                "which starts the ranks itself",
+                pytrace=False,
+            )
+        if asked.size < self._size:
+            reason = f"is for {asked.size} of the ranks, and WORLD_SIZE is {self._size}"
             raise pytest.skip.Exception(reason, _use_item_location=True)
         self._join()
         self._tests += 1
@@ -92,8 +105,20 @@ class _Torchrun:
             self._running = ""
             self._post(f"done/{self._rank}", self._failure or "passed")
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Let those that wait for this rank know, and end without meeting them."""
+        if self._store is None or not isinstance(excinfo.value, KeyboardInterrupt):
+            return
+        self._is_interrupted = True
+        with contextlib.suppress(RuntimeError):  # the store may go at the same Ctrl-C
+            self._store.set(_LEFT, f"rank {self._rank} was interrupted by Ctrl-C, and came no more")
+            if self._running and not self._failure:
+                self._failure = "interrupted by Ctrl-C"
+                self._post("failed", f"{self._rank}: {self._failure}")
+                self._say(f"\nrank {self._rank} of {self._size}: {self._running}: {self._failure}")
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._store is None:
+        if self._store is None or self._is_interrupted:
             return
         self._tests += 1
         with contextlib.suppress(pytest.exit.Exception):
@@ -104,6 +129,18 @@ class _Torchrun:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for line in self._told:
             terminalreporter.write_line(f"modelhealth: {line}", red=True)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """Let rank 0 write its pages and files: torchrun ends it as soon as another has failed."""
+        if self._store is None:
+            return
+        with contextlib.suppress(Exception):  # the store went with the process that held it
+            if self._rank:
+                self._store.wait(["written"], timedelta(seconds=MINUTE))
+            else:
+                self._store.set("written", "")
+        self._stop_watching()
 
     def _join(self) -> None:
         if self._store is not None:
@@ -117,7 +154,14 @@ class _Torchrun:
             backend = None if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=MINUTE))
         self._store = c10d.PrefixStore("modelhealth", c10d._get_default_store())
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        self._watching.start()
+
+    def _stop_watching(self) -> None:
+        """Have no thread in the store as the interpreter ends: torch would abort the process."""
+        self._is_over.set()
+        if self._watching is not None:
+            self._watching.join(_PATIENCE)
 
     def _meet(self, name: str) -> None:
         """Wait until all ranks are about to run the same test.
@@ -129,6 +173,8 @@ class _Torchrun:
         keys = [f"{self._tests}/at/{rank}" for rank in range(self._size)]
         end = time.monotonic() + MINUTE
         while not self._store.check(keys):
+            if self._store.check([_LEFT]):
+                self._give_up(self._store.get(_LEFT).decode())
             if time.monotonic() > end:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 self._give_up(f"{_ranks(missing)} did not come to {name} within {MINUTE:g} s")
@@ -164,8 +210,7 @@ class _Torchrun:
         """End this process where it waits for a rank that failed."""
         store = _another_client(self._store)
         seen = 0.0
-        while True:
-            time.sleep(_WATCH)
+        while not self._is_over.wait(_WATCH):
             running, test = self._running, self._tests
             try:
                 failed = bool(running) and store.check([f"{test}/failed"])

@@ -18,6 +18,12 @@ from pytest_modelhealth.probes.intervening.batches import (
     rows_of,
 )
 from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding, largest
+from pytest_modelhealth.probes.intervening.grouped import (
+    GROUPS_CHANGED,
+    groups_in,
+    nodes_in,
+    what_groups_see,
+)
 from pytest_modelhealth.probes.intervening.locating import Place, parting_at, where_they_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
 from pytest_modelhealth.report import LayerRecord, Parting
@@ -37,16 +43,40 @@ class Seen(NamedTuple):
         notes: what else a reader should know.
         doubt: why nothing can be told; ``""`` where something can.
         tried: whether samples were overwritten at all.
+        changed: what was changed.
+        unsuited: why the rows of this batch are no samples; ``""`` where that is not known.
     """
 
     partings: tuple[Parting, ...] = ()
     notes: tuple[str, ...] = ()
     doubt: str = ""
     tried: bool = True
+    changed: str = CHANGED
+    unsuited: str = ""
 
 
 def what_samples_see(runs: Runs) -> Seen:
-    """Overwrite every second sample, then the others, then run one sample alone."""
+    """Overwrite every second sample, then the others, then run one sample alone.
+
+    Where rows are no samples, or see each other, and a vector in the batch puts them into groups,
+    as nodes into graphs, the groups are the samples.
+    """
+    seen = _what_rows_see(runs)
+    is_judged = not seen.doubt and not any(one.kind != "lost dimension" for one in seen.partings)
+    groups = None if is_judged else groups_in(runs)
+    if groups is None:
+        return seen._replace(unsuited=nodes_in(runs)) if seen.doubt else seen
+    partings, doubt = what_groups_see(runs, groups)
+    if partings and seen.partings:
+        return seen
+    note = (
+        f"the samples are the {groups.count} groups that a vector in the batch puts its "
+        f"{groups.rows} rows into"
+    )
+    return Seen(tuple(partings), (note,), doubt, changed=GROUPS_CHANGED)
+
+
+def _what_rows_see(runs: Runs) -> Seen:
     dimension = runs.conventions.batch_dim or 0
     samples, doubt = _samples(runs, dimension)
     if doubt:

@@ -7,6 +7,7 @@ tensor-parallel group, one gather of a small card a rank, and one of details whe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -48,6 +49,16 @@ class Evidence:
     """What a rank noted before a run."""
 
     kinds: list[Kind]
+    cards: list[list[Any]] | None = None
+    """What each rank wrote, once it was sent."""
+
+    def written(self, own: Observation) -> list[Any]:
+        """Return what this rank tells the others; collectives of `place.tensor` may run here.
+
+        Args:
+            own: what it saw.
+        """
+        return [kind.card(own) for kind in self.kinds]
 
     def close(self) -> None:
         """Take back what hangs on the model for the run: also where that fails."""
@@ -78,8 +89,10 @@ def disagreements(
         own: what this rank saw.
         joint: what all saw, put together.
     """
-    written = company.gather([kind.card(own) for kind in evidence.kinds])
-    cards = [dict(zip(company.ranks, each, strict=True)) for each in zip(*written, strict=True)]
+    if evidence.cards is None:
+        evidence.cards = company.gather(evidence.written(own))
+    every = zip(*evidence.cards, strict=True)
+    cards = [dict(zip(company.ranks, each, strict=True)) for each in every]
     asking = [kind.asks(card) for kind, card in zip(evidence.kinds, cards, strict=True)]
     added: list[dict[int, object]] = [{} for _ in cards]
     if any(asking):

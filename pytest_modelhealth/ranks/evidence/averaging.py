@@ -22,6 +22,7 @@ _BYPASSED = "bypassed"
 _THAWED = "thawed"
 _LATER = "later"
 _LEFT_OUT = "left out"
+_BY_HAND = "by hand"
 
 
 class Averaging(Kind):
@@ -29,7 +30,8 @@ class Averaging(Kind):
 
     What lies in a module that `fully_shard` was given and is no shard may have been left out on
     purpose: that only warns. One whose gradient a hook of the user's takes may be averaged there.
-    Where nothing is wrapped at all, it is the training loop that averages, if anyone does.
+    Where nothing is wrapped at all, it is the training loop that averages, if anyone does. Where
+    the wrappers that there are get no gradient, it may be, and that only warns, too.
     """
 
     name = "averaged_gradients"
@@ -42,8 +44,11 @@ class Averaging(Kind):
         shares = len(company.place.data) > 1 and (wrapped.ddps or wrapped.sharded)
         self._hooks = list(self._watched(request.model)) if shares else []
         self.close_later = weakref.finalize(self, _remove, list(self._hooks))
+        self._averaged: list[Leaf] = []
         if shares:
             self._alone = list(_alone(wrapped))
+            alone = {id(leaf.tensor) for leaf, _ in self._alone}
+            self._averaged = [p for p in wrapped.parameters if id(p.tensor) not in alone]
 
     def _watched(self, model: nn.Module) -> Iterator[Any]:
         """Hang a hook on each DDP inside the model that tells whether its forward was entered."""
@@ -63,10 +68,10 @@ class Averaging(Kind):
         if not own.backward:
             return ()
         found = []
+        is_used = any(_has_gradient(leaf, own) for leaf in self._averaged)
         for leaf, why in self._alone:
-            record = own.layers.get(leaf.layer)
-            if record is not None and leaf.name in record.parameter_gradients:
-                found.append((leaf.layer, leaf.name, why))
+            if _has_gradient(leaf, own):
+                found.append((leaf.layer, leaf.name, why if is_used else _BY_HAND))
         for number, layer in self._bypassed.items():
             record = own.layers.get(layer)
             if number not in self._entered and record is not None and record.calls:
@@ -92,8 +97,13 @@ class Averaging(Kind):
                 _text(why, layer, name, len(parameters), self.company.ranks),
                 float(len(parameters)),
                 layers,
-                why != _LEFT_OUT,
+                why not in (_LEFT_OUT, _BY_HAND),
             )
+
+
+def _has_gradient(leaf: Leaf, own: Observation) -> bool:
+    record = own.layers.get(leaf.layer)
+    return record is not None and leaf.name in record.parameter_gradients
 
 
 def _remove(hooks: list[Any]) -> None:
@@ -153,12 +163,14 @@ def _text(why: str, layer: str, name: str, count: int, ranks: tuple[int, ...]) -
         )
     reasons = {
         _OUTSIDE: "no wrapper holds {it}",
+        _BY_HAND: "no wrapper that gets a gradient holds {it}, unless the training loop does it by "
+        "hand after backward()",
         _LATER: "DDP was made before {it} came in",
         _LEFT_OUT: "fully_shard does not hold {it}, by ignored_params or since a later change",
         _THAWED: "DDP was made while {it} {was} frozen",
     }
     it, was = ("it", "was") if count == 1 else ("they", "were")
-    it = "them" if count > 1 and why in (_OUTSIDE, _LEFT_OUT) else it
+    it = "them" if count > 1 and why in (_OUTSIDE, _LEFT_OUT, _BY_HAND) else it
     reason = reasons[why].format(it=it, was=was)
     return (
         f"the gradients of {listed(f'{layer}.{name}', count)} are not averaged over {among}: "

@@ -25,6 +25,8 @@ class _Usage(Kind):
         super().__init__(company, wrapped, request)
         self._waited_for: list[Leaf] = []
         self._frozen: list[Name] = []
+        self._together: list[set[Name]] = []
+        """What each DDP waits for, once it has got one gradient."""
         self._names = [(leaf.layer, leaf.name) for leaf in wrapped.parameters]
         for ddp in wrapped.ddps:
             if ddp.find_unused_parameters or ddp.static_graph:
@@ -33,6 +35,7 @@ class _Usage(Kind):
             leaves = [leaf for leaf in wrapped.parameters if id(leaf.tensor) in kept]
             self._waited_for += [leaf for leaf in leaves if leaf.tensor.requires_grad]
             trainable = sum(leaf.tensor.requires_grad for leaf in leaves)
+            self._together.append({(leaf.layer, leaf.name) for leaf in leaves})
             if trainable < reducer_count(ddp):
                 buckets = ddp.reducer._get_zeros_like_grad_buckets()
                 known = {id(p) for bucket in buckets for p in bucket.parameters()}
@@ -42,6 +45,8 @@ class _Usage(Kind):
                     if id(leaf.tensor) in known and not leaf.tensor.requires_grad
                 ]
 
+        self._due = {(leaf.layer, leaf.name) for leaf in self._waited_for} | set(self._frozen)
+
     def card(self, own: Observation) -> tuple[Name, ...]:
         """Return the parameters without a gradient: none, as a rule."""
         if not own.backward:
@@ -50,13 +55,16 @@ class _Usage(Kind):
 
 
 class Unused(_Usage):
-    """Parameters that no rank uses: the next step of DDP raises."""
+    """Parameters that no rank uses: the next step of DDP raises, if it gets other gradients."""
 
     name = "unused_parameters"
 
     def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield what no rank uses, as one."""
         unused = set.intersection(*(set(card) for card in cards.values()))
+        for waited_for in self._together:
+            if waited_for & self._due <= unused:
+                unused -= waited_for  # as of a teacher: a DDP without any gradient waits for none
         if not unused:
             return
         layers = in_order((layer for layer, _ in unused), joint)

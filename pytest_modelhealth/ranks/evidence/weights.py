@@ -68,8 +68,18 @@ class Weights(Kind):
         if not key:
             ranks = self.wrapped.ranks_of(leaf) or self.company.ranks
             key = (zlib.crc32(repr(ranks).encode()),)
-        bits = fingerprint(local)
+        bits = self._fingerprint(local) if role == "parameters" else fingerprint(local)
         self._held.setdefault(key, []).append(_Held(leaf, role, bits, before, leaf.module.training))
+
+    def _fingerprint(self, tensor: torch.Tensor) -> int:
+        """Return that of a parameter; in a run over batches anew only where it was written to."""
+        kept = self.company.kept
+        if kept is None or tensor.is_inference():
+            return fingerprint(tensor)
+        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor._version)
+        if place not in kept:
+            kept[place] = fingerprint(tensor)
+        return kept[place]
 
     def card(self, own: Observation) -> dict[Key, int]:
         """Return a number of all tensors by key."""

@@ -39,6 +39,7 @@ class Wrapped:
 
     model: nn.Module
     _shards: dict[tuple[nn.Module, str], Tensor] = field(default_factory=dict)
+    _keepers: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for module in self.sharded:
@@ -92,7 +93,10 @@ class Wrapped:
 
     def keepers(self, ddp: DistributedDataParallel) -> set[int]:
         """Return identities of the parameters that this DDP was made with."""
-        return {id(parameter) for parameter in ddp._module_parameters}
+        found = self._keepers.get(id(ddp))
+        if found is None:
+            found = self._keepers[id(ddp)] = {id(one) for one in ddp._module_parameters}
+        return found
 
     def is_sharded(self, leaf: Leaf) -> bool:
         """Whether FSDP2 has it."""

@@ -270,11 +270,19 @@ def _facts(result: Mapping[str, Any]) -> list[str]:
         plural(totals["parameters"], "parameter") if totals["parameters"] is not None else "",
         plural(samples, "sample") if samples else "",
         _batches(result),
+        _ranks(result.get("ranks")),
         f"loss {number(loss)}" if isinstance(loss, int | float) else "",
         "" if result["backward"] else "no backward pass",
         f"peak {in_bytes(totals['peak_bytes'])}" if totals["peak_bytes"] else "",
     ]
     return [fact for fact in facts if fact]
+
+
+def _ranks(found: Mapping[str, Any] | None) -> str:
+    """Return how many ranks saw it together, and what distributes the model."""
+    if found is None:
+        return ""
+    return f"{plural(len(found['ranks']), 'rank')} ({printable(found['engine'])})"
 
 
 def _batches(result: Mapping[str, Any]) -> str:

@@ -164,7 +164,10 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
 
 
 def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
-    return {role: {"batch": one.batch, "sample": one.sample} for role, one in found.items()}
+    return {
+        role: {"batch": one.batch, "sample": one.sample, "rank": one.rank}
+        for role, one in found.items()
+    }
 
 
 def _ranks(found: Ranks) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
@@ -30,6 +31,7 @@ from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
 from pytest_modelhealth.statistics.units import UnitStatistics
 
 _SOURCES = ("fused.c", "block.h", "vectors.h", "samples.h")  # as in hatch_build.py
+_SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")  # as in hatch_build.py
 _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 
 _JOB = struct.Struct("=11q")
@@ -280,7 +282,7 @@ def library() -> Any:
     torch is asked for the CPU's level, so ``ATEN_CPU_CAPABILITY`` counts here as well.
     """
     for level in _LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("base",)):
-        path = Path(__file__).with_name(f"{level}.so")
+        path = Path(__file__).with_name(f"{level}{_SUFFIX}")
         if path.exists():
             return load(path)
     return None

@@ -21,6 +21,7 @@ class StepCheck(Check):
 
     judges_steps = True
     minimum_evidence = "run_step: three calls of the step"
+    occasion = "A training step: inspector(model).run_step(...)"
     role = "parameters"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:

@@ -476,6 +476,9 @@ class TrainingMonitor:
                 f"a monitor has no {name!r}{suggest(name, names)} It has {', '.join(names)}."
             )
 
+    def __repr__(self) -> str:
+        return self.summary().partition("\n")[0]
+
     def __str__(self) -> str:
         return self.summary()
 

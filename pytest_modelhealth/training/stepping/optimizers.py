@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.passive.updates import parameters_of
@@ -20,6 +21,7 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
     """Yield what each optimizer did."""
     known = {id(p) for p in session.model.parameters()}
     given = {id(optimizer) for optimizer in session.given.optimizers}
+    given |= {id(one) for optimizer in session.given.optimizers for one in _wrapped(optimizer)}
     for optimizer in all_optimizers(session, made):
         key, held = id(optimizer), parameters_of(optimizer)
         steps = [seen.steps.get(key) for seen in made.seen]
@@ -54,6 +56,12 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
             stale=any(one is not None and one.stale for one in steps),
             direction=next((_cosine(one.along) for one in steps if one is not None), None),
         )
+
+
+def _wrapped(optimizer: Any) -> list[Any]:
+    """Return the optimizers that one steps in its place, as those of accelerate do."""
+    held = getattr(optimizer, "__dict__", {}).values()
+    return [one for one in held if isinstance(one, torch.optim.Optimizer)]
 
 
 def _have_gradients(seen: Watched, held: list[Tensor]) -> Iterator[bool]:

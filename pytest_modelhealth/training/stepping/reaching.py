@@ -6,6 +6,7 @@ import dis
 import functools
 import sys
 import types
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -21,6 +22,11 @@ _DEEPEST = 3
 _MOST = 10_000
 """Larger containers are data, which a step reads: to compare them after each call takes seconds."""
 _TRAINING = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_OF_TRAINING = (
+    "torch.amp", "torch.cuda.amp", "torch.optim",
+    "accelerate.accelerator", "accelerate.optimizer", "accelerate.scheduler", "accelerate.state",
+)  # fmt: skip
+"""Where classes are defined whose objects go on with each step: they count, scale and schedule."""
 _CONTAINERS = (list, tuple, dict, set, deque, Counter)
 _LIBRARIES = frozenset({
     "torch", "numpy", "builtins", "transformers", "accelerate", "lightning",
@@ -30,7 +36,10 @@ _LIBRARIES = frozenset({
 })  # fmt: skip
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _MODULE_KEEPS = frozenset(vars(nn.Module()))
-_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+_ATOMS = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device}
+    | set(weakref.ProxyTypes)  # what it stands for is another's, and it looks like an iterator
+)
 
 
 class Reached:
@@ -214,7 +223,7 @@ def _is_array(kind: type) -> bool:
 
 
 def _is_of_training(kind: type) -> bool:
-    return kind.__module__.startswith(("torch.amp", "torch.cuda.amp", "torch.optim"))
+    return kind.__module__.startswith(_OF_TRAINING)
 
 
 def _package(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,26 @@ def ddp(net: dict[str, bool] | None = None, *, hook: str = "", **options: Any) -
             state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
             model.comm_state = state
+        return model
+
+    return make
+
+
+def accelerated(precision: str) -> Made:
+    """Return what makes a model that accelerate has prepared: DDP, under autocast."""
+
+    def make() -> nn.Module:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        rank, size = str(dist.get_rank()), str(dist.get_world_size())
+        # as torchrun sets them: by these it knows that there is a group
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+        os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        accelerator = Accelerator(cpu=True, mixed_precision=precision)
+        model: nn.Module = accelerator.prepare(Net())
+        assert isinstance(model, nn.parallel.DistributedDataParallel)
         return model
 
     return make
@@ -178,6 +199,8 @@ ENGINES: dict[str, Made] = {
     "DDP, fp16 hook": ddp(hook="fp16"),
     "DDP, PowerSGD hook": ddp(hook="PowerSGD"),
     "DDP inside a model": Nested,
+    "DDP by accelerate": accelerated("no"),
+    "DDP by accelerate, bf16": accelerated("bf16"),
     "FSDP2": fsdp(),
     "FSDP2, reshard_after_forward=False": fsdp(reshard_after_forward=False),
     "FSDP2, mixed precision": fsdp(

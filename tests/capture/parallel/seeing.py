@@ -95,6 +95,7 @@ def one_alone() -> str:
 
 def refused() -> list[str]:
     """Return what is said of what cannot be put back."""
+    from torch.distributed._composable.replicate import replicate
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     x, y = batch("DDP", 99)
@@ -115,7 +116,8 @@ def refused() -> list[str]:
         train(engine, model, optimizer, 10)
         train(engine, twin, its, 10)
         assert same(held(model), held(twin)), engine
-    return said
+    hidden = Inspector(replicate(nn.Linear(6, 3)))
+    return [*said, _why(partial(hidden.run_inspection, x, y, loss=loss_of))]
 
 
 def _why(run: Callable[[], Any]) -> str:

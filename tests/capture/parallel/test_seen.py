@@ -114,13 +114,14 @@ def test_one_rank_alone_inspects_ddp() -> None:
 
 def test_what_cannot_be_put_back_is_refused() -> None:
     """Before anything runs; DDP that has settled is run as often as you like."""
-    flat, original, early, hook, sharded, settled = on_ranks(2, seeing.refused)[0]
+    flat, original, early, hook, sharded, settled, hidden = on_ranks(2, seeing.refused)[0]
     assert flat == original
     assert "fully_shard(module)" in flat
     assert "train for two steps first" in early
     assert "communication hook with a state" in hook
     assert "plain model, in one process" in sharded
     assert settled == "runs"
+    assert "inspect DistributedDataParallel(module), which does the same" in hidden
 
 
 def test_summaries_and_probes_leave_no_trace() -> None:

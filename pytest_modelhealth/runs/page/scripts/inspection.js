@@ -220,10 +220,13 @@
     if (!layer.tensors.length) return make("p", { class: "aside" }, "No tensor of it was seen.");
     const order = layer.tensors.map((tensor, index) => [tensor, buttons[index]]);
     order.sort(([a], [b]) => ROLES.indexOf(a.role) - ROLES.indexOf(b.role));
+    const assembled = layer.assembled ?? {};
+    const isJoint = Object.keys(assembled).length > 0;
     return make("div", { class: "frame" }, make(
       "table", {},
       make("thead", {}, make("tr", {}, TENSOR_HEADS.map((title, index) =>
-        make("th", { scope: "col", class: index > 3 ? "n" : null }, title || make("span", { class: "aloud" }, SPOKEN[index]))))),
+        make("th", { scope: "col", class: index > 3 ? "n" : null }, title || make("span", { class: "aloud" }, SPOKEN[index]))),
+        isJoint ? JOINT_HEADS.map((title) => make("th", { scope: "col" }, title)) : null)),
       make("tbody", {}, order.map(([tensor, button]) => make(
         "tr", {},
         make("th", { scope: "row" }, text.words(tensor.role)),
@@ -235,8 +238,20 @@
         make("td", { class: "n" }, text.percent(tensor.dead)),
         ["nan", "inf"].map((name) => make("td", { class: `n${tensor[name] ? " found" : ""}` }, text.number(tensor[name]))),
         make("td", { class: "n" }, button),
+        isJoint ? overRanks(assembled[tensor.role]) : null,
       ))),
     ));
+  }
+
+  const JOINT_HEADS = ["ranks", "NaN on", "most on"];
+  const PUT_TOGETHER = { pieces: "added up", replicas: "the same", units: "in a row", "one rank": "alone" };
+
+  // How the statistics of a role became one, and on which ranks a NaN or infinity and the largest value were.
+  function overRanks(found) {
+    const told = found
+      ? [`${found.ranks} ${PUT_TOGETHER[found.how]}`, found.nonfinite.join(", "), found.largest === null ? "" : String(found.largest)]
+      : ["", "", ""];
+    return told.map((line, index) => make("td", { class: index === 1 && line ? "found" : null }, line));
   }
 
   function toggle(tensor, holder) {

@@ -52,6 +52,7 @@ class Rule(Check):
 
     judges_steps = True
     minimum_evidence = "a monitored training"
+    occasion = "A whole training: inspector(model).monitor()"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield what a training breaks, if one was watched."""

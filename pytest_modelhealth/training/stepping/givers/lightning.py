@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,6 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pytest_modelhealth.capture.step.training_step import (
+    LIGHTNING_MODULES,
+    arguments_of,
+    is_lightning,
+    is_own,
+    log_nothing,
+    loss_in,
+)
 from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
@@ -19,7 +26,6 @@ from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
 from pytest_modelhealth.training.stepping.session import TrainingStep
 
 _FABRICS = {"lightning": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
-_MODULES = tuple(f"{name}.core.module" for name in ("lightning.pytorch", "pytorch_lightning"))
 _TRAINERS = ("lightning.pytorch.trainer", "pytorch_lightning.trainer")
 
 
@@ -31,15 +37,18 @@ class LightningStep(Giver):
     """
 
     def recognises(self, given: Given) -> bool:
-        """Whether the model is a `LightningModule`, and no step of the user's own was given."""
+        """Whether the model is a `LightningModule`, and neither a step nor a loss was given."""
         is_step = given.step is None or is_of(given.step, *_TRAINERS)
-        return is_step and given.inputs is None and is_of(given.model, *_MODULES)
+        comes_alone = given.loss is None and given.target is None
+        is_one = given.inputs is None or given.batch is None
+        return is_step and comes_alone and is_one and is_lightning(given.model)
 
     @contextmanager
     def made(self, given: Given) -> Iterator[TrainingStep]:
         """Return the step; meanwhile, the module believes to be run by Fabric."""
         module: Any = given.model
-        if given.batch is None:
+        batch = given.inputs if given.batch is None else given.batch
+        if batch is None:
             raise InspectionError(
                 "the step of a LightningModule needs a batch: run_step(batch=...)"
             )
@@ -58,7 +67,7 @@ class LightningStep(Giver):
             step = _Step(fabric, plan, trainer)
             optimizer = plan.optimizers[0] if len(plan.optimizers) == 1 else (*plan.optimizers,)
             restore = (*(each.scheduler for each in plan.schedules), *given.restored)
-            yield TrainingStep(step, optimizer, given.batch, restore, "training_step")
+            yield TrainingStep(step, optimizer, batch, restore, "training_step")
 
 
 class _Schedule(NamedTuple):
@@ -105,7 +114,7 @@ class _Step:
                 output = self._training_step(module, batch)
             module.on_train_batch_end(output, batch, self._number)
         self._number += 1
-        loss = output.get("loss") if isinstance(output, Mapping) else output
+        loss = loss_in(output)
         return self._fabric.losses_together() if loss is None else loss
 
     def _run(self, module: Any, optimizer: Any, batch: Any) -> Any:
@@ -116,7 +125,7 @@ class _Step:
             outputs.clear()
             for index in range(self._accumulated):
                 outputs.append(self._training_step(module, batch))
-                loss = _loss(outputs[-1])
+                loss = loss_in(outputs[-1])
                 if not index:
                     module.on_before_zero_grad(optimizer)
                     module.optimizer_zero_grad(0, self._number, optimizer)
@@ -126,12 +135,12 @@ class _Step:
                     module.backward(loss)
                     module.on_after_backward()
             module.on_before_optimizer_step(optimizer)
-            if self._clip or _is_own(module, "configure_gradient_clipping"):
+            if self._clip or is_own(module, "configure_gradient_clipping"):
                 module.configure_gradient_clipping(optimizer, self._clip, self._clips_by)
-            return _loss(outputs[-1])
+            return loss_in(outputs[-1])
 
         closure_runs = torch.enable_grad()(closure)
-        if _is_own(module, "optimizer_step") or isinstance(optimizer, torch.optim.LBFGS):
+        if is_own(module, "optimizer_step") or isinstance(optimizer, torch.optim.LBFGS):
             module.optimizer_step(0, self._number, optimizer, closure_runs)
         else:
             closure_runs()
@@ -139,8 +148,8 @@ class _Step:
         return outputs[-1] if outputs else None
 
     def _training_step(self, module: Any, batch: Any) -> Any:
-        index = (self._number,) if _takes_index(module.training_step) else ()
-        return module.training_step(batch, *index)
+        arguments = arguments_of(module, batch, self._number)
+        return module.training_step(*arguments.args, **arguments.kwargs)
 
     def _step_schedules(self, module: Any) -> None:
         for each in self._plan.schedules:
@@ -153,14 +162,14 @@ class _Step:
 def _attached(module: nn.Module, trainer: Any) -> Iterator[Any]:
     """Have the module, and those in it, run by Fabric, and log nothing."""
     fabric = _fabric(module, trainer)
-    parts: list[Any] = [part for part in module.modules() if is_of(part, *_MODULES)]
+    parts: list[Any] = [part for part in module.modules() if is_lightning(part)]
     before = [(vars(part), dict(vars(part))) for part in parts]
     try:
         for part in parts:
             part.trainer = None
         for part in parts:
             part.fabric = fabric
-            part.log = part.log_dict = _ignore
+            part.log = part.log_dict = log_nothing
         yield fabric
     finally:
         for attributes, saved in before:
@@ -170,7 +179,7 @@ def _attached(module: nn.Module, trainer: Any) -> Iterator[Any]:
 
 def _fabric(module: nn.Module, trainer: Any) -> Any:
     """Return a `Fabric` that keeps the losses that went backward, and else is like the trainer."""
-    own = next(k.__module__ for k in type(module).__mro__ if k.__module__ in _MODULES)
+    own = next(k.__module__ for k in type(module).__mro__ if k.__module__ in LIGHTNING_MODULES)
     base: Any = importlib.import_module(_FABRICS[own.partition(".")[0]]).Fabric
 
     class Fabric(base):  # type: ignore[misc]
@@ -189,10 +198,6 @@ def _fabric(module: nn.Module, trainer: Any) -> Any:
     fabric = Fabric(accelerator="cpu", devices=1)
     fabric.losses = []
     return fabric
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    return None
 
 
 def _plan(module: Any, optimizer: Any) -> _Plan:
@@ -257,18 +262,3 @@ def _needing_no_trainer(module: nn.Module) -> Iterator[None]:
             f"none runs here: {error} Give the Trainer too, run_step(trainer, batch=batch), or a "
             "step of your own, run_step(step, optimizer, batch)"
         ) from error
-
-
-def _loss(output: Any) -> Any:
-    return output.get("loss") if isinstance(output, Mapping) else output
-
-
-def _is_own(module: nn.Module, method: str) -> bool:
-    """Whether a module defines a hook itself."""
-    return bool(getattr(type(module), method).__module__ not in _MODULES)
-
-
-def _takes_index(training_step: Callable[..., Any]) -> bool:
-    """Whether a training step takes the number of the batch as well."""
-    parameters = inspect.signature(training_step).parameters.values()
-    return len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
