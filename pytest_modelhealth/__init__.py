@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UnknownNameError,
     )
     from pytest_modelhealth.inspector import Inspector
+    from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite, modelhealth_suite
     from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import (
         HealthReport,
@@ -56,6 +57,7 @@ _HOMES = {
     "LayerNotFoundError": "errors",
     "LayerRecord": "report",
     "ModelHealthError": "errors",
+    "ModelHealthSuite": "plugin.suite.suite",
     "ModelHealthWarning": "errors",
     "ModelSummary": "report",
     "Observation": "report",
@@ -72,6 +74,7 @@ _HOMES = {
     "Verdict": "report",
     "Violation": "report",
     "compare": "comparing",
+    "modelhealth_suite": "plugin.suite.suite",
     "replay": "bundles.replaying",
 }
 
@@ -87,6 +90,7 @@ __all__ = [
     "LayerNotFoundError",
     "LayerRecord",
     "ModelHealthError",
+    "ModelHealthSuite",
     "ModelHealthWarning",
     "ModelSummary",
     "Observation",
@@ -103,6 +107,7 @@ __all__ = [
     "Verdict",
     "Violation",
     "compare",
+    "modelhealth_suite",
     "replay",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shutil
@@ -80,3 +81,26 @@ def test_script(tmp_path, monkeypatch, capsys):
     assert "healthy" in output.splitlines()[0]
     assert "fc1: mean" in output
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+TOOLS = ROOT / "examples" / "tools"
+
+
+def tools_page(language: str) -> list[str]:
+    """Return the blocks of the page on tools in a language."""
+    page = (ROOT / "docs" / "how-to" / "tools.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_on_tools_shows_what_the_examples_run():
+    """Its code is a piece of an example, and its failures are those that examples ask for."""
+    sources = [file.read_text(encoding="utf-8") for file in sorted(TOOLS.glob("test_*.py"))]
+    blocks, failures = tools_page("py"), tools_page("text")
+    assert len(blocks) > 10
+    assert [block for block in blocks if not any(block in source for source in sources)] == []
+    asked = [ast.literal_eval(found) for source in sources for found in re.findall(_MATCH, source)]
+    assert len(asked) == len(failures) == len(sources)
+    assert [text for text in failures if not any(re.search(a, text) for a in asked)] == []
+
+
+_MATCH = r"ModelHealthError, match=(r?\"[^\"]*\")"

@@ -1,4 +1,4 @@
-"""``--modelhealth-explain``: every check with its definition and the limits in force."""
+"""``--modelhealth-explain``: what is checked, and each check's definition and limits in force."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("modelhealth").addoption(
         _OPTION,
         nargs="?",
-        const="*",
+        const="",
         default=None,
         metavar="CHECK",
-        help="show every check (or those named: a name or shell wildcard) with its definition, "
-        "source, limits in force and their origin, and exit",
+        help="show what is checked, a sentence each; or those named (a name or wildcard) with "
+        "definition, source, limits in force and their origin; and exit",
     )
 
 
@@ -35,11 +35,12 @@ def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
     checks = config.getoption(_OPTION)
     if checks is None:
         return None
-    from pytest_modelhealth.rendering.checks import explain
+    from pytest_modelhealth.rendering.checks import explain, overview
 
     config._do_configure()
     try:
-        lines = explain(session_settings(config), checks)
+        settings = session_settings(config)
+        lines = explain(settings, checks) if checks else overview(settings)
     except SettingsError as error:
         raise pytest.UsageError(str(error)) from None
     finally:

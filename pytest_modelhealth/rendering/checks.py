@@ -1,4 +1,4 @@
-"""Every check in words: its definition, source, limits in force and where each came from."""
+"""Every check in words: a line each, or its definition, source, limits and where they came from."""
 
 from __future__ import annotations
 
@@ -12,6 +12,52 @@ from pytest_modelhealth.settings import Setting, Settings
 WIDTH = 80
 _INDENT = 2
 _TERM = 12
+
+_INTRODUCTION = """\
+pytest-modelhealth looks at the models that a test gives it, and at no other:
+
+    def test_encoder(inspector):
+        inspector(model).run_inspection(batch, target, loss=F.cross_entropy)
+
+runs one batch forward and backward and fails if a layer breaks one of these
+checks. It names the layer, what was measured, the limit and the likely cause.
+"""
+_CONCLUSION = """\
+--modelhealth-explain=dead_units    what it measures, on whose word, its limits
+--modelhealth-explain='*'           the same of every check
+"""
+
+
+def overview(settings: Settings) -> list[str]:
+    """Return lines that say what is judged: every check in a sentence, by what a test does.
+
+    A check stands with what somebody set: its severity, limits, or that it is left out.
+    """
+    checks = cast("tuple[Check, ...]", settings.checks)
+    column = max(len(check.name) for check in checks) + 2
+    lines = _INTRODUCTION.splitlines()
+    for occasion in dict.fromkeys(check.occasion for check in checks):
+        lines += ["", occasion]
+        for check in checks:
+            if check.occasion == occasion:
+                first, *rest = _wrapped(check.summary, _INDENT + column) or [""]
+                lines.append(" " * _INDENT + check.name.ljust(column) + first.lstrip())
+                lines += rest
+                for text in _changes(check, settings):
+                    lines += _wrapped(f"! {text}", _INDENT + column)
+    return [*lines, "", *_CONCLUSION.splitlines()]
+
+
+def _changes(check: Check, settings: Settings) -> Iterator[str]:
+    severity = _severity(check, settings)
+    if not severity.endswith("(default)"):
+        yield severity
+    for setting in check.settings:
+        limit = settings[setting.name]
+        if limit.origin != "default":
+            yield f"{setting.name} = {setting.show(limit.value)} ({limit.origin})"
+        for text in _by_layer(setting, settings):
+            yield f"{setting.name} = {text}"
 
 
 def explain(settings: Settings, checks: str = "*") -> list[str]:
@@ -50,7 +96,8 @@ def _check(check: Check, settings: Settings) -> Iterator[str]:
         value = f"{setting.name} = {setting.show(limit.value)} ({limit.origin})"
         yield from _entry("" if position else "limits", value)
         yield from _wrapped(setting.help, _INDENT + _TERM + 4)
-        yield from _by_layer(setting, settings)
+        for text in _by_layer(setting, settings):
+            yield from _wrapped(text, _INDENT + _TERM + 4)
 
 
 def _runs(check: Check, settings: Settings) -> str:
@@ -74,8 +121,7 @@ def _severity(check: Check, settings: Settings) -> str:
 def _by_layer(setting: Setting, settings: Settings) -> Iterator[str]:
     for special in settings.layer_limits:
         if special.setting == setting.name:
-            text = f"{setting.show(special.limit.value)} by layer ({special.limit.origin})"
-            yield from _wrapped(text, _INDENT + _TERM + 4)
+            yield f"{setting.show(special.limit.value)} by layer ({special.limit.origin})"
 
 
 def _entry(term: str, text: str) -> Iterator[str]:

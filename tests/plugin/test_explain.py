@@ -17,7 +17,7 @@ def explained(pytester: pytest.Pytester, *options: str) -> list[str]:
 def test_every_check_is_explained_in_the_order_of_rank(pytester: pytest.Pytester) -> None:
     """Names stand at the margin, nothing is wider than 80 columns, no test is collected."""
     pytester.makepyfile("raise RuntimeError('collected')")
-    lines = explained(pytester, "--modelhealth-explain")
+    lines = explained(pytester, "--modelhealth-explain=*")
     names = [line for line in lines if line and not line.startswith(" ")]
     assert names == [check.name for check in every_check()]
     assert max(map(len, lines)) <= 80
@@ -28,6 +28,28 @@ def test_every_check_is_explained_in_the_order_of_rank(pytester: pytest.Pytester
         for setting in check.settings:
             assert f"{setting.name} = {setting.shown_default} (default) {setting.help}" in text
     assert "\x1b" not in text
+
+
+def test_without_a_name_every_check_is_one_sentence(pytester: pytest.Pytester) -> None:
+    """By what a test does, in 80 columns, with what somebody set, and what to type next."""
+    pytester.makeini(
+        "[pytest]\n"
+        "modelhealth_max_dead_fraction = 0.25\n"
+        "modelhealth_thresholds = embed*: max_dead_fraction=1\n"
+        "modelhealth_skip_checks = causality\n"
+    )
+    lines = explained(pytester, "--modelhealth-explain", "--modelhealth-severity=finite: warn")
+    text = " ".join(" ".join(lines).split())
+    for check in every_check():
+        assert f"{check.name} {check.summary}" in text
+        assert check.occasion in lines
+    assert max(map(len, lines)) <= 80
+    assert text.count("! ") == 4
+    assert "! warn (--modelhealth-severity)" in text
+    assert "! max_dead_fraction = 0.25 (tox.ini: modelhealth_max_dead_fraction)" in text
+    assert "! max_dead_fraction = 1 by layer (tox.ini: modelhealth_thresholds for 'embed*')" in text
+    assert "! fail (default); left out (tox.ini: modelhealth_skip_checks)" in text
+    assert "--modelhealth-explain=dead_units" in text
 
 
 def test_what_is_in_force_is_shown_with_its_origin(pytester: pytest.Pytester) -> None:

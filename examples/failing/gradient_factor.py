@@ -1,0 +1,38 @@
+"""Micro-batches whose losses are added up where their mean was meant."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def make_model():
+    """Return a small classifier of 20 features."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+
+
+def make_batch():
+    """Return 64 samples and their labels."""
+    torch.manual_seed(1)
+    return torch.randn(64, 20), torch.randint(3, (64,))
+
+
+def train_step(model, optimizer, batch):
+    """Accumulate over four micro-batches."""
+    optimizer.zero_grad()
+    total = 0.0
+    for inputs, target in zip(*(part.chunk(4) for part in batch), strict=True):
+        loss = F.cross_entropy(model(inputs), target)
+        loss.backward()  # the fault: (loss / 4).backward()
+        total += loss.item() / 4
+    optimizer.step()
+    return total
+
+
+def test_step(inspector):
+    """Fails: the step is four times as large as the learning rate says."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inspector(model).run_step(train_step, optimizer, make_batch())

@@ -1,0 +1,35 @@
+"""Gradients that are never cleared."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def make_model():
+    """Return a small classifier of 20 features."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+
+
+def make_batch():
+    """Return 64 samples and their labels."""
+    torch.manual_seed(1)
+    return torch.randn(64, 20), torch.randint(3, (64,))
+
+
+def train_step(model, optimizer, batch):
+    """Forget to clear."""
+    inputs, target = batch
+    loss = F.cross_entropy(model(inputs), target)
+    loss.backward()  # the fault: no optimizer.zero_grad() anywhere
+    optimizer.step()
+    return loss
+
+
+def test_step(inspector):
+    """Fails: each step is made on the gradients of all steps before."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inspector(model).run_step(train_step, optimizer, make_batch())

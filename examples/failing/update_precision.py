@@ -1,0 +1,36 @@
+"""Weights in bfloat16 that an update is too small to change."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def make_model():
+    """Return a small classifier of 20 features."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+
+
+def make_batch():
+    """Return 64 samples and their labels."""
+    torch.manual_seed(1)
+    return torch.randn(64, 20), torch.randint(3, (64,))
+
+
+def train_step(model, optimizer, batch):
+    """Do the usual, in bfloat16."""
+    inputs, target = batch
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs.bfloat16()).float(), target)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def test_step(inspector):
+    """Fails: nearly all updates are rounded away."""
+    model = make_model().bfloat16()  # the fault: weights to train are kept in float32
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    inspector(model).run_step(train_step, optimizer, make_batch())

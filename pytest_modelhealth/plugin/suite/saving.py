@@ -1,0 +1,190 @@
+"""Whether the state of a model survives saving and loading."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.comparing import compare
+from pytest_modelhealth.data_sets.modes import in_mode
+from pytest_modelhealth.errors import ModelHealthError
+from pytest_modelhealth.plugin.suite.making import Made, seeded
+from pytest_modelhealth.plugin.suite.subject import FEW_STEPS, Unjudged
+from pytest_modelhealth.rendering.notation import plural
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.comparison.comparison import Comparison
+    from pytest_modelhealth.plugin.suite.case import Case
+
+_LISTED = 4
+_CAUSE = (
+    "state that is no parameter and no buffer is not saved: register_buffer(name, tensor), an "
+    "nn.Parameter, or get_extra_state and set_extra_state; modules belong into an nn.ModuleList "
+    "rather than a list"
+)
+
+
+def state_survives_saving(case: Case) -> None:
+    """A new model that loads what was saved gives the same outputs, bit for bit.
+
+    The saved model has made a few training steps, so that what moves in training has moved; the
+    new one is made under another seed.
+
+    Raises:
+        ModelHealthError: it does not.
+        Unjudged: it cannot be told.
+    """
+    __tracebackhide__ = True
+    case.require_numbers()
+    subject = case.subject
+    fresh = subject.anew(subject.suite.seed + 1)
+    if fresh is None:
+        raise Unjudged(
+            f"{subject.maker} gives the same model each time, so that there is no new one to "
+            "load the state into: make it anew in each call"
+        )
+    saved = subject.trained
+    seed = subject.suite.seed
+    ours = outputs_of(saved, saved, seed)
+    if not same(ours, outputs_of(saved, saved, seed)):
+        raise Unjudged("the model does not repeat itself: see test_deterministic")
+    _load(case, saved.model, fresh.model, saved, seed)
+    if same(ours, outputs_of(fresh, saved, seed)):
+        return
+    lost = list(_lost(saved.model, fresh.model))
+    comparison = _compared(saved, fresh.model, seed)
+    case._keep(comparison)
+    case.fail(ModelHealthError(_text(case, lost, comparison), comparison), comparison)
+
+
+def _compared(saved: Made, fresh: nn.Module, seed: int) -> Comparison:
+    """Return where two models part, which run as they are inspected."""
+    request = Request(saved.model, **saved.batch, by_training_step=True)
+    engine = find_engine(saved.model)
+    with (
+        engine.called(request) as call,
+        engine.called(replace(request, model=fresh)),
+        seeded(seed),
+        in_mode(saved.model, False),
+        in_mode(fresh, False),
+    ):
+        return compare(saved.model, fresh, call.inputs, backward=False)
+
+
+def _load(case: Case, saved: nn.Module, fresh: nn.Module, batch: Made, seed: int) -> None:
+    """Save the state of a model and load it into another.
+
+    Raises:
+        ModelHealthError: it cannot be saved, or not be loaded.
+    """
+    file = io.BytesIO()
+    doing = "saved"
+    try:
+        torch.save(saved.state_dict(), file)
+        file.seek(0)
+        doing = "loaded into a new model"
+        fresh.load_state_dict(torch.load(file, weights_only=False))
+    except Exception as error:  # noqa: BLE001 - the user's own state_dict
+        case.fail(
+            ModelHealthError(
+                f"the state is lost: it cannot be {doing}: {type(error).__name__}: {error}\n\n"
+                f"likely cause: {_CAUSE}"
+            ),
+            None,
+        )
+
+
+def outputs_of(model: Made, batch: Made, seed: int) -> list[Tensor]:
+    """Return the tensors that a model gives for a batch in evaluation mode."""
+    request = Request(model.model, **batch.batch, by_training_step=True)
+    engine = find_engine(model.model)
+    with engine.called(request) as call, seeded(seed), in_mode(model.model, False), torch.no_grad():
+        inputs = Inputs.of(call.inputs)
+        found = find_tensors(model.model(*inputs.args, **inputs.kwargs))
+        return [tensor.detach().clone() for tensor in found]
+
+
+def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Whether outputs are the same, bit for bit; a NaN is the same as another."""
+    if len(ours) != len(theirs):
+        return False
+    pairs = zip(ours, theirs, strict=True)
+    return all(a.shape == b.shape and a.dtype == b.dtype and _equal(a, b) for a, b in pairs)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
+
+
+def _lost(saved: nn.Module, fresh: nn.Module) -> Iterator[str]:
+    """Yield what a model has that no state_dict holds, and the new one has otherwise."""
+    others = dict(fresh.named_modules())
+    for name, module in saved.named_modules():
+        other = others.get(name)
+        if other is None:
+            continue
+        prefix = f"{name}." if name else ""
+        unsaved = {n: module._buffers.get(n) for n in module._non_persistent_buffers_set}
+        for own, value in {**vars(module), **unsaved}.items():
+            if own in _OWN or own.startswith("__"):
+                continue
+            there = getattr(other, own, None)
+            if _is_state(value) and not _is_alike(value, there):
+                kind = "a buffer with persistent=False" if own in unsaved else _kind(value)
+                yield f"{prefix}{own} ({kind})"
+
+
+_OWN = frozenset(vars(nn.Module()))
+"""Attributes that torch gives every module."""
+
+
+def _is_state(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return bool(find_tensors(value))
+    is_array = type(value).__module__ == "numpy"
+    return isinstance(value, Tensor | int | float) or is_array
+
+
+def _is_alike(value: Any, there: Any) -> bool:
+    ours, theirs = find_tensors(value), find_tensors(there)
+    if ours or theirs:
+        return same(ours, theirs)
+    try:
+        return bool((value == there) if isinstance(value, int | float) else (value == there).all())
+    except Exception:  # noqa: BLE001 - an object of the user's
+        return False
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "a tensor in a plain attribute"
+    if isinstance(value, list | tuple | dict):
+        return f"tensors in a plain {type(value).__name__}"
+    return f"a plain attribute, {type(value).__name__}"
+
+
+def _text(case: Case, lost: list[str], comparison: Comparison) -> str:
+    model = case.subject.label
+    if lost:
+        more = f" and {len(lost) - _LISTED} more" if len(lost) > _LISTED else ""
+        what = f"{', '.join(lost[:_LISTED])}{more} is not in the state_dict"
+    else:
+        what = "something that the outputs depend on is not in the state_dict"
+    how = (
+        f"A {model} that made {plural(FEW_STEPS, 'training step')} was saved, and its state loaded "
+        "into a new one, made under another seed: the two give other outputs in evaluation mode."
+    )
+    lines = [f"the state is lost: {what}", "", how]
+    parting = comparison.first_divergence
+    if parting is not None:
+        told = f"{parting.label}: {parting.story}"
+        lines += [f"they part at:  {told}" + (f" ({parting.cause})" if parting.cause else "")]
+    return "\n".join([*lines, f"likely cause:  {_CAUSE}"])

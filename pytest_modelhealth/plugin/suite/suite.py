@@ -1,0 +1,185 @@
+"""`ModelHealthSuite`: a class whose subclasses test a model, and a function that makes them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from pytest_modelhealth.errors import SettingsError, suggest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from pytest_modelhealth.snapshot import HealthSnapshot
+
+
+class _Case(Protocol):
+    """One test of a suite, as the fixture gives it."""
+
+    def judge(self, verdict: str, *arguments: Any) -> None:
+        """Run the verdict of this name."""
+
+
+class ModelHealthSuite:
+    """Every test of a model that this package has: inherit from it, and say how one is made.
+
+    ::
+
+        class TestEncoder(ModelHealthSuite):
+            def make(self):
+                return Encoder(), torch.randn(16, 8), torch.randint(3, (16,)), F.cross_entropy
+
+    One model is made for a class, under the fixed seed, and what several tests read is computed
+    once. A test judges what it is named for and nothing else; what does not apply, or cannot be
+    judged, is skipped with the reason.
+    """
+
+    __test__: ClassVar[bool] = False
+    _maker: ClassVar[str] = ""
+
+    seed: ClassVar[int] = 0
+    """Under which `make` is called and everything runs."""
+
+    settings: ClassVar[Mapping[str, object]] = {}
+    """Limits and other settings for all tests: ``{"max_dead_fraction": 0.3}``."""
+
+    limits: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """Settings for some tests: ``{"test_healthy_in_training": {"max_grad_norm": 10}}``."""
+
+    waivers: ClassVar[Sequence[str]] = ()
+    """What is accepted, each as ``"LAYERS [CHECK]: REASON"``."""
+
+    skip: ClassVar[Mapping[str, str]] = {}
+    """Tests that are not run, each with the reason."""
+
+    expected_failures: ClassVar[Mapping[str, str]] = {}
+    """Tests that are known to fail, each with the reason; one that passes is a failure."""
+
+    dtype: ClassVar[Any] = None
+    """The dtype that is planned, for `test_headroom`: ``torch.float16``, or its name; ``None`` is
+    the setting ``planned_dtype``, or else bfloat16."""
+
+    backend: ClassVar[str | None] = None
+    """What `test_compiled_equals_eager` compiles with; ``None`` is inductor where there is a C++
+    compiler, else aot_eager, which is quick and makes no machine code."""
+
+    causal: ClassVar[bool | None] = None
+    """Whether no output may depend on later inputs; ``None`` reads that off the target."""
+
+    batch_dim: ClassVar[int | None] = None
+    """The dimension of samples, where it is not the first."""
+
+    padding: ClassVar[Tensor | None] = None
+    """True where there is padding, of shape (samples, length); ``None`` reads it off the batch."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A base for others has no make(), and pytest shall not take it for a test.
+        if "__test__" not in vars(cls):
+            cls.__test__ = hasattr(cls, "make") or cls.__name__.startswith("Test")
+
+    if TYPE_CHECKING:
+
+        def make(self) -> Any:
+            """Return a model, or a tuple of it, inputs, target and loss."""
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        """Return the optimizer of the training step: AdamW at a rate of 1e-3."""
+        import torch
+
+        return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+    def test_healthy_in_training(self, modelhealth_case: _Case) -> None:
+        """One batch forward and backward in training mode breaks no invariant."""
+        modelhealth_case.judge("healthy_in_training")
+
+    def test_healthy_in_evaluation(self, modelhealth_case: _Case) -> None:
+        """The same in evaluation mode; what is so in training, too, fails there."""
+        modelhealth_case.judge("healthy_in_evaluation")
+
+    def test_every_parameter_learns(self, modelhealth_case: _Case) -> None:
+        """Every trainable parameter gets a gradient, is in the optimizer, and moves."""
+        modelhealth_case.judge("every_parameter_learns")
+
+    def test_deterministic(self, modelhealth_case: _Case) -> None:
+        """In evaluation mode the same batch gives the same output."""
+        modelhealth_case.judge("deterministic")
+
+    def test_samples_independent(self, modelhealth_case: _Case) -> None:
+        """No sample has an effect on the output of another one."""
+        modelhealth_case.judge("samples_independent")
+
+    def test_inputs_used(self, modelhealth_case: _Case) -> None:
+        """Every input has an effect on the output, at the start or after a few steps."""
+        modelhealth_case.judge("inputs_used")
+
+    def test_padding_ignored(self, modelhealth_case: _Case) -> None:
+        """What stands in padding has no effect."""
+        modelhealth_case.judge("padding_ignored")
+
+    def test_causal(self, modelhealth_case: _Case) -> None:
+        """No output of a model that predicts the next step depends on later steps."""
+        modelhealth_case.judge("causal")
+
+    def test_training_step(self, modelhealth_case: _Case) -> None:
+        """A training step descends the loss, on all of the batch, and can be called again."""
+        modelhealth_case.judge("training_step")
+
+    def test_state_survives_saving(self, modelhealth_case: _Case) -> None:
+        """A new model that loads the saved state gives the same outputs, bit for bit."""
+        modelhealth_case.judge("state_survives_saving")
+
+    def test_headroom(self, modelhealth_case: _Case) -> None:
+        """The planned dtype holds the values of the model."""
+        modelhealth_case.judge("headroom")
+
+    def test_compiled_equals_eager(self, modelhealth_case: _Case) -> None:
+        """What `torch.compile` makes of the model computes the same."""
+        modelhealth_case.judge("compiled_equals_eager")
+
+    def test_snapshot(self, modelhealth_case: _Case, health_snapshot: HealthSnapshot) -> None:
+        """The statistics of every layer are those that were recorded."""
+        modelhealth_case.judge("snapshot", health_snapshot)
+
+
+TESTS = tuple(name for name in vars(ModelHealthSuite) if name.startswith("test_"))
+"""The names of the tests, in their order."""
+
+ATTRIBUTES = (
+    "seed", "settings", "limits", "waivers", "skip", "expected_failures", "dtype", "backend",
+    "causal", "batch_dim", "padding", "make_optimizer",
+)  # fmt: skip
+"""What a subclass may set."""
+
+
+def modelhealth_suite(factory: Callable[[], Any], **attributes: Any) -> type[ModelHealthSuite]:
+    """Return a suite of the model that `factory` makes: ``TestNet = modelhealth_suite(make_net)``.
+
+    Args:
+        factory: called without arguments; returns what `ModelHealthSuite.make` may return.
+        **attributes: those of `ModelHealthSuite`; `make_optimizer` takes the suite and the model.
+
+    Raises:
+        SettingsError: there is no such attribute, or the factory cannot be called.
+    """
+    if not callable(factory):
+        raise SettingsError(
+            f"modelhealth_suite takes a function that makes a model, not {factory!r}: "
+            "modelhealth_suite(make_encoder)"
+        )
+    for name in attributes:
+        if name not in ATTRIBUTES:
+            raise SettingsError(
+                f"modelhealth_suite: there is no attribute {name!r}{suggest(name, ATTRIBUTES)} "
+                f"Attributes: {', '.join(ATTRIBUTES)}."
+            )
+    name = getattr(factory, "__name__", type(factory).__name__)
+    body = {
+        "make": staticmethod(factory),
+        "__doc__": f"The suite of what {name} makes.",
+        "__module__": sys._getframe(1).f_globals.get("__name__", __name__),
+        "_maker": name,
+    }
+    return type(f"Test_{name}", (ModelHealthSuite,), {**attributes, **body})

@@ -1,0 +1,267 @@
+"""The verdict of each test of a suite, by its name without ``test_``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.errors import ModelHealthError
+from pytest_modelhealth.plugin.suite.case import IN_TRAINING, Case
+from pytest_modelhealth.plugin.suite.compiling import compiled_equals_eager
+from pytest_modelhealth.plugin.suite.making import without_target
+from pytest_modelhealth.plugin.suite.saving import state_survives_saving
+from pytest_modelhealth.plugin.suite.subject import PROBES, Unjudged, mode_of
+from pytest_modelhealth.probes import all_probes
+from pytest_modelhealth.probes.input_effect import NO_EFFECT
+from pytest_modelhealth.rendering import renderer
+from pytest_modelhealth.report import HealthReport, Judgement, Observation, Outcome, Violation
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.training import all_step_checks
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import ProbeRecord
+    from pytest_modelhealth.snapshot import HealthSnapshot
+
+LEARNING = frozenset(
+    {
+        "missing_gradients", "unregistered_parameters", "unused_parameters", "parameter_effect",
+        "trained_parameters", "parameter_updates", "gradient_path",
+    }
+)  # fmt: skip
+"""The checks by which a parameter does not learn."""
+
+
+def _stepping() -> frozenset[str]:
+    return frozenset(check.name for check in all_step_checks())
+
+
+def _general(case: Case) -> frozenset[str]:
+    """Return the checks of one run, which are neither a probe that is asked for nor a step's."""
+    others = {probe.name for probe in all_probes() if not probe.automatic} | LEARNING
+    if case.subject.made.loss is without_target:
+        others |= {"loss"}  # that it does not read the target is known
+    checks: Any = case.settings.checks
+    return frozenset(check.name for check in checks if not check.judges_steps) - others
+
+
+def healthy_in_training(case: Case) -> None:
+    """No invariant is broken, but those that tests of their own name."""
+    seen = case.subject.ran(training=True)
+    case.settle(case.report(seen.observation, _general(case)))
+
+
+def healthy_in_evaluation(case: Case) -> None:
+    """The same in evaluation mode, without what fails in training."""
+    own, known = _general(case), set[tuple[str, str]]()
+    if IN_TRAINING in case.subject.wanted:
+        training = case.subject.ran(training=True)
+        found = case.report(training.observation, own).judgement.violations
+        known = {
+            (v.check, layer) for one in found for v in (one, *one.folded) for layer in v.layers
+        }
+    seen = case.subject.ran(training=False)
+    report = case.report(seen.observation, own, but=known)
+    every = case.report(seen.observation, own).judgement
+    case.settle(report)
+    if every.violations:
+        first = every.violations[0]
+        raise Unjudged(
+            f"{case.subject.label} is not healthy in training either "
+            f"({first.layer or case.subject.label}: {first.check}): see {IN_TRAINING}"
+        )
+
+
+def every_parameter_learns(case: Case) -> None:
+    """Every parameter that should learn has a gradient, is held by the optimizer, and moves."""
+    case.require_numbers()
+    _require_gradients(case)
+    case.settle(case.report(case.subject.stepped, LEARNING))
+    _require_moving_gradients(case)
+
+
+def _require_moving_gradients(case: Case) -> None:
+    """Do nothing unless parameters get a gradient of zero in a model that is unhealthy anyway.
+
+    Weight decay moves them all the same, so that the step shows nothing.
+
+    Raises:
+        Unjudged: they do, for a reason that another test names.
+    """
+    seen = case.subject.ran(training=True).observation
+    silent = [
+        f"{layer}.{name}" if layer else name
+        for layer, record in seen.layers.items()
+        for name, gradient in record.parameter_gradients.items()
+        if gradient.count and gradient.zero_count == gradient.count
+    ]
+    found = case.report(seen, _general(case)).judgement.violations if silent else ()
+    if found:
+        raise Unjudged(
+            f"{silent[0]} gets a gradient of zero: {case.subject.label} is not healthy in training "
+            f"({found[0].layer or case.subject.label}: {found[0].check}); see {IN_TRAINING}"
+        )
+
+
+def training_step(case: Case) -> None:
+    """The contract of a training step, but what is on single parameters."""
+    case.require_numbers()
+    _require_gradients(case)
+    case.settle(case.report(case.subject.stepped, _stepping() - LEARNING))
+
+
+def _require_gradients(case: Case) -> None:
+    """Do nothing if there is something to train by.
+
+    Raises:
+        Unjudged: there is not.
+    """
+    if not any(p.requires_grad for p in case.subject.made.model.parameters()):
+        raise Unjudged(f"{case.subject.label} has no trainable parameter")
+    if not case.subject.ran(training=True).observation.backward:
+        raise Unjudged("no backward pass ran: nothing that the model returns has a gradient")
+
+
+def _probed(case: Case) -> None:
+    """What the probe of this test found."""
+    name = PROBES[case.name]
+    _record(case, name)
+    seen = case.subject.ran(training=True).observation
+    case.settle(case.report(seen, {name}, only=True, probes=[name]), designs=True)
+
+
+def _record(case: Case, probe: str) -> ProbeRecord:
+    """Return what a probe found.
+
+    Raises:
+        Unjudged: it does not apply, or nothing can be told.
+    """
+    case.require_chosen(probe)
+    case.require_numbers()
+    record = case.subject.ran(training=True).observation.probes.get(probe)
+    if record is None:
+        raise Unjudged(f"{probe} did not run")
+    if record.outcome is Outcome.NOT_APPLICABLE:
+        raise Unjudged(f"does not apply: {record.reason}")
+    if record.outcome is Outcome.NOT_TOLD:
+        raise Unjudged(f"cannot be told: {record.reason}")
+    return record
+
+
+def inputs_used(case: Case) -> None:
+    """Each input has an effect, at the start or after a few training steps.
+
+    A head of zeros and a gate that has not opened hide their inputs at the start only.
+    """
+    record = _record(case, "input_effect")
+    idle = [note for note in record.notes if note.endswith(NO_EFFECT)]
+    if idle:
+        made = case.subject.trained
+        settings = case.settings.override({"probes": ["input_effect"]}, "the suite")
+        after = case.subject.inspected(made, False, settings).observation.probes["input_effect"]
+        idle = [note for note in after.notes if note in idle]
+        _require_living(case, idle)
+    seen = case.subject.ran(training=True).observation
+    report = case.report(seen, {"input_effect"}, only=True, probes=["input_effect"])
+    if idle:
+        report = HealthReport(seen, report.settings, partial(_of_idle, idle), renderer=renderer)
+    case.settle(report)
+
+
+def _require_living(case: Case, idle: list[str]) -> None:
+    """Do nothing unless no input at all has an effect in a model that is unhealthy anyway.
+
+    Raises:
+        Unjudged: it is constant, or not finite, for a reason that another test names.
+    """
+    inputs = Inputs.of(case.subject.made.inputs)
+    if len(idle) < len(find_tensors((inputs.args, inputs.kwargs))):
+        return
+    for training in (True, False):
+        seen = case.subject.ran(training).observation
+        found = case.report(seen, _general(case)).judgement.violations
+        if found:
+            mode = mode_of(training)
+            raise Unjudged(
+                f"no input has an effect: {case.subject.label} is not healthy in {mode} "
+                f"({found[0].layer or case.subject.label}: {found[0].check}); see "
+                f"test_healthy_in_{mode}"
+            )
+
+
+def _of_idle(idle: list[str], _: Observation, settings: Settings) -> Judgement:
+    """Judge inputs without effect."""
+    found = tuple(
+        Violation(
+            check="input_effect",
+            layer="",
+            role="inputs",
+            value=0.0,
+            limit=None,
+            origin="",
+            message=f"{note}, nor has it after a few training steps",
+            cause="forward takes it and forgets it, or something on its way is zero",
+            independent=True,
+        )
+        for note in idle
+    )
+    waiver = next((w for w in settings.waivers if w.covers("input_effect", "")), None)
+    if waiver is not None:
+        return Judgement(waived=tuple((violation, waiver) for violation in found))
+    return Judgement(violations=found)
+
+
+def headroom(case: Case) -> None:
+    """The planned dtype holds the values that the run in training mode has."""
+    case.require_chosen("headroom")
+    case.require_numbers()
+    planned = _planned(case)
+    model = case.subject.made.model
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+    if dtypes == {planned}:
+        raise Unjudged(f"{case.subject.label} is {planned} already, as is planned")
+    settings: dict[str, Any] = {"planned_dtype": planned}
+    if case.settings["max_subnormal_fraction"].origin == "default":
+        settings["max_subnormal_fraction"] = 1.0  # gradients are scaled for float16
+    seen = case.subject.ran(training=True).observation
+    case.settle(case.report(seen, {"headroom"}, only=True, **settings))
+
+
+def _planned(case: Case) -> str:
+    said = case.subject.suite.dtype or case.settings["planned_dtype"].value or "bfloat16"
+    return str(said).removeprefix("torch.")
+
+
+def snapshot(case: Case, recorded: HealthSnapshot) -> None:
+    """The run in evaluation mode is as it was recorded."""
+    case.require_numbers()
+    seen = case.subject.ran(training=False)
+    updates = recorded.update_snapshots or recorded.update_new_snapshots_only
+    place = Path(recorded.extension.get_location(test_location=recorded.test_location, index=0))
+    if not updates and not place.exists():
+        raise Unjudged("nothing is recorded yet: pytest --snapshot-update, and commit the file")
+    report = case.report(seen.observation, {"finite"}, only=True, noise=seen.noise)
+    try:
+        _ = report == recorded  # raises where it is not
+    except ModelHealthError as error:
+        case.fail(error, report)
+
+
+VERDICTS: dict[str, Callable[..., None]] = {
+    "healthy_in_training": healthy_in_training,
+    "healthy_in_evaluation": healthy_in_evaluation,
+    "every_parameter_learns": every_parameter_learns,
+    "deterministic": _probed,
+    "samples_independent": _probed,
+    "inputs_used": inputs_used,
+    "padding_ignored": _probed,
+    "causal": _probed,
+    "training_step": training_step,
+    "state_survives_saving": state_survives_saving,
+    "headroom": headroom,
+    "compiled_equals_eager": compiled_equals_eager,
+    "snapshot": snapshot,
+}

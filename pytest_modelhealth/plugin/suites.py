@@ -1,0 +1,220 @@
+"""Suites: the tests of `ModelHealthSuite`, in a file or by ``--modelhealth-model``.
+
+Nothing of it is loaded before a test file imports the class, or the option names a factory.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_modelhealth.errors import ModelHealthError, SettingsError
+from pytest_modelhealth.plugin.inspections import INSPECTOR
+from pytest_modelhealth.plugin.markers import settings_for
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from pytest_modelhealth.plugin.inspections import InspectorFixture
+    from pytest_modelhealth.plugin.suite.case import Case
+    from pytest_modelhealth.plugin.suite.subject import Subject
+    from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
+
+_OPTION = "--modelhealth-model"
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_SNAPSHOT = "test_snapshot"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the option."""
+    parser.getgroup("modelhealth", "model health").addoption(
+        _OPTION,
+        action="append",
+        metavar="MODULE:NAME",
+        default=None,
+        help="run every test of ModelHealthSuite on what this factory makes, with no test file: "
+        "package.module:make, a function or class that is called without arguments; repeatable",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look at the names, and leave files alone where none was asked for.
+
+    Raises:
+        pytest.UsageError: a name is not one, or stands twice.
+    """
+    given: list[str] = config.getoption(_OPTION) or []
+    for name in given:
+        if not _NAME.fullmatch(name):
+            raise pytest.UsageError(
+                f"{_OPTION}={name}: name a module and what in it makes the model, such as "
+                "package.module:make"
+            )
+        if given.count(name) > 1:
+            raise pytest.UsageError(
+                f"{_OPTION}={name} stands {given.count(name)} times: once is enough"
+            )
+    if given and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args, config.args_source = [], pytest.Config.ArgsSource.ARGS
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Collect what the option names after what the arguments name."""
+    report = yield
+    given = collector.config.getoption(_OPTION)
+    if given and isinstance(collector, pytest.Session) and report.passed:
+        from pytest_modelhealth.plugin.suite.collecting import SuiteWithoutFile
+
+        where = collector.config.invocation_params.dir
+        report.result = [
+            *report.result,
+            *(
+                SuiteWithoutFile.from_parent(collector, path=where / name, name=name, nodeid=name)
+                for name in given
+            ),
+        ]
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> Generator[None, Any, Any]:
+    """Refuse a suite whose attributes are wrong, and mark the tests of a sound one.
+
+    Raises:
+        pytest.Collector.CollectError: pytest prints its text alone.
+    """
+    made = yield
+    suite = _suite_in(made)
+    if suite is not None:
+        from pytest_modelhealth.plugin.options import session_settings
+        from pytest_modelhealth.plugin.suite.attributes import (
+            require_one_of_a_name,
+            require_sound,
+        )
+
+        try:
+            require_sound(suite, name, session_settings(collector.config))
+            require_one_of_a_name(suite, name, getattr(collector, "obj", None))
+        except SettingsError as error:
+            raise collector.CollectError(str(error)) from None
+    for item in made if isinstance(made, list) else []:
+        if isinstance(item, pytest.Function) and _is_suite(item.cls):
+            _mark(item)
+    return made
+
+
+def _suite_in(made: object) -> type[ModelHealthSuite] | None:
+    suite: Any = made.obj if isinstance(made, pytest.Class) else None
+    return suite if _is_suite(suite) and suite.__test__ else None
+
+
+def _is_suite(cls: object) -> bool:
+    """Whether a class is a suite; where the module was not imported, there is none."""
+    module = sys.modules.get("pytest_modelhealth.plugin.suite.suite")
+    base = getattr(module, "ModelHealthSuite", None)
+    return base is not None and isinstance(cls, type) and issubclass(cls, base)
+
+
+def _mark(item: pytest.Function) -> None:
+    """Give a test of a suite its place in the user's file, and what the suite says of it."""
+    from pytest_modelhealth.plugin.suite.attributes import place_of
+
+    suite: Any = item.cls
+    path, line = place_of(suite)
+    name, within = item.originalname, item.getmodpath()
+    item.reportinfo = lambda: (path, line - 1, within)  # type: ignore[method-assign]
+    reason = suite.skip.get(name) or (_without_snapshots(item) if name == _SNAPSHOT else "")
+    if reason:
+        item.add_marker(pytest.mark.skip(reason=reason))
+    if name in suite.expected_failures:
+        known = suite.expected_failures[name]
+        # What make() raises fails all the same.
+        item.add_marker(pytest.mark.xfail(reason=known, strict=True, raises=ModelHealthError))
+
+
+def _without_snapshots(item: pytest.Function) -> str:
+    """Return why a suite has no snapshot; ``""`` where it has one."""
+    if ":" in item.nodeid.partition("::")[0]:
+        return f"a snapshot lies beside a test file, and {_OPTION} has none"
+    if not item.config.pluginmanager.hasplugin("syrupy"):
+        return "snapshots need the pytest plugin syrupy, which is switched off or not installed"
+    return ""
+
+
+@pytest.fixture(scope="class")
+def _modelhealth_subject(request: pytest.FixtureRequest) -> Iterator[list[Subject]]:
+    """What the tests of a suite share, once the first of them has made it."""
+    shared: list[Subject] = []
+    yield shared
+    shared.clear()
+
+
+@pytest.fixture
+def modelhealth_case(
+    request: pytest.FixtureRequest,
+    inspector: InspectorFixture,
+    _modelhealth_subject: list[Subject],
+) -> Case:
+    """One test of a `ModelHealthSuite`, for its own use."""
+    if not _is_suite(request.cls):
+        pytest.fail(
+            "modelhealth_case is for the tests of a ModelHealthSuite; others ask for inspector",
+            pytrace=False,
+        )
+    from pytest_modelhealth.plugin.suite.attributes import laid_over
+    from pytest_modelhealth.plugin.suite.case import Case
+    from pytest_modelhealth.plugin.suite.subject import Subject
+    from pytest_modelhealth.plugin.suite.verdicts import VERDICTS
+
+    item, suite, test = request.node, request.cls, request.node.originalname
+    name = item.parent.name
+    settings = settings_for(item)
+    if not _modelhealth_subject:
+        from pytest_modelhealth.plugin.suite.attributes import place_of
+
+        _modelhealth_subject.append(
+            Subject(
+                suite(),
+                name,
+                place_of(suite),
+                frozenset(_wanted(item)),
+                laid_over(settings, suite, name, ""),
+                calibrates=_records(item.config),
+            )
+        )
+    laid = laid_over(settings, suite, name, test)
+    return Case(item, test, _modelhealth_subject[0], laid, inspector, VERDICTS)
+
+
+def _wanted(item: pytest.Item) -> Iterator[str]:
+    """Yield the names of the tests of this suite that run."""
+    for other in item.session.items:
+        is_of_suite = other.parent is item.parent and isinstance(other, pytest.Function)
+        if is_of_suite and not any(other.iter_markers("skip")):
+            yield other.originalname  # type: ignore[attr-defined]
+
+
+def _records(config: pytest.Config) -> bool:
+    names = ("update_snapshots", "update_new_snapshots_only")
+    return any(getattr(config.option, name, False) for name in names)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have a skipped test of a suite name the user's file."""
+    report = yield
+    is_ours = INSPECTOR in item.stash and isinstance(item, pytest.Function) and _is_suite(item.cls)
+    if is_ours and report.skipped and isinstance(report.longrepr, tuple):
+        path, line, _ = item.location
+        report.longrepr = (path, (line or 0) + 1, report.longrepr[2])
+    return report

@@ -1,0 +1,309 @@
+"""`ModelHealthSuite` and `--modelhealth-model`: what passes, fails and is skipped, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from pytest_modelhealth.plugin.suite.suite import TESTS
+
+FILE = """
+import pytest, torch, torch.nn.functional as F
+from torch import nn
+from pytest_modelhealth import ModelHealthSuite, modelhealth_suite
+
+BATCH, LABELS = torch.linspace(-2, 2, 384).sin().mul(2).reshape(32, 12), torch.arange(32) % 3
+
+def net(activation=nn.GELU):
+    return nn.Sequential(nn.Linear(12, 32), activation(), nn.Linear(32, 3))
+"""
+QUICK = ("-p", "no:cacheprovider", "-k", "not compiled")
+
+
+def _outcomes(result: pytest.RunResult) -> dict[str, str]:
+    """Return what became of each test of a verbose run, by its name."""
+    lines = (line.split() for line in result.outlines if "::test_" in line and "%]" in line)
+    return {words[0].rpartition("::")[2]: words[1] for words in lines}
+
+
+def _suite(pytester: pytest.Pytester, body: str, *arguments: str) -> pytest.RunResult:
+    """Run a class whose body is given, in a file of its own."""
+    text = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    pytester.makepyfile(test_net=f"{FILE}\nclass TestNet(ModelHealthSuite):\n{text}")
+    return pytester.runpytest("-v", "-rs", *QUICK, *arguments)
+
+
+MAKE = "def make(self): return net(), BATCH, LABELS, F.cross_entropy\n"
+
+
+def test_one_line_gives_every_test(pytester: pytest.Pytester) -> None:
+    """Each has its name and order; what does not apply is skipped with the reason, in the file."""
+    result = _suite(pytester, MAKE)
+    found = _outcomes(result)
+    assert [*found] == [name for name in TESTS if "compiled" not in name]
+    skipped = {name for name, outcome in found.items() if outcome == "SKIPPED"}
+    assert skipped == {"test_padding_ignored", "test_causal", "test_snapshot"}
+    result.assert_outcomes(passed=9, skipped=3, deselected=1)
+    result.stdout.fnmatch_lines_random(
+        [
+            "SKIPPED [[]1[]] test_net.py:11: does not apply: the target is no input one step*",
+            "SKIPPED [[]1[]] test_net.py:11: nothing is recorded yet: pytest --snapshot-update*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("* <- *")
+
+
+def test_a_model_with_nan_fails_once(pytester: pytest.Pytester) -> None:
+    """The culprit is named by one test, and the others say in a line that they cannot judge."""
+    result = _suite(
+        pytester,
+        "def make(self):\n    model = net()\n    model[2].bias.data[0] = float('nan')\n"
+        "    return model, BATCH, LABELS, F.cross_entropy\n",
+    )
+    result.assert_outcomes(failed=1, skipped=11, deselected=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E   unhealthy: 2 (finite): 1 NaN of 3 values in its parameter 'bias'*",
+            "SKIPPED * is not healthy in training (2: *); see test_healthy_in_training",
+        ]
+    )
+
+
+def test_skips_expected_failures_limits_and_waivers(pytester: pytest.Pytester) -> None:
+    """Each is by name and has its reason; an expected failure that passes is a failure."""
+    result = _suite(
+        pytester,
+        """
+def make(self):
+    model = net(nn.ReLU)
+    nn.init.constant_(model[0].bias, -20.0)
+    return model, BATCH, LABELS, F.cross_entropy
+skip = {"test_deterministic": "too slow"}
+expected_failures = {"test_healthy_in_training": "dead by design", "test_headroom": "unknown"}
+""",
+    )
+    found = _outcomes(result)
+    assert found["test_healthy_in_training"] == "XFAIL"
+    assert found["test_headroom"] == "FAILED"
+    assert found["test_deterministic"] == "SKIPPED"
+    assert found["test_every_parameter_learns"] == "SKIPPED"  # decay moves what gets no gradient
+    result.stdout.fnmatch_lines_random(["*SKIPPED (too slow)*", "*XPASS(strict)*"])
+
+    passing = _suite(
+        pytester,
+        """
+def make(self):
+    model = net(nn.ReLU)
+    nn.init.constant_(model[0].bias, -20.0)
+    return model, BATCH, LABELS, F.cross_entropy
+settings = {"max_dead_fraction": 1.0}
+waivers = ["1 dead_units: a sparse code", "* collapse: constant on purpose"]
+limits = {"test_healthy_in_training": {"skip_checks": ["missing_gradients", "grad_norm"]}}
+""",
+        "-k",
+        "healthy_in_training",
+    )
+    passing.assert_outcomes(passed=1, deselected=12)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "skip = {'test_casual': 'r'}",
+            "TestNet.skip: there is no test 'test_casual'; did you*",
+        ),
+        ("skip = {'test_causal': ''}", "TestNet.skip['test_causal']: say the reason in words*"),
+        (
+            "limits = {'test_causal': {'max_future': 1}}",
+            "TestNet.limits['test_causal']: unknown se*",
+        ),
+        ("settings = {'max_dead_fraction': 'x'}", "TestNet.settings: max_dead_fraction must be*"),
+        ("waivers = 'fc dead_units: r'", "TestNet.waivers must be a list of 'LAYERS *"),
+        ("expected_failure = {}", "*no such attribute; did you mean 'expected_failures'?"),
+        ("seed = 'a'", "TestNet.seed must be a whole number, not 'a'"),
+    ],
+)
+def test_wrong_attributes_are_one_error(pytester: pytest.Pytester, body: str, said: str) -> None:
+    """It is found before a model is made, and says what is meant."""
+    result = _suite(pytester, f"{MAKE}{body}")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([said.replace("[", "[[]").replace("[[]]", "[]]")])
+
+
+def test_a_suite_that_cannot_be_one(pytester: pytest.Pytester) -> None:
+    """Without make(), and with the name of another, it is an error of one line."""
+    pytester.makepyfile(test_a=FILE + "class TestNet(ModelHealthSuite):\n    seed = 1\n")
+    pytester.makepyfile(
+        test_b=FILE + "TestNet = modelhealth_suite(net)\nTestNet = modelhealth_suite(net)\n"
+    )
+    result = pytester.runpytest(*QUICK)
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(
+        [
+            "TestNet has no make(), which makes the model to test: *",
+            "TestNet stands in test_b.py 2 times, in lines 9, 10, *give each its own name",
+        ]
+    )
+
+
+MAKERS = (
+    FILE
+    + """
+def raises():
+    return {}["width"]
+def nothing():
+    pass
+def misfit():
+    return net(), torch.randn(16, 9)
+def needs(width):
+    return net()
+def rest():
+    return net(), BATCH, LABELS, 3
+TestRaises, TestNothing, TestMisfit, TestNeeds, TestRest = map(
+    modelhealth_suite, (raises, nothing, misfit, needs, rest)
+)
+"""
+)
+
+
+def test_what_make_does_wrong_is_shown_once(pytester: pytest.Pytester) -> None:
+    """One test fails with the user's traceback or what to write; twelve say where to look."""
+    pytester.makepyfile(MAKERS)
+    result = pytester.runpytest("-rs", "-p", "no:cacheprovider")
+    result.assert_outcomes(failed=5, skipped=60)
+    result.stdout.fnmatch_lines(
+        [
+            "E * KeyError: 'width'",
+            "nothing() returned None: return a model, (model, inputs), *",
+            "E * shapes cannot be multiplied (16x9 and 12x32)",
+            "E * raised in training mode, where misfit() gave float32 (16, 9)",
+            "needs() needs arguments (width), and is called without any: *",
+            "rest() returned something of type int as the loss, *",
+        ]
+    )
+    result.stdout.fnmatch_lines(
+        ["SKIPPED * raises() failed, KeyError: 'width': see test_healthy_in_training"]
+    )
+    result.stdout.no_fnmatch_line("*pytest_modelhealth*.py:*")
+
+
+def test_an_expected_failure_hides_no_broken_factory(pytester: pytest.Pytester) -> None:
+    """What make() raises is not what was expected to fail."""
+    body = (
+        "def make(self): return {}['width']\nexpected_failures = {'test_healthy_in_training': 'r'}"
+    )
+    _suite(pytester, body).assert_outcomes(failed=1, skipped=11, deselected=1)
+
+
+def test_a_snapshot_is_recorded_and_held(pytester: pytest.Pytester) -> None:
+    """Nothing is held against it before; then another activation drifts, with the command."""
+    body = MAKE.replace("net()", "net({})")
+    only = ("-k", "snapshot or evaluation")
+    _suite(pytester, body.format("nn.Tanh"), "--snapshot-update", *only)
+    assert (pytester.path / "__snapshots__/test_net/TestNet.test_snapshot.health").exists()
+    _suite(pytester, body.format("nn.Tanh"), *only).assert_outcomes(passed=2, deselected=11)
+    result = _suite(pytester, body.format("nn.ReLU"), *only)
+    result.assert_outcomes(failed=1, passed=1, deselected=11)
+    result.stdout.fnmatch_lines(
+        [
+            ">   def make(self): return net(nn.ReLU)*",
+            "E * drift in *",
+            "*pytest --snapshot-update test_net.py::TestNet::test_snapshot",
+        ]
+    )
+
+
+def _module(pytester: pytest.Pytester, names: Iterable[str] = ("fine", "leaky")) -> list[str]:
+    pytester.mkpydir("models")
+    (pytester.path / "models" / "nets.py").write_text(
+        FILE
+        + """
+class Leaky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = net()
+    def forward(self, x):
+        return self.body(x - x.mean(0))
+
+def fine():
+    return net(), BATCH, LABELS, F.cross_entropy
+
+def leaky():
+    return Leaky(), BATCH, LABELS, F.cross_entropy
+
+model = net()
+"""
+    )
+    return [f"--modelhealth-model=models.nets:{name}" for name in names]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_no_line_at_all(pytester: pytest.Pytester, workers: str) -> None:
+    """Factories are tested without a file, by their names, in workers and as data too."""
+    pytester.makepyfile("def test_of_a_file(): pass")
+    options = [*_module(pytester), *QUICK, "-n", workers, "--modelhealth-json=run.json"]
+    run_in = pytester.runpytest if workers == "0" else pytester.runpytest_subprocess
+    result = run_in("-v", *options)
+    result.assert_outcomes(failed=1, passed=17, skipped=6)
+    result.stdout.fnmatch_lines(
+        [
+            "E   accept it:    --modelhealth-waive ?* sample_independence: ...?",
+            "FAILED models.nets:leaky::test_samples_independent - unhealthy: Leaky *",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*test_of_a_file*")
+    run = json.loads((pytester.path / "run.json").read_text())
+    failed = [test["id"] for test in run["tests"] if test["outcome"] == "failed"]
+    assert failed == ["models.nets:leaky::test_samples_independent"]
+
+
+def test_paths_and_the_last_failed(pytester: pytest.Pytester) -> None:
+    """With paths both run; --lf runs what failed; --collect-only lists the tests."""
+    path = pytester.makepyfile("def test_of_a_file(): pass").name
+    options = _module(pytester)
+    listed = pytester.runpytest(path, *options, "--collect-only", "-q")
+    listed.stdout.fnmatch_lines(
+        [f"{path}::test_of_a_file", "models.nets:fine::test_causal", "27 tests collected*"]
+    )
+    some = ("-k", "samples or of_a_file")
+    pytester.runpytest(path, *options, *some).assert_outcomes(passed=2, failed=1, deselected=24)
+    again = pytester.runpytest(*options, "--lf", "-v")
+    again.assert_outcomes(failed=1, deselected=25)
+
+
+def test_names_that_are_no_factory(pytester: pytest.Pytester) -> None:
+    """Each is one error, which says what to write."""
+    _module(pytester)
+    (pytester.path / "models" / "broken.py").write_text("import nowhere_to_be_found")
+    names = ("nets:fne", "net:fine", "nets:model", "nets:BATCH", "broken:make")
+    options = [f"--modelhealth-model=models.{name}" for name in names]
+    result = pytester.runpytest(*options)
+    result.assert_outcomes(errors=5)
+    result.stdout.fnmatch_lines(
+        [
+            "*models.nets has no 'fne'; did you mean 'fine'?",
+            "*there is no module 'models.net' in *",
+            "*model is a model itself*write a function that returns*",
+            "*BATCH is a Tensor and makes no model*",
+            "*importing models.broken raises",
+            "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        ]
+    )
+    wrong = pytester.runpytest("--modelhealth-model=models.nets")
+    wrong.stderr.fnmatch_lines(["*name a module and what in it makes the model*"])
+
+
+def test_a_name_twice_is_an_error(pytester: pytest.Pytester) -> None:
+    """Two suites of one name could not be told apart."""
+    result = pytester.runpytest(*_module(pytester, ("fine", "fine")))
+    result.stderr.fnmatch_lines(["*--modelhealth-model=models.nets:fine stands 2 times*"])
+
+
+def test_the_fixture_is_for_suites(pytester: pytest.Pytester) -> None:
+    """Elsewhere it says which one to ask for."""
+    pytester.makepyfile("def test_it(modelhealth_case): pass")
+    result = pytester.runpytest("-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(["modelhealth_case is for the tests of a ModelHealthSuite*"])
