@@ -1,25 +1,8 @@
 # Sourced by the scripts beside it: enters the project root and puts a Python environment that
-# holds the project and its test dependencies first on PATH. Uses the active virtual environment,
-# or else .venv, which it makes.
+# holds the project and its dependencies first on PATH. Uses the active virtual environment,
+# or else .venv, which it makes. The argument says what for: tests, or the demo, which needs less.
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/_project.sh"
-
-is_new_enough() {
-    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
-}
-
-find_python() {
-    local candidate
-    # The default python3 first, as it is the one that was chosen. Each is run rather than looked
-    # up, as a pyenv shim exists also for versions that are not switched on.
-    for candidate in python3 "${pythons[@]/#/python}" python; do
-        if is_new_enough "$candidate"; then
-            printf '%s\n' "$candidate"
-            return
-        fi
-    done
-    fail "no Python 3.11 or newer on PATH; install one, or activate a virtual environment that has it."
-}
 
 # The root belongs to it: an environment shared by two checkouts holds only one of them.
 wanted_stamp() {
@@ -27,8 +10,15 @@ wanted_stamp() {
     cat pyproject.toml constraints.txt hatch_build.py pytest_modelhealth/statistics/native/*.[ch] | cksum
 }
 
+# Whether the environment holds what is needed; what the tests need includes what the demo does.
 is_installed() {
-    [[ -f $stamp && -x $venv/bin/python && $(<"$stamp") == "$(wanted_stamp)" ]]
+    local found
+    for found in "$stamp" "$venv/.modelhealth-installed"; do
+        if [[ -f $found && -x $venv/bin/python && $(<"$found") == "$(wanted_stamp)" ]]; then
+            return
+        fi
+    done
+    return 1
 }
 
 make_venv() {
@@ -43,26 +33,36 @@ make_venv() {
 }
 
 install_project() {
-    local reason="first run, about a minute"
-    if [[ -f $stamp ]]; then
-        reason="the dependencies or the checkout changed"
+    local reason="first run, about a minute" stamps=("$venv/.modelhealth-installed"*)
+    if [[ -f ${stamps[0]} ]]; then
+        reason="the dependencies or the checkout changed, or the demo needed less"
     fi
     printf 'installing into %s (%s)\n' "${venv#"$root"/}" "$reason" >&2
     # Gone before the install and written after it: a stamp never vouches for half an install.
-    rm -f -- "$stamp"
+    rm -f -- "${stamps[@]}"
     if [[ $venv == "$root/.venv" ]]; then
         make_venv
     fi
     is_new_enough "$venv/bin/python" ||
         fail "$venv has a Python older than 3.11; deactivate or remove it, then run this again."
-    "$venv/bin/python" -m pip install -qq \
-        -c constraints.txt -e '.[test,html]' ||
+    "$venv/bin/python" -m pip install -qq -c constraints.txt "${needed[@]}" ||
         fail "pip could not install the project into $venv; its message is above."
     wanted_stamp >"$stamp"
 }
 
 venv=${VIRTUAL_ENV:-$root/.venv}
-stamp=$venv/.modelhealth-installed
+case $1 in
+    demo)
+        stamp=$venv/.modelhealth-installed-demo
+        # Bytecode is left to the first import of each file: compiling all of torch takes longer than
+        # everything else. Not for tests, in which a library's warning as it is compiled is an error.
+        needed=(--no-compile -e . scikit-learn pytest-timeout)
+        ;;
+    tests)
+        stamp=$venv/.modelhealth-installed
+        needed=(-e '.[test,html,docs]')
+        ;;
+esac
 
 if [[ $venv != "$root/.venv" && ! -x $venv/bin/python ]]; then
     fail "VIRTUAL_ENV names $venv, which has no bin/python; run \`unset VIRTUAL_ENV\` or make it again."

@@ -12,6 +12,23 @@ fail() {
     exit 1
 }
 
+is_new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+find_python() {
+    local candidate
+    # The default python3 first, as it is the one that was chosen. Each is run rather than looked
+    # up, as a pyenv shim exists also for versions that are not switched on.
+    for candidate in python3 "${pythons[@]/#/python}" python; do
+        if is_new_enough "$candidate"; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11 or newer on PATH; install one, or activate a virtual environment that has it."
+}
+
 export PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 # The suite needs neither a network nor a display, and must not depend on having them.
