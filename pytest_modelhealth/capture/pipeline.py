@@ -28,7 +28,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.report import Kind, Observation
 from pytest_modelhealth.report.observation import LossCall, merged_calls
-from pytest_modelhealth.report.stages import joined_stages, stages_of
+from pytest_modelhealth.report.stages import flow_of_stage, joined_stages, stages_of
 
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _STAGES = "torch.distributed.pipelining.stage"
@@ -117,6 +117,8 @@ def _watched(
         step.read = hooks.functions.read if hooks.functions.is_on else None
         recorder.expect(_microbatch(stages, step.samples, schedule), _scale(schedule))
         first_calls = [_FirstCall(stage, step) for stage in stages]
+        for stage in stages:
+            stage.backward_weight_one_chunk = _WeightGradients(stage, step)
         with hooks.differentiating():
             losses = _run(schedule, request)
         recorder.expect(step.samples, NO_SCALE)
@@ -131,11 +133,12 @@ def _by_stage(
 ) -> dict[int, Observation]:
     """Return what was seen of each stage, with the flow of its first microbatch."""
     numbers = [int(stage.stage_index) for stage in stages]
-    each = {numbers[0]: seen} if len(numbers) == 1 else stages_of(seen, numbers)
+    is_only = len(numbers) == 1
+    each = {numbers[0]: seen} if is_only else stages_of(seen, numbers)
     return {
         number: replace(
             each[number],
-            flow=call.flow.flow(),
+            flow=call.flow.flow() if is_only else flow_of_stage(call.flow.flow(), number),
             own_functions=call.flow.has_own_functions,
             loss=seen.loss if stage.is_last else None,
             given=seen.given if stage.is_first else (),
@@ -192,6 +195,30 @@ class _FirstCall:
                 for name, tensor in getattr(named.module, held).items():
                     if tensor is not None:
                         yield kind, (named.name, name), tensor
+
+
+class _WeightGradients:
+    """Runs the second half of a split backward, which computes the gradients of weights.
+
+    It passes the layers of the first half again, with the same gradients, which count once. What
+    leads to no input of the stage is passed here alone.
+
+    Args:
+        stage: the stage, which it is put into.
+        step: the step that runs.
+    """
+
+    def __init__(self, stage: Any, step: Step) -> None:
+        self._step, self._backward = step, stage.backward_weight_one_chunk
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it for a microbatch."""
+        hooks = self._step.hooks
+        hooks.passes_again = True
+        try:
+            return self._backward(*args, **kwargs)
+        finally:
+            hooks.passes_again = False
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -97,17 +97,41 @@ def stages_of(seen: Observation, numbers: Iterable[int]) -> dict[int, Observatio
     """Return what was seen of each stage, of a module that holds them as ``stage0``, ``stage2``."""
     found = {}
     for stage in numbers:
-        holder = f"stage{stage}"
-
-        def inner(name: str, holder: str = holder) -> str:
-            return name.removeprefix(holder).removeprefix(".")
-
+        holder, inner = _holder(stage), _inner_naming(stage)
         records = [r for r in seen.layers.values() if f"{r.name}.".startswith(f"{holder}.")]
         layers = {(made := _renamed(record, inner)).name: made for record in records}
         found[stage] = replace(
             seen, layers=layers, model_type=layers[""].type_name if "" in layers else ""
         )
     return found
+
+
+def flow_of_stage(flow: Flow, stage: int) -> Flow:
+    """Return the flow of a stage, whose layers were called as those of a module that holds it.
+
+    Parameters and buffers have the names that they have in the stage already.
+    """
+    inner = _inner_naming(stage)
+
+    def graph() -> Graph:
+        held = flow.graph
+        calls = tuple(replace(call, layer=inner(call.layer)) for call in held.calls)
+        vertices = tuple(
+            replace(vertex, name=inner(vertex.name)) if vertex.kind is Kind.CALL else vertex
+            for vertex in held.vertices
+        )
+        return replace(held, vertices=vertices, calls=calls)
+
+    return Flow(graph)
+
+
+def _holder(stage: int) -> str:
+    return f"stage{stage}"
+
+
+def _inner_naming(stage: int) -> Callable[[str], str]:
+    holder = _holder(stage)
+    return lambda name: name.removeprefix(holder).removeprefix(".")
 
 
 def _opened(stage: int, seen: Observation) -> Observation:

@@ -10,7 +10,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import ScheduleDualPipeV
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.report import HealthReport
@@ -168,3 +177,57 @@ def findings(report: HealthReport) -> list[tuple[str, str, tuple[tuple[str, str]
         (one.check, one.layer, tuple((v.check, v.layer) for v in one.folded))
         for one in report.violations
     ]
+
+
+SEVERAL_STAGES: dict[str, Any] = {
+    "looped": ScheduleLoopedBFS,
+    "1F1B": ScheduleInterleaved1F1B,
+    "zero bubble": ScheduleInterleavedZeroBubble,  # it splits the backward pass
+    "zero bubble, V": ScheduleZBVZeroBubble,
+    "dual pipe": ScheduleDualPipeV,  # it splits that of some microbatches
+}
+"""Schedules by which two ranks have two of four stages each."""
+
+
+class Quarter(nn.Module):
+    """A stage of four, with a parameter that no gradient of its input passes."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16 if number else 6, 3 if number == 3 else 16)
+        if number < 2:
+            self.place, self.scale = nn.Parameter(torch.ones(1, 16)), nn.Linear(16, 16)
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        if self.number < 2:
+            x = x + self.scale(self.place)
+        return x if self.number == 3 else F.relu(x)
+
+
+def quarters(silent: int | None = None) -> nn.Sequential:
+    """Return four stages, the same on every rank; the weights of one may all be zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Quarter(number) for number in range(4)))
+    if silent is not None:
+        model[silent].get_parameter("linear.weight").data.zero_()
+    return model
+
+
+def in_quarters(model: nn.Sequential, kind: str) -> tuple[Any, dict[str, Tensor | None]]:
+    """Return the schedule of this rank, and what it is given."""
+    rank, (x, y) = dist.get_rank(), batch()
+    mine = (rank, 3 - rank if kind in ("zero bubble, V", "dual pipe") else rank + 2)
+    stages = [
+        PipelineStage(_within(model[n], n), n, 4, torch.device("cpu"))  # named as in one piece
+        for n in mine
+    ]
+    schedule = SEVERAL_STAGES[kind](stages, MICROBATCHES, loss_fn=F.cross_entropy)
+    return schedule, {"inputs": x if 0 in mine else None, "target": y if 3 in mine else None}
+
+
+def _within(stage: nn.Module, number: int) -> nn.Sequential:
+    held = nn.Sequential()
+    held.add_module(str(number), stage)
+    return held

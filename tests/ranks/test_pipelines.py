@@ -10,13 +10,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_modelhealth import Inspector
-from pytest_modelhealth.report import ROLES, Observation
+from pytest_modelhealth import Inspector, compare
+from pytest_modelhealth.report import ROLES, LayerRecord, Observation
 from tests.ranks import pipelines
 from tests.ranks.engines import told
 from tests.ranks.launching import on_ranks
@@ -38,6 +45,10 @@ def in_two_stages() -> dict[str, Any]:
         report = pipelines.in_stages(case, ("GPipe", "1F1B")[number % 2])
         seen = report.observation
         found[case] = pipelines.findings(report), pickle.dumps(seen), told(seen), str(report)
+    for kind in pipelines.SEVERAL_STAGES:
+        found[kind] = _several_stages(kind)
+    schedule = pipelines.schedule_of(pipelines.halves("as it is")[dist.get_rank()])
+    found["compared"] = _outcome(lambda: compare(schedule, schedule, *pipelines.batch()))
     found["alike"] = list(_alike().layers)
     found["probes"] = told(pipelines.in_stages("as it is", probes=True).observation.probes)
     found["calls"] = pipelines.in_stages("as it is").observation.loss_calls[0].targets.count
@@ -71,6 +82,33 @@ def _alike() -> Observation:
     return report.observation
 
 
+def _several_stages(kind: str) -> dict[str, Any]:
+    """Return what is told where each rank has two stages, and whether a training is as without."""
+    model = pipelines.quarters()
+    schedule, given = pipelines.in_quarters(model, kind)
+    seen = Inspector(schedule).run_inspection(**given).observation
+    twin = pipelines.quarters()
+    other, _ = pipelines.in_quarters(twin, kind)
+    steps = [_stepped(model, schedule, given), _stepped(twin, other, given)]
+    silent, given = pipelines.in_quarters(pipelines.quarters(silent=2), kind)
+    return {
+        "seen": pickle.dumps(seen),
+        "told": told(seen),
+        "untouched": list(map(torch.equal, *steps)),
+        "silent": pipelines.findings(Inspector(silent).run_inspection(**given)),
+    }
+
+
+def _stepped(model: nn.Module, schedule: Any, given: dict[str, Any]) -> list[Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs = () if given["inputs"] is None else (given["inputs"],)
+    for _ in range(2):
+        optimizer.zero_grad()
+        schedule.step(*inputs, target=given["target"])
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
 @pytest.fixture(scope="module")
 def two() -> list[dict[str, Any]]:
     """What two ranks were told."""
@@ -96,17 +134,20 @@ def _require_same(whole: Observation, joint: Observation) -> None:
     assert joint.samples == pipelines.SAMPLES
     assert joint.loss == pytest.approx(whole.loss, rel=1e-6, nan_ok=True)
     for name, record in whole.layers.items():
-        other = joint.layers[name]
-        assert other.status is record.status
-        for role in ROLES:
-            one, two = record.tensors(role), other.tensors(role)
-            assert one.keys() == two.keys(), (name, role)
-            for own, seen in one.items():
-                assert two[own].count == seen.count
-                assert two[own].nonfinite_count == seen.nonfinite_count
-                near = 1e-5 * (seen.rms or 1.0)
-                assert two[own].rms == pytest.approx(seen.rms, rel=1e-5, abs=near, nan_ok=True)
-                assert two[own].abs_max == pytest.approx(seen.abs_max, rel=1e-5, nan_ok=True)
+        _require_same_record(record, joint.layers[name])
+
+
+def _require_same_record(record: LayerRecord, other: LayerRecord) -> None:
+    assert other.status is record.status
+    for role in ROLES:
+        one, two = record.tensors(role), other.tensors(role)
+        assert one.keys() == two.keys(), (record.name, role)
+        for own, seen in one.items():
+            assert two[own].count == seen.count, (record.name, role)
+            assert two[own].nonfinite_count == seen.nonfinite_count
+            near = 1e-5 * (seen.rms or 1.0)
+            assert two[own].rms == pytest.approx(seen.rms, rel=1e-5, abs=near, nan_ok=True)
+            assert two[own].abs_max == pytest.approx(seen.abs_max, rel=1e-5, nan_ok=True)
 
 
 def test_each_layer_says_where_it_ran(two: list[dict[str, Any]]) -> None:
@@ -130,6 +171,39 @@ def test_each_layer_says_where_it_ran(two: list[dict[str, Any]]) -> None:
 def test_names_clash_only_where_they_do(two: list[dict[str, Any]]) -> None:
     """A stage's name stands before those that another stage has, too."""
     assert two[0]["alike"] == ["", "stage0.0", "1", "1.0", "1.1", "stage1.0"]
+
+
+@pytest.mark.parametrize("kind", pipelines.SEVERAL_STAGES)
+def test_several_stages_on_a_rank(two: list[dict[str, Any]], kind: str) -> None:
+    """The numbers, ways and verdicts of one piece, also where the backward pass is split."""
+    x, y = pipelines.batch()
+
+    def whole(**fault: int) -> Any:
+        return Inspector(pipelines.quarters(**fault)).run_inspection(x, y, loss=F.cross_entropy)
+
+    first, second = (rank[kind] for rank in two)
+    assert first["told"] == second["told"]
+    assert all(first["untouched"] + second["untouched"])
+    joint, alone = pickle.loads(first["seen"]), whole().observation
+    assert {name: joint.flow.consumers(name) for name in alone.layers if name} == {
+        name: alone.flow.consumers(name) for name in alone.layers if name
+    }
+    for name, record in alone.layers.items():
+        if ".scale" not in name:  # which each microbatch calls anew
+            _require_same_record(record, joint.layers[name])
+    beside = joint.layers["1.scale"].gradients
+    assert beside.count == pipelines.MICROBATCHES * 16
+    assert beside.abs_max > 0
+    assert first["silent"] == pipelines.findings(whole(silent=2)) != []
+
+
+def test_a_pipeline_is_not_compared(two: list[dict[str, Any]]) -> None:
+    """The error names what can be."""
+    assert two[0]["compared"] == (
+        "InspectionError: the reference is a ScheduleGPipe, of which each rank runs a part: "
+        "compare the model in one piece, or a stage's own module with a batch of its own, "
+        "stage.submod"
+    )
 
 
 def test_what_runs_a_model_again_is_not_for_a_pipeline(two: list[dict[str, Any]]) -> None:
@@ -206,6 +280,7 @@ def in_two_pipelines() -> dict[str, Any]:
         Inspector(mine).run_inspection(**given, backward=False)
         again = [_trained(one, given, 1) for one in (mine, other)]
         found[f"{engine} untouched"] += list(map(torch.equal, *again))
+    found["tensor parallel"] = _in_tensor_parallel(mesh)
     module = pipelines.halves("as it is")[stage]
     module = _spread("ddp", module, mesh["data"])
     if dist.get_rank() == 3:
@@ -224,17 +299,31 @@ def in_two_pipelines() -> dict[str, Any]:
     return found
 
 
+def _in_tensor_parallel(mesh: Any) -> tuple[bytes, Any]:
+    """Return what is told where two ranks share the tensors of a stage, and see the same batch."""
+    stage, (x, y) = mesh.get_local_rank("stage"), pipelines.batch()
+    module = pipelines.halves("as it is")[stage]
+    gathered = ColwiseParallel(output_layouts=Replicate())
+    plans = {"embed": gathered}, {"hidden": ColwiseParallel(), "head": RowwiseParallel()}
+    parallelize_module(module, mesh["data"], plans[stage])
+    schedule = pipelines.schedule_of(module, group=mesh.get_group("stage"))
+    report = Inspector(schedule).run_inspection(None if stage else x, y if stage else None)
+    assert report.healthy, report
+    return pickle.dumps(report.observation), told(report.observation)
+
+
 def _violations(report: Any) -> list[str]:
     return [f"{one.check} {one.layer}: {one.message}" for one in report.violations]
 
 
 def test_pipelines_that_share_the_batch_are_one_model() -> None:
-    """Each stage in DDP or `fully_shard`: numbers of one process, untouched, faults named."""
+    """Stages in DDP, `fully_shard` or tensor parallel: as one process, untouched, faults named."""
     ranks = on_ranks(4, in_two_pipelines)
     whole = pipelines.in_one_piece("as it is").observation
-    for engine in ("ddp", "fsdp"):
+    for engine in ("ddp", "fsdp", "tensor parallel"):
         _require_same(whole, pickle.loads(ranks[0][engine][0]))
         assert all(rank[engine][1] == ranks[0][engine][1] for rank in ranks), engine
+    for engine in ("ddp", "fsdp"):
         assert all(all(rank[f"{engine} untouched"]) for rank in ranks), engine
     for rank in ranks:
         assert rank["weights"] == [
