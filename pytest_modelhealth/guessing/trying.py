@@ -54,6 +54,11 @@ class Trial:
         """Whether enough was tried."""
         return len(self.failed) >= MOST_TRIES or time.monotonic() > self._until
 
+    @property
+    def is_lazy(self) -> bool:
+        """Whether the model's first forward makes its parameters, so that a copy is run."""
+        return self._beside is not None and self._beside.is_lazy
+
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """Draw inside as torch would draw next, and consume nothing."""
@@ -71,7 +76,7 @@ class Trial:
         """
         if self._beside is None:
             self._beside = Beside(self.model)
-        if self._beside.is_lazy:
+        if self.is_lazy:
             return self._run_copy(candidate)
         with ExitStack() as stack:
             stack.enter_context(self.drawing())

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_modelhealth import InspectionError
@@ -128,6 +129,9 @@ def test_what_cannot_be_guessed_says_what_was_tried() -> None:
         (nn.Linear(4, 4), False),  # a width given back is no row of logits
         (nn.Linear(4, 1), False),
         (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), False),
+        (nn.Sequential(nn.Linear(4, 3), nn.Tanh()), False),  # a policy
+        (nn.Sequential(nn.Linear(4, 6), nn.ReLU()), False),  # an encoder
+        (nn.LazyLinear(3), True),
     ],
 )
 def test_a_loss_is_given_where_the_output_says_so(model: nn.Module, has_loss: bool) -> None:
@@ -135,6 +139,14 @@ def test_a_loss_is_given_where_the_output_says_so(model: nn.Module, has_loss: bo
     guess = guess_inputs(model)
     assert (guess.loss is not None) is has_loss
     assert ("class logits" if has_loss else "random projection") in guess.how
+
+
+def test_log_probabilities_get_their_likelihood() -> None:
+    """Cross-entropy would take their logarithm again."""
+    guess = guess_inputs(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)))
+    assert guess.loss is F.nll_loss
+    assert guess.loss_source == "F.nll_loss"
+    assert guess.how.endswith("it returns log probabilities of 3 classes")
 
 
 def test_optional_targets_are_given_where_a_loss_comes_back() -> None:

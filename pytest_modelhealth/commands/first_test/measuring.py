@@ -80,8 +80,9 @@ class Measured:
             default = self.reports[0].settings[name].value
             if not math.isfinite(worst):
                 continue
+            where = violations[0].layer or "the model"
             text = (
-                f"{seen} of {plural(self.seeds, 'seed')}: {violations[0].layer} has up to "
+                f"{seen} of {plural(self.seeds, 'seed')}: {where} has up to "
                 f"{number(worst)}, over the default of {number(default)}"
             )
             wider[name] = text, _rounded(worst * _MARGIN)
@@ -96,7 +97,7 @@ class Measured:
             for layer in report:
                 seen = layer.activations
                 if seen is not None and seen.dead_fraction is not None:
-                    dead.setdefault(layer.name, []).append(seen.dead_fraction)
+                    dead.setdefault(layer.label, []).append(seen.dead_fraction)
         if not dead:
             return {}
         where, values = max(dead.items(), key=lambda item: max(item[1]))
