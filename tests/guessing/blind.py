@@ -519,6 +519,20 @@ def geometric() -> nn.Module:
     return Net()
 
 
+class Spectrogram(nn.Module):
+    """The height of the image decides the width of the recurrence."""
+
+    def __init__(self, mels: int = 40) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+        self.rnn, self.out = nn.LSTM(8 * mels, 32, batch_first=True), nn.Linear(32, 6)
+
+    def forward(self, spec):
+        x = F.relu(self.conv(spec.unsqueeze(1)))
+        over_time, _ = self.rnn(x.permute(0, 3, 1, 2).flatten(2))
+        return self.out(over_time[:, -1])
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
@@ -526,9 +540,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         Packed, TinyGpt, NanoGpt, Translator, Attention, Masked, Tables, TwoTowers, Multimodal,
         Autoencoder, Vae, Gcn, DenseGcn, Diffusion, Bare, PatchVit, Mixer, Policy, DuelingCritic,
         Keyword, Batched, Listed, Stars, Fourier, Siamese, WithExample, TimmLike,
+        Spectrogram,
     )
 }  # fmt: skip
 MODELS |= {
+    "Bilinear": lambda: nn.Bilinear(8, 6, 5),
     "Configured": lambda: Configured(NetConfig()),
     "lightning": lightning,
     "geometric": geometric,

@@ -37,6 +37,8 @@ EXPECTED: dict[str, tuple[tuple[int, ...], ...]] = {
     "Siamese": ((32, 1, 28, 28), (32, 1, 28, 28)),
     "WithExample": ((16, 2, 9),),
     "TimmLike": ((32, 3, 48, 48),),
+    "Bilinear": ((32, 8), (32, 6)),
+    "Spectrogram": ((32, 40, 32),),
 }
 """Shapes that follow from the definitions in `blind`, worked out by hand."""
 

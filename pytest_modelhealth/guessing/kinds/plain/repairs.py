@@ -122,6 +122,10 @@ def _summed(slots: Slots, got: int, wanted: int) -> Iterator[Slots]:
             continue
         width = slot.shape[-1] + wanted - got
         is_image = len(slot.shape) > 2
+        if len(slot.shape) == 2 and got and slot.shape[0] * wanted % got == 0:  # a spectrogram
+            height = slot.shape[0] * wanted // got
+            why = f"as high as {wanted} features need"
+            yield slots.with_slot(index, shape=(height, slot.shape[1]), why=why)
         if 0 < width <= _WIDEST * 16 and not is_image:
             why = f"what is left of {wanted} features"
             yield slots.with_slot(index, shape=(*slot.shape[:-1], width), why=why)
@@ -206,6 +210,7 @@ _PRODUCT = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)"
 _SIZES = re.compile(
     r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\).*dimension (\d+)"
 )
+_GOT = re.compile(r"got (\d+) but expected (\d+)")
 _VIEW = re.compile(r"shape '\[([^\]]*)\]' is invalid for input of size")
 
 
@@ -215,7 +220,7 @@ def _by_text(slots: Slots, failure: Failure) -> Iterator[Slots]:
     if found := _PRODUCT.search(text):
         yield from _summed(slots, int(found[1]), int(found[2]))
         yield from _flat_width(slots, int(found[1]), int(found[2]))
-    if found := _SIZES.search(text):
+    if found := _SIZES.search(text) or _GOT.search(text):
         yield from _matched(slots, int(found[1]), int(found[2]))
     if found := _VIEW.search(text):
         asked = prod(int(n) for n in found[1].split(",") if int(n) > 0)
