@@ -69,6 +69,22 @@ class HealthReport(HasVerdict):
         self._warned_of: list[str] = []
         self._asked_as: HealthReport | None = None
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are one; `health_snapshot` compares itself with a report.
+
+        Raises:
+            TypeError: `other` is a snapshot of syrupy that would keep the ``repr`` alone.
+        """
+        if _keeps_a_line(other):
+            raise TypeError(
+                "syrupy's own snapshot keeps one line of a report, 'healthy', and passes whatever "
+                "its statistics are: compare with the fixture health_snapshot, "
+                "assert report == health_snapshot"
+            )
+        return NotImplemented
+
+    __hash__ = object.__hash__
+
     @property
     def asked(self) -> HealthReport:
         """The report as its verdict was last asked for: under thresholds of `assert_healthy`."""
@@ -408,3 +424,10 @@ def _path(path: object, method: str) -> Path:
             f"({type(path).__name__}); report.render({form!r}) is its text"
         )
     return Path(path)
+
+
+def _keeps_a_line(other: object) -> bool:
+    """Whether this is a snapshot of syrupy with one of syrupy's own formats."""
+    if not any(kind.__module__ == "syrupy.assertion" for kind in type(other).__mro__):
+        return False
+    return type(getattr(other, "extension", None)).__module__.startswith("syrupy.")

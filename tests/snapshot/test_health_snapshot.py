@@ -12,6 +12,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import torch
+from syrupy.assertion import SnapshotAssertion
+from syrupy.extensions.json import JSONSnapshotExtension
+from torch import nn
+
+from pytest_modelhealth import Inspector
 
 MODEL = """
 import os
@@ -587,6 +593,17 @@ def test_names_may_be_strict(project: Project) -> None:
     strict = project.run("-o", "modelhealth_strict_names=true")
     strict.assert_outcomes(failed=1)
     strict.stdout.fnmatch_lines(["E *not the names of the snapshot (strict_names; *renamed 0 *"])
+
+
+def test_a_report_is_no_line(snapshot: SnapshotAssertion) -> None:
+    """Syrupy's own formats would keep its verdict alone, and pass whatever its numbers are."""
+    report = Inspector(nn.Linear(4, 3)).run_inspection(torch.randn(8, 4))
+    for plain in (snapshot, snapshot.use_extension(JSONSnapshotExtension)):
+        with pytest.raises(TypeError, match="assert report == health_snapshot"):
+            _ = report == plain
+    assert report == report
+    assert report != Inspector(nn.Linear(4, 3)).run_inspection(torch.randn(8, 4))
+    assert {report: 1}[report]
 
 
 def test_without_syrupy_the_fixture_says_so(project: Project) -> None:
