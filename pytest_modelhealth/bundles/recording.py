@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.bundles.content import Surroundings
+from pytest_modelhealth.bundles.content import WatchRule
+from pytest_modelhealth.bundles.packing import qualified_name
 from pytest_modelhealth.bundles.state import held_tensors
 from pytest_modelhealth.bundles.surroundings import surroundings
 from pytest_modelhealth.capture import Request
@@ -16,6 +18,7 @@ from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.untouched import random_state
 from pytest_modelhealth.inspector import Inspector
+from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import HealthReport, Observation
 
 Marks = list[tuple[Tensor, int | None]]
@@ -46,7 +49,7 @@ class Ran:
     limit: float
     requests: list[Request] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
-    surroundings: Surroundings = field(default_factory=surroundings)
+    surroundings: dict[str, Any] = field(default_factory=surroundings)
     too_large: bool = False
     _bytes: int = 0
     _before: Marks = field(default_factory=list)
@@ -95,6 +98,20 @@ def size(tensor: Tensor) -> int:
         return tensor.numel() * tensor.element_size()
     except (RuntimeError, ValueError):  # lazy, nested
         return 0
+
+
+def kept_rules(selection: Selection) -> tuple[WatchRule, ...]:
+    """Return what was watched, classes by their names."""
+    made = []
+    for rule in selection.rules:
+        written: tuple[str, int | None] = (
+            (rule.pattern.pattern, rule.pattern.flags)
+            if isinstance(rule.pattern, re.Pattern)
+            else (rule.pattern, None)
+        )
+        types = None if rule.types is None else tuple(map(qualified_name, rule.types))
+        made.append(WatchRule(*written, tuple(sorted(rule.roles)), types))
+    return tuple(made)
 
 
 Keep = Callable[[HealthReport, "Ran | None"], object]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,23 +16,20 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from pytest_modelhealth.bundles import functions
-from pytest_modelhealth.bundles.conditions import selection_of, settings_of
-from pytest_modelhealth.bundles.content import CONTENT, Batch, Content, Function
-from pytest_modelhealth.bundles.nest import NOTHING, Reader, qualified_name
-from pytest_modelhealth.bundles.reading import Bundle, read
+from pytest_modelhealth.bundles.content import Batch, Content, Function, WatchRule
+from pytest_modelhealth.bundles.file import Bundle, read
+from pytest_modelhealth.bundles.packing import qualified_name
 from pytest_modelhealth.bundles.sameness import differences
-from pytest_modelhealth.bundles.shrinking import Fewest, Part, fewest
 from pytest_modelhealth.bundles.state import loaded
 from pytest_modelhealth.bundles.surroundings import under, versions
 from pytest_modelhealth.capture import find_engine
-from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.inspector import Inspector
-from pytest_modelhealth.rendering.notation import plural, printable
+from pytest_modelhealth.layers import Rule, Selection, original_class
+from pytest_modelhealth.rendering.notation import printable
 from pytest_modelhealth.report import HealthReport, Replayed
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training import default_settings
@@ -39,7 +37,6 @@ from pytest_modelhealth.training import default_settings
 if TYPE_CHECKING:
     from pytest_modelhealth.capture.engine import Compiled
 
-_NAMED = 20
 _SHOWN = 3
 
 
@@ -53,7 +50,6 @@ def replay(
     backward: Any = None,
     own_checks: Iterable[type[Check]] = (),
     state: bool = True,
-    shrink: bool = False,
 ) -> HealthReport:
     """Run an inspection again that ``pytest --modelhealth-replay=DIR`` saved.
 
@@ -71,8 +67,6 @@ def replay(
         own_checks: checks of your own that judged then.
         state: whether the model gets the parameters and buffers of then; else it runs with its
             own.
-        shrink: look for the fewest samples of the batch that still fail the same check at
-            the same layer. The report is that of these, and ``report.replayed.samples`` names them.
 
     Raises:
         InspectionError: the bundle cannot be read, is of another model, or lacks something that
@@ -83,7 +77,7 @@ def replay(
     made = _model(model)
     base = with_own_checks(default_settings(), own_checks, "own_checks")
     again = Again(bundle, made, base, inputs, target, loss, backward, state)
-    return again.report(shrink)
+    return again.report()
 
 
 def _model(given: Any) -> Any:
@@ -126,14 +120,22 @@ class Again:
         self._bundle, self._model, self._state = bundle, model, state
         self._compiled = cast("Compiled", content.compiled)
         self._module = find_engine(model, compiled=self._compiled).module(model)
-        self._reader = Reader(bundle.tensors, _device(self._module))
-        self._settings = settings_of(content.settings, content.waivers, base)
+        self._settings = Settings(
+            base.declarations,
+            # else of a check of the project's own, or of another version
+            {name: limit for name, limit in content.settings.items() if name in base},
+            content.waivers,
+            base.checks,
+        )
         self._selection = selection_of(content.watch, self._module)
         self._batches = [self._batch(batch, inputs, target) for batch in content.batches]
-        self._states = [self._reader.read(batch.random, "random") for batch in content.batches]
         self._loss = self._loss_of(loss)
         self._backward = _backward(content, backward)
-        self._scaler = self._scaler_of(content)
+        self._scaler = None
+        if content.scaler is not None:
+            device, scaled = content.scaler
+            self._scaler = torch.amp.GradScaler(device)
+            self._scaler.load_state_dict(scaled)
         checks = {qualified_name(type(check)) for check in base.checks}
         self._own_lacking = [name for name in content.own_checks if name not in checks]
 
@@ -149,12 +151,9 @@ class Again:
             ("inputs", "target"), (batch.inputs, batch.target), given, strict=True
         ):
             if instead is None:
-                instead = self._reader.read(written, name)
-                missing = content.lacks(name) or content.lacks("batches")
-                if instead is NOTHING or missing:
-                    raise InspectionError(
-                        f"the bundle lacks {missing or name}; give {name}=... to replay"
-                    )
+                instead = written
+                if missing := content.lacks(name) or content.lacks("batches"):
+                    raise InspectionError(f"the bundle lacks {missing}; give {name}=... to replay")
             values.append(instead)
         return values[0], values[1]
 
@@ -162,53 +161,27 @@ class Again:
         if given is not None:
             return given
         written = self._bundle.content.loss
-        own = functions.own_function(written)
+        tasks = written.values() if isinstance(written, Mapping) else (written,)
+        own = next((task for task in tasks if isinstance(task, Function)), None)
         if own is not None:
             raise InspectionError(
                 f"the loss was a function of your own, {printable(str(own))}, which no bundle "
                 "holds: give it, replay(..., loss=...)"
             )
-        return functions.read(written, self._reader)
+        return written
 
-    def _scaler_of(self, content: Content) -> Any:
-        if content.scaler is None:
-            return None
-        kept = self._reader.read(content.scaler, "scaler")
-        try:
-            scaler = torch.amp.GradScaler(kept["device"])
-            if kept["state"]:
-                scaler.load_state_dict(kept["state"])
-            float(scaler.get_scale())
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise InspectionError(f"the bundle is damaged: its scaler: {error}") from None
-        return scaler
-
-    def report(self, shrink: bool = False) -> HealthReport:
+    def report(self) -> HealthReport:
         """Run it, and say how it compares.
 
         Raises:
             InspectionError: as `replay`.
         """
-        content = self._bundle.content
-        if shrink and len(self._batches) > 1:
-            raise InspectionError(
-                f"shrink looks at the samples of one batch, and this bundle has "
-                f"{len(self._batches)} batches; run it without, or inspect one of them"
-            )
         with self._as_then():
-            # a model may write to its batch, which the search takes parts of afterwards
-            report = self._run(copied_batch(self._batches) if shrink else self._batches)
-            moved = differences(self._bundle.report, json.loads(report.render("json")))
-            elsewhere = _elsewhere(content) if moved else ()
-            replayed = Replayed(
-                bundle=str(self._bundle.path),
-                same=not moved,
-                differences=(*moved, *elsewhere),
-                of=report.observation.samples,
-            )
-            if shrink:
-                report, replayed = self._shrunk(report, replayed)
-        self.told = list(self._notes(replayed, shrink))
+            report = self._run()
+        moved = differences(self._bundle.report, json.loads(report.render("json")))
+        elsewhere = _elsewhere(self._bundle.content) if moved else ()
+        replayed = Replayed(str(self._bundle.path), not moved, (*moved, *elsewhere))
+        self.told = list(self._notes(replayed))
         return _with(report, replayed, self.told)
 
     @contextmanager
@@ -219,102 +192,36 @@ class Again:
         try:
             with (
                 under(content.surroundings),
-                loaded(self._module, content.model, self._reader, values=self._state),
+                loaded(self._module, content.model, values=self._state),
             ):
                 yield
         finally:
             restore_random_state(before)
 
-    def _run(self, batches: list[tuple[Any, Any]], padding: Any = NOTHING) -> HealthReport:
+    def _run(self) -> HealthReport:
         content = self._bundle.content
         inspector = Inspector(
             self._model, compiled=self._compiled, settings=self._settings, calibrate=False
         )
         inspector._selection = self._selection
         options = {"loss": self._loss, "backward": self._backward, "scaler": self._scaler}
+        options |= content.options
         if content.of == "batches":
-            return inspector.run_batches(
-                self._one_by_one(batches), training=content.training, **options
-            )
-        inputs, target = batches[0]
-        if padding is NOTHING:
-            padding = self._reader.read(content.padding, "padding")
-        self._restore(0)
-        return inspector.run_inspection(
-            inputs,
-            target,
-            batch_dim=content.batch_dim,
-            causal=content.causal,
-            padding=padding,
-            **options,
-        )
+            return inspector.run_batches(self._one_by_one(), **options)
+        restore_random_state(content.batches[0].random)
+        return inspector.run_inspection(*self._batches[0], **options)
 
-    def _one_by_one(self, batches: list[tuple[Any, Any]]) -> Iterator[Any]:
+    def _one_by_one(self) -> Iterator[Any]:
         """Yield what `run_batches` takes, each under the random state of then."""
-        for index, (inputs, target) in enumerate(batches):
-            self._restore(index)
+        for batch, (inputs, target) in zip(
+            self._bundle.content.batches, self._batches, strict=True
+        ):
+            restore_random_state(batch.random)
             yield inputs if self._loss is None else (inputs, target)
 
-    def _restore(self, index: int) -> None:
-        try:
-            restore_random_state(self._states[index])
-        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-            raise InspectionError(
-                f"the random state of the bundle cannot be restored here: {error}"
-            ) from None
-
-    def _shrunk(self, report: HealthReport, replayed: Replayed) -> tuple[HealthReport, Replayed]:
-        """Return the report on the fewest samples that fail as this one does, and how many."""
-        violations = _judged(report)
-        if not violations:
-            return report, replayed
-        worst, of = violations[0], self._samples(report)
-        dimension = self._bundle.content.batch_dim or 0
-
-        padding = self._reader.read(self._bundle.content.padding, "padding")
-        twice: set[int] = set()
-
-        def run(samples: tuple[int, ...]) -> HealthReport:
-            taken = samples * 2 if len(samples) == 1 and samples[0] in twice else samples
-            part = Part(taken, of, dimension)
-            inputs, target = map(part.take, self._batches[0])
-            return self._run([(inputs, target)], part.take(padding))
-
-        def fails(samples: tuple[int, ...]) -> bool:
-            try:
-                found = _judged(run(samples))
-            except Exception:  # noqa: BLE001 - the model may not take so few samples
-                if len(samples) > 1 or samples[0] in twice:
-                    return False
-                twice.update(samples)  # as batch normalisation takes no single one
-                return fails(samples)
-            return any((v.check, v.layer) == (worst.check, worst.layer) for v in found)
-
-        found: Fewest = fewest(range(of), fails)
-        smaller = len(found.samples) < of
-        replayed = replace(
-            replayed,
-            samples=found.samples if smaller else None,
-            of=of,
-            runs=found.runs,
-            smallest=found.smallest,
-            twice=len(found.samples) == 1 and found.samples[0] in twice,
-        )
-        return (run(found.samples) if smaller else report), replayed
-
-    def _samples(self, report: HealthReport) -> int:
-        """Return the size of the batch."""
-        dimension = self._bundle.content.batch_dim or 0
-        if not dimension:
-            return report.observation.samples
-        shapes = (given.shape for given in report.observation.given)
-        return next((shape[dimension] for shape in shapes if len(shape) > dimension), 0)
-
-    def _notes(self, replayed: Replayed, shrink: bool) -> Iterator[str]:
+    def _notes(self, replayed: Replayed) -> Iterator[str]:
         """Yield what a reader should know, a sentence each."""
         name = printable(Path(replayed.bundle).name)
-        if shrink:
-            yield shrinking_told(replayed)
         if replayed.same:
             yield f"the same verdict and numbers as then, bit for bit: replayed {name}"
         else:
@@ -329,27 +236,35 @@ class Again:
         for lacking in missing[:_SHOWN]:
             yield f"not in the bundle: {printable(str(lacking))}"
         if len(missing) > _SHOWN:
-            yield f"not in the bundle: {len(missing) - _SHOWN:,} more, which its {CONTENT} lists"
+            yield f"not in the bundle: {len(missing) - _SHOWN:,} more, which its content lists"
 
 
-def shrinking_told(replayed: Replayed) -> str:
-    """Return what a search for the fewest samples found, a sentence."""
-    took = f"found in {plural(replayed.runs, 'run')}"
-    if replayed.samples is None:
-        if not replayed.runs:
-            return "nothing fails here, so that no samples were looked for"
-        return f"no fewer than all {plural(replayed.of, 'sample')} were seen to fail ({took})"
-    count = len(replayed.samples)
-    named = ", ".join(map(str, replayed.samples[:_NAMED]))
-    named += f" and {count - _NAMED:,} more" if count > _NAMED else ""
-    enough = "is enough" if count == 1 else "are enough"
-    twice = ", given twice as the model takes no single one" if replayed.twice else ""
-    last = "" if replayed.smallest else "; the search ended at its limit, fewer may do"
-    return f"{count:,} of {plural(replayed.of, 'sample')} {enough}: {named} ({took}{twice}{last})"
+def selection_of(rules: Iterable[WatchRule], model: nn.Module) -> Selection:
+    """Return what was watched; classes are looked for among those of the model's modules.
 
-
-def _device(module: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    Raises:
+        InspectionError: a class is none of them.
+    """
+    kinds = {kind for module in model.modules() for kind in (type(module), original_class(module))}
+    known: dict[str, type[nn.Module]] = {
+        qualified_name(base): base
+        for kind in kinds
+        for base in kind.__mro__
+        if issubclass(base, nn.Module)
+    }
+    made = []
+    for rule in rules:
+        types = None
+        if rule.types is not None:
+            types = tuple(known[name] for name in rule.types if name in known)
+            if not types:
+                raise InspectionError(
+                    f"the bundle watched layers of types {', '.join(rule.types)}, of which this "
+                    "model has none"
+                )
+        regex = None if rule.flags is None else re.compile(rule.pattern, rule.flags)
+        made.append(Rule(regex or rule.pattern, frozenset(rule.roles), types))
+    return Selection(tuple(made))
 
 
 def _backward(content: Content, given: Any) -> Any:
@@ -359,10 +274,6 @@ def _backward(content: Content, given: Any) -> Any:
             "which no bundle holds: give it, replay(..., backward=...)"
         )
     return content.backward if given is None else given
-
-
-def _judged(report: HealthReport) -> Any:
-    return judge(report.observation, report.settings).violations
 
 
 def _with(report: HealthReport, replayed: Replayed, notes: Iterable[str]) -> HealthReport:

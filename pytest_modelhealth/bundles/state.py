@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_modelhealth.bundles.content import Data, HeldTensor, Model
-from pytest_modelhealth.bundles.nest import NOTHING, Reader, Writer, dtype_name, qualified_name
+from pytest_modelhealth.bundles.content import HeldTensor, Model
+from pytest_modelhealth.bundles.packing import Packer, qualified_name
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.state import is_generator
 from pytest_modelhealth.errors import InspectionError, suggest
@@ -30,31 +30,31 @@ def held_tensors(model: nn.Module) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in found}.values())
 
 
-def take(model: nn.Module, writer: Writer, weights: str) -> Model:
+def take(model: nn.Module, packer: Packer, weights: str) -> Model:
     """Return what a model holds.
 
     Args:
         model: the module that has the layers.
-        writer: gets the tensors.
+        packer: gets the tensors.
         weights: why no values of tensors are kept, a phrase; ``""`` keeps them.
     """
     modules = named_modules(model)
     if weights:
-        writer.lack(model, "model", weights)
-    keep = None if weights else writer
+        packer.lack(model, "model", weights)
+    keep = None if weights else packer
     kept = {
         registry: tuple(_taken(_held(modules, registry), keep)) for registry in (*_REGISTRIES, "")
     }
     known = {id(tensor) for tensor in held_tensors(model)}
     for named in modules:
-        _take_down_others(named, known, writer)
+        _take_down_others(named, known, packer)
     return Model(
         kind=qualified_name(original_class(model)),
         parameters=kept["_parameters"],
         buffers=kept["_buffers"],
         attributes=kept[""],
         generators={
-            _full(layer, name): writer.write(_generator_state(generator), _full(layer, name))
+            _full(layer, name): packer.pack(_generator_state(generator), _full(layer, name))
             for layer, name, generator in _generators(modules)
         },
         training={named.name: bool(named.module.training) for named in modules},
@@ -70,7 +70,7 @@ def _held(modules: Iterable[NamedModule], registry: str) -> Iterator[tuple[str, 
                 yield named.name, str(name), value
 
 
-def _taken(held: Iterable[tuple[str, str, Tensor]], writer: Writer | None) -> Iterator[HeldTensor]:
+def _taken(held: Iterable[tuple[str, str, Tensor]], packer: Packer | None) -> Iterator[HeldTensor]:
     """Yield each tensor once, under the first of its names."""
     names: dict[int, list[tuple[str, str]]] = {}
     tensors: dict[int, Tensor] = {}
@@ -79,7 +79,7 @@ def _taken(held: Iterable[tuple[str, str, Tensor]], writer: Writer | None) -> It
         tensors[id(tensor)] = tensor
     for key, ((layer, name), *tied) in names.items():
         tensor, full = tensors[key], _full(layer, name)
-        value = None if writer is None else writer.write(tensor, f"model.{full}")
+        value = None if packer is None else packer.pack(tensor, f"model.{full}")
         yield HeldTensor(
             layer=layer,
             name=name,
@@ -101,33 +101,33 @@ _UNINITIALISED = "uninitialised"
 def _dtype(tensor: Tensor) -> str:
     if is_lazy(tensor):
         return _UNINITIALISED
-    return dtype_name(tensor.dtype)
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _full(layer: str, name: str) -> str:
     return f"{layer}.{name}" if layer else name
 
 
-def _take_down_others(named: NamedModule, known: set[int], writer: Writer) -> None:
+def _take_down_others(named: NamedModule, known: set[int], packer: Packer) -> None:
     """Take down what a module holds beside tensors and generators, and no bundle keeps.
 
     Args:
         named: the module.
         known: ids of the tensors that are kept, of which a list of them is nothing new.
-        writer: gets what is missing.
+        packer: gets what is missing.
     """
     module = named.module
     path = f"model.{named.name}".rstrip(".")
     for method in ("get_extra_state", "_save_to_state_dict"):
         if getattr(type(module), method) is not getattr(nn.Module, method):
-            writer.lack(module, path, f"its {method}() saves what is no tensor")
+            packer.lack(module, path, f"its {method}() saves what is no tensor")
     for name, value in vars(module).items():
         is_container = type(value) in (list, tuple, dict, set, deque)
         if not is_container or name in _OF_TORCH:
             continue
         if any(id(tensor) not in known for tensor in find_tensors(value)):
             reason = "it holds tensors, which no buffer or attribute does"
-            writer.lack(value, f"{path}.{name}", reason)
+            packer.lack(value, f"{path}.{name}", reason)
 
 
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -162,13 +162,12 @@ def _set_generator(generator: Any, state: Any) -> None:
 
 
 @contextmanager
-def loaded(model: nn.Module, kept: Model, reader: Reader, *, values: bool) -> Iterator[None]:
+def loaded(model: nn.Module, kept: Model, *, values: bool) -> Iterator[None]:
     """Have a model hold what was kept, and put back what it held, bit for bit.
 
     Args:
         model: the module that has the layers.
         kept: what another model of the same layers held.
-        reader: has the tensors.
         values: whether to load the values of tensors, too; else they are the model's own, and
             only training mode and ``requires_grad`` are loaded.
 
@@ -188,23 +187,17 @@ def loaded(model: nn.Module, kept: Model, reader: Reader, *, values: bool) -> It
             stack.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(held.requires_grad)
             if values:
-                _put(parameter, held, reader, stack)
+                _put(parameter, held, stack)
         if values:
-            _put_others(modules, kept, reader, stack)
+            _put_others(modules, kept, stack)
         yield
 
 
-def _put(tensor: Tensor, held: HeldTensor, reader: Reader, stack: ExitStack) -> None:
+def _put(tensor: Tensor, held: HeldTensor, stack: ExitStack) -> None:
     """Put values into a tensor in place; where they lie in another order, into its ``data``."""
-    value = _read(held, reader)
-    if value is None:
+    value = held.value
+    if not isinstance(value, Tensor):  # left out, or could not be kept
         return
-    if value.shape != tensor.shape or value.dtype != tensor.dtype:
-        raise InspectionError(
-            f"the bundle is damaged: {held.full_name!r} is "
-            f"{_form(tuple(value.shape), _dtype(value))} in its file, not "
-            f"{_form(tuple(tensor.shape), _dtype(tensor))}"
-        )
     before, after = tensor.data, value.detach().to(tensor.device)
     if after.stride() == before.stride():
         stack.callback(before.copy_, before.clone())
@@ -214,19 +207,7 @@ def _put(tensor: Tensor, held: HeldTensor, reader: Reader, stack: ExitStack) -> 
         tensor.data = after
 
 
-def _read(held: HeldTensor, reader: Reader) -> Tensor | None:
-    """Return the tensor that was kept; ``None`` where none was."""
-    value = NOTHING if held.value is None else reader.read(held.value, held.full_name)
-    if value is NOTHING:
-        return None
-    if not isinstance(value, Tensor):
-        raise InspectionError(f"the bundle is damaged: {held.full_name!r} is no tensor in it")
-    return value
-
-
-def _put_others(
-    modules: Mapping[str, nn.Module], kept: Model, reader: Reader, stack: ExitStack
-) -> None:
+def _put_others(modules: Mapping[str, nn.Module], kept: Model, stack: ExitStack) -> None:
     """Put buffers, tensors in attributes and the states of generators into the modules."""
     for registry, tensors in (("_buffers", kept.buffers), ("", kept.attributes)):
         for held in tensors:
@@ -234,24 +215,15 @@ def _put_others(
             own: dict[str, Any] = module._buffers if registry else vars(module)
             there = own.get(held.name)
             if isinstance(there, Tensor) and there.shape == held.shape:
-                _put(there, held, reader, stack)
-            elif registry:  # one that grows, as caches do
-                value = _read(held, reader)
-                if value is not None:
-                    stack.callback(own.__setitem__, held.name, there)
-                    own[held.name] = value
+                _put(there, held, stack)
+            elif registry and isinstance(held.value, Tensor):  # one that grows, as caches do
+                stack.callback(own.__setitem__, held.name, there)
+                own[held.name] = held.value
     for layer, name, generator in _generators(named_modules(modules[""])):
         state = kept.generators.get(_full(layer, name))
         if state is not None:
             stack.callback(_set_generator, generator, _generator_state(generator))
-            _set_generator(generator, _sound_state(reader, state, name))
-
-
-def _sound_state(reader: Reader, data: Data, name: str) -> Any:
-    state = reader.read(data, name)
-    if state is NOTHING:
-        raise InspectionError(f"the bundle is damaged: the state of generator {name!r} is missing")
-    return state
+            _set_generator(generator, state)
 
 
 def _require_same(model: nn.Module, kept: Model) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_modelhealth.bundles.reading import Bundle
+from pytest_modelhealth.bundles.file import Bundle
 from pytest_modelhealth.bundles.replaying import Again
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.report import HealthReport
@@ -16,13 +16,11 @@ class SubstitutingInspector(Inspector):
 
     Attributes:
         bundle: what to replay.
-        shrink: whether to look for the fewest samples that fail.
         is_meant: called when an inspection begins; returns whether it is the bundle's.
         on_replay: called with what the report says of the replay.
     """
 
     bundle: Bundle
-    shrink: bool
     is_meant: Callable[[], bool]
     on_replay: Callable[[list[str]], object]
 
@@ -55,7 +53,7 @@ class SubstitutingInspector(Inspector):
             loss=given.get("loss"),
             backward=given.get("backward"),
         )
-        report = again.report(self.shrink)
+        report = again.report()
         self._note_report(report)
         self.on_replay(again.told)
         return report

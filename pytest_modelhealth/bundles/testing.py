@@ -6,30 +6,28 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_modelhealth.bundles.reading import read_content
+from pytest_modelhealth.bundles.file import read
 from pytest_modelhealth.errors import InspectionError
 
 FAILS = 1
 
 
-def run_test(path: Path, *, shrink: bool = False) -> bool:
+def run_test(path: Path) -> bool:
     """Run the test that made a bundle, on what the bundle has; return whether it passes.
 
     Args:
         path: the bundle's folder.
-        shrink: whether to look for the fewest samples that fail.
 
     Raises:
         InspectionError: the bundle is of no test, the test is not here, or nothing was replayed,
             of which pytest has said why.
     """
-    test = read_content(path).test
+    test = read(path).content.test
     if test is None:
         raise InspectionError(
             f"{path} was made outside of tests: give the model, --model package.module:function"
         )
     options = [f"--modelhealth-replay-from={path.absolute()}"]
-    options += ["--modelhealth-replay-shrink"] if shrink else []
     # a project's own options may deselect it
     options += ["-m", "", "-k", ""]
     command = [sys.executable, "-m", "pytest", *options, _argument(test.id, path)]

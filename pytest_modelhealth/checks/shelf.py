@@ -18,7 +18,7 @@ from pytest_modelhealth.settings import SEVERITIES, Setting, Settings
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _SCALARS = (float, int, bool, str)
 _RESERVED = {"artifacts", "compiled", "explain", "model", "on_report", "own_checks", "waive"}
-_RESERVED |= {"replay", "replay_from", "replay_limit", "replay_shrink", "replay_without"}
+_RESERVED |= {"replay", "replay_from", "replay_limit", "replay_without"}
 """Names that an option or an argument of `Inspector` has, which is no setting."""
 
 

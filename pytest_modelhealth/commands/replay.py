@@ -21,11 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("path", type=Path, metavar="DIR", help="the folder of the inspection")
     parser.add_argument(
-        "--shrink",
-        action="store_true",
-        help="look for the fewest samples of the batch that still fail, and name them",
-    )
-    parser.add_argument(
         "--model",
         metavar="MODULE:NAME",
         help="run it without its test, on the model that this function or class makes without "
@@ -49,12 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise InspectionError("--loss goes with --model; the test has its own")
         from pytest_modelhealth.bundles.testing import run_test
 
-        return _HEALTHY if run_test(arguments.path, shrink=arguments.shrink) else _FAILS
+        return _HEALTHY if run_test(arguments.path) else _FAILS
     from pytest_modelhealth.bundles.replaying import replay
 
     model = _named(arguments.model, "--model")
     loss = None if arguments.loss is None else _named(arguments.loss, "--loss")
-    report = replay(arguments.path, model, loss=loss, shrink=arguments.shrink)
+    report = replay(arguments.path, model, loss=loss)
     print(report.render("failure"))  # noqa: T201
     return _HEALTHY if report.failure() is None else _FAILS
 

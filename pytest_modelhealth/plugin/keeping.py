@@ -21,8 +21,8 @@ from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
 
 if TYPE_CHECKING:
     from pytest_modelhealth.bundles.content import Test
+    from pytest_modelhealth.bundles.file import Saved
     from pytest_modelhealth.bundles.recording import Ran, RecordingInspector
-    from pytest_modelhealth.bundles.writing import Saved
     from pytest_modelhealth.report import HealthReport, Observation
 
 OPTION = "--modelhealth-replay"
@@ -149,7 +149,7 @@ class Keeper:
 
     def _stage(self, report: HealthReport) -> None:
         """Write a bundle of the latest inspection to a folder apart."""
-        from pytest_modelhealth.bundles.writing import save
+        from pytest_modelhealth.bundles.file import save
 
         assert self._latest is not None
         if len(self._staged) >= MOST:

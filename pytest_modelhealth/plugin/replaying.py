@@ -13,11 +13,10 @@ from pytest_modelhealth.plugin.inspections import MAKER
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_modelhealth.bundles.reading import Bundle
+    from pytest_modelhealth.bundles.file import Bundle
     from pytest_modelhealth.bundles.substitute import SubstitutingInspector
 
 _FROM = "--modelhealth-replay-from"
-_SHRINK = "--modelhealth-replay-shrink"
 _BUNDLE = pytest.StashKey["Bundle"]()
 _SUBSTITUTION = pytest.StashKey["_Substitution"]()
 
@@ -26,7 +25,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare what the command ``replay`` sets."""
     group = parser.getgroup("modelhealth")
     group.addoption(_FROM, default=None, help=argparse.SUPPRESS)
-    group.addoption(_SHRINK, action="store_true", default=None, help=argparse.SUPPRESS)
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
@@ -46,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption(_FROM)
     if path is None:
         return
-    from pytest_modelhealth.bundles.reading import read
+    from pytest_modelhealth.bundles.file import read
 
     try:
         bundle = config.stash[_BUNDLE] = read(path)
@@ -59,9 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Substitution:
     """Makes the inspectors of one test, of whose inspections one is the bundle's."""
 
-    def __init__(self, bundle: Bundle, *, shrink: bool) -> None:
+    def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
-        self.shrink = shrink
         self.inspections = 0
         self.told: list[str] | None = None
 
@@ -69,7 +66,7 @@ class _Substitution:
         from pytest_modelhealth.bundles.substitute import SubstitutingInspector
 
         made = SubstitutingInspector(*args, **options)
-        made.bundle, made.shrink = self.bundle, self.shrink
+        made.bundle = self.bundle
         made.is_meant, made.on_replay = self._is_meant, self._note
         return made
 
@@ -87,8 +84,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Have an inspection of this test be the bundle's."""
     bundle = item.config.stash.get(_BUNDLE, None)
     if bundle is not None:
-        shrink = bool(item.config.getoption(_SHRINK))
-        item.stash[_SUBSTITUTION] = _Substitution(bundle, shrink=shrink)
+        item.stash[_SUBSTITUTION] = _Substitution(bundle)
         item.stash[MAKER] = item.stash[_SUBSTITUTION].make
 
 

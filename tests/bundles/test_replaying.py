@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from pytest_modelhealth import Check, Inputs, InspectionError, Setting, replay
+from pytest_modelhealth.bundles.file import read
 from pytest_modelhealth.report import HealthReport
 
 from .conftest import Save
@@ -116,7 +117,7 @@ def test_a_replay_leaves_no_trace(saved: Save) -> None:
         ]
 
     before = seen()
-    replay(folder, other, shrink=True)
+    replay(folder, other)
     assert seen() == before
 
     def broken(*_: object) -> Tensor:
@@ -198,8 +199,8 @@ def test_several_batches_each_under_its_own_random_numbers(saved: Save) -> None:
     assert again.replayed is not None
     assert again.replayed.same, again.replayed.differences
     assert again.observation.batches == then.observation.batches == 3
-    with pytest.raises(InspectionError, match=r"shrink looks at .* one batch, .* has 3 batches"):
-        replay(folder, Everything(), shrink=True)
+    with pytest.raises(InspectionError, match=r"has 3 batches, and one is given"):
+        replay(folder, Everything(), inputs=batch_of())
 
 
 @pytest.mark.parametrize(
@@ -433,8 +434,7 @@ def test_over_the_limit_weights_go_first(saved: Save) -> None:
     """Of 4,000 bytes of weights and 1,600 of inputs, 2,000 hold the inputs, 1,000 neither."""
     for limit, kept in ((6000, ("model", "inputs")), (2000, ("inputs",)), (1000, ())):
         _, folder = saved(nn.Linear(10, 100, bias=False), torch.randn(40, 10), limit=limit)
-        content = json.loads((folder / "inspection.json").read_text())
-        missing = {entry["path"]: entry["reason"] for entry in content["missing"]}
+        missing = {lacking.path: lacking.reason for lacking in read(folder).content.missing}
         assert set(missing) == {"model", "inputs"} - set(kept)
         assert all("over its limit" in reason for reason in missing.values())
         folder.rename(folder.with_name(f"bundle {limit}"))

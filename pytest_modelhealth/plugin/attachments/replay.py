@@ -56,18 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the directory now, so that a long run does not end without its bundles.
 
     Raises:
-        pytest.UsageError: it cannot be made or written to, safetensors is missing, or an option
-            has a wrong value.
+        pytest.UsageError: it cannot be made or written to, or an option has a wrong value.
     """
     given = config.getoption(OPTION)
     if given is None:
         return
-    try:
-        import safetensors  # noqa: F401
-    except ImportError:
-        raise pytest.UsageError(
-            f"{OPTION}: needs safetensors: pip install 'pytest-modelhealth[replay]'"
-        ) from None
     limit = _limit(config)
     if not (limit > 0 and math.isfinite(limit)):
         raise pytest.UsageError(
