@@ -379,9 +379,9 @@ class Inspector:
         self._begin()
         request = Request(self._model, None, loss=loss, selection=self._selection)
         asked = Batches(batches, held_out, max_batches, loss is not None, progress)
-        record, observation, held = search(self._engine, request, self._observe, asked)
+        record, observation = search(self._engine, request, self._observe, asked)
         report = self._reported(observation, self._settings)
-        return RemovableUnits(record, report, self._model, held)
+        return RemovableUnits(record, report, self._model)
 
     def monitor(
         self,

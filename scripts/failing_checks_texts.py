@@ -112,7 +112,7 @@ REPAIRS = {
     "parameter_effect": "Take `torch.no_grad()` out where the part is to learn; where it is not, freeze it by `requires_grad_(False)`.",
     "input_effect": "Follow the input through the forward: something that does not depend on it stands in its way. The probe only notes it, as inputs without effect may be meant; a test that minds asks for the notes.",
     "headroom": "Take the largest out before dividing, keep this part in float32, or plan for bfloat16, which has the range.",
-    "removable_units": "Make the copy that `inspector(model).removable(batches).smaller()` returns, and go on with that.",
+    "removable_units": "Cut them out, as [removable units](../how-to/removable.md#cut-them-out) shows.",
     "same_weights": "Do on all ranks what is done after the wrapper was made, or load before wrapping.",
     "distinct_data": "`DataLoader(..., sampler=DistributedSampler(data))`, and `sampler.set_epoch(epoch)` in each epoch.",
     "replicas_agree": "Give the ranks of one tensor-parallel group the same seed, and only data-parallel ranks different ones.",

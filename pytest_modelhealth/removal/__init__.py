@@ -1,1 +1,1 @@
-"""Units that can go: found, proven by masking, and cut away."""
+"""Units that can go: found, and proven by masking."""

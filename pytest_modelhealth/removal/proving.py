@@ -40,7 +40,6 @@ class Prover:
         epsilon: machine epsilon of the model.
 
     Attributes:
-        latest: the inputs of the last batch.
         refused: by layer, why units are no candidates any longer, phrases.
         proof: what was measured.
     """
@@ -49,7 +48,6 @@ class Prover:
     modules: Mapping[str, nn.Module]
     layers: Layers
     epsilon: float
-    latest: Any = None
     refused: dict[str, list[str]] = field(default_factory=dict)
     proof: Proof = field(default_factory=Proof)
 
@@ -67,7 +65,6 @@ class Prover:
             found: what it says itself of the units of each layer.
             samples: how many it has.
         """
-        self.latest = inputs
         for name, layer in list(self.layers.items()):
             if name in found:
                 self._keep(name, self._confirmed(layer, found[name]))

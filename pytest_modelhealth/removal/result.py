@@ -1,4 +1,4 @@
-"""`RemovableUnits`: the units of a model that can go, to read, show, mask and cut away."""
+"""`RemovableUnits`: the units of a model that can go, to read, show and mask."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from pytest_modelhealth.report.removable import Proof, Removable, RemovableLayer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pytest_modelhealth.removal.smaller import SmallerCopy
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RemovableUnits:
@@ -34,13 +32,11 @@ class RemovableUnits:
         record: what was found and proven, as plain data.
         report: what the batches showed that units were found on, with the verdict on it.
         model: the model, untouched.
-        held_out: inputs of the last batch that units were proven on.
     """
 
     record: Removable
     report: HealthReport
     model: nn.Module
-    held_out: Any = None
 
     @property
     def layers(self) -> Mapping[str, RemovableLayer]:
@@ -130,35 +126,6 @@ class RemovableUnits:
             owned.append((modules[owner], own, mask.to(parameter[1].device)))
         for module, own, mask in owned:
             prune.custom_from_mask(module, own, mask)
-
-    def smaller(self, batch: Any = None) -> nn.Module:
-        """Return a copy of the model without these units, which computes the same numbers.
-
-        It is the `model` of `smaller_copy`, which tells what was cut, and what was not and why.
-        """
-        return self.smaller_copy(batch).model
-
-    def smaller_copy(self, batch: Any = None) -> SmallerCopy:
-        """Make a copy without these units where the flow of data is plain, and prove it.
-
-        A layer's units are cut out of its weights, out of batch norms and activations behind it,
-        and out of the weights that read them, where every operation in between acts unit by unit;
-        elsewhere they stay, with the reason. Outputs of the copy on a held-out batch are those of
-        the model but for rounding, or units that move them are not cut. The model neither runs nor
-        changes.
-
-        Args:
-            batch: inputs for the proof; ``None`` takes the last held-out batch.
-
-        Raises:
-            InspectionError: nothing can go, or nothing of it can be cut, with the reasons; or the
-                model cannot be copied.
-            Exception: whatever the model raises on the batch, untouched.
-        """
-        from pytest_modelhealth.removal.smaller import smaller_copy
-
-        inputs = self.held_out if batch is None else batch
-        return smaller_copy(self.model, self.layers, inputs, self.report)
 
     def plot(self) -> Figure:
         """Return a figure of the units by layer: a row a layer, a place a unit.

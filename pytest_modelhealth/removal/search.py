@@ -94,10 +94,8 @@ _LOSS = "with a loss batches are pairs; leave loss out where they are inputs alo
 
 def search(
     engine: Engine, request: Request, observe: Observe, batches: Batches
-) -> tuple[Removable, Observation, Any]:
+) -> tuple[Removable, Observation]:
     """Return the units of a model that can go, and what the batches they were found on showed.
-
-    The third is the inputs of the last held-out batch, for more proofs.
 
     Args:
         engine: runs the model.
@@ -139,7 +137,7 @@ def search(
     if merged is None or prover is None:
         raise InspectionError(_why_too_few(batches, is_empty=is_empty))
     record = summarised(prover, found, costs, merged.samples)
-    return record, replace(merged, removable=record), prover.latest
+    return record, replace(merged, removable=record)
 
 
 def _why_too_few(batches: Batches, *, is_empty: bool) -> str:

@@ -490,19 +490,6 @@ def test_masks_go_on_no_script():
         units.apply(torch.jit.script(model))
 
 
-def test_a_model_that_was_changed_since_has_no_smaller_copy():
-    """Nor has one without inputs to prove it on."""
-    model = dead()
-    units = Inspector(model).removable(vectors())
-    with pytest.raises(InspectionError, match="is of type int, without any tensor"):
-        units.smaller(5)
-    with pytest.raises(InspectionError, match="has no samples: give some"):
-        units.smaller(vectors()[0][:0])
-    model[0] = nn.Linear(model[0].in_features, 1)
-    with pytest.raises(InspectionError, match=r"'0\.weight' was of shape.*call removable again"):
-        units.smaller()
-
-
 def test_parameters_that_take_no_gradient_are_refused():
     """Torch would say so of its own assignment, not of the model."""
     with torch.inference_mode():
