@@ -35,8 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         metavar="MODULE:NAME",
         default=None,
-        help="run every test of ModelHealthSuite on what this factory makes, with no test file: "
-        "package.module:make, a function or class that is called without arguments; repeatable",
+        help="run every test of ModelHealthSuite, with no test file, on what a function returns: "
+        "package.module:make gives (model, inputs) or (model, inputs, target, loss), without "
+        "arguments; or on a small model of a class of transformers; repeatable",
     )
 
 

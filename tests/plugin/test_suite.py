@@ -6,7 +6,11 @@ import json
 from collections.abc import Iterable
 
 import pytest
+import torch
+import transformers
 
+from pytest_modelhealth import InspectionError, modelhealth_suite
+from pytest_modelhealth.plugin.suite.making import made_by
 from pytest_modelhealth.plugin.suite.suite import TESTS
 
 FILE = """
@@ -162,8 +166,10 @@ def needs(width):
     return net()
 def rest():
     return net(), BATCH, LABELS, 3
-TestRaises, TestNothing, TestMisfit, TestNeeds, TestRest = map(
-    modelhealth_suite, (raises, nothing, misfit, needs, rest)
+def alone():
+    return net()
+TestRaises, TestNothing, TestMisfit, TestNeeds, TestRest, TestAlone = map(
+    modelhealth_suite, (raises, nothing, misfit, needs, rest, alone)
 )
 """
 )
@@ -173,21 +179,38 @@ def test_what_make_does_wrong_is_shown_once(pytester: pytest.Pytester) -> None:
     """One test fails with the user's traceback or what to write; twelve say where to look."""
     pytester.makepyfile(MAKERS)
     result = pytester.runpytest("-rs", "-p", "no:cacheprovider")
-    result.assert_outcomes(failed=5, skipped=60)
+    result.assert_outcomes(failed=6, skipped=72)
     result.stdout.fnmatch_lines(
         [
             "E * KeyError: 'width'",
-            "nothing() returned None: return a model, (model, inputs), *",
+            "nothing() returned None: return (model, inputs), *",
             "E * shapes cannot be multiplied (16x9 and 12x32)",
             "E * raised in training mode, where misfit() gave float32 (16, 9)",
             "needs() needs arguments (width), and is called without any: *",
             "rest() returned something of type int as the loss, *",
+            "alone() makes a model alone, and no batch to run it on: return (model, inputs), or *",
+            "        model = Sequential()",
         ]
     )
     result.stdout.fnmatch_lines(
         ["SKIPPED * raises() failed, KeyError: 'width': see test_healthy_in_training"]
     )
     result.stdout.no_fnmatch_line("*pytest_modelhealth*.py:*")
+
+
+def test_a_batch_that_is_still_to_be_written_is_one_sentence(pytester: pytest.Pytester) -> None:
+    """As `init` leaves it; an Ellipsis of the user's own is none of it."""
+    body = "def make(self):\n    # TODO: a batch of yours\n    inputs = {}\n    return net(), {}\n"
+    result = _suite(pytester, body.format("...", "inputs"))
+    result.assert_outcomes(failed=1, skipped=11, deselected=1)
+    result.stdout.fnmatch_lines(
+        ["TestNet.make() has no batch yet: write it below 'TODO: a batch of yours' in test_net.py*"]
+    )
+    only = ("-k", "deterministic")
+    filled = body.format("BATCH", "inputs").replace("# TODO: a batch of yours", "# a batch")
+    _suite(pytester, filled.replace("BATCH", "BATCH[...]"), *only).assert_outcomes(
+        passed=1, deselected=12
+    )
 
 
 def test_an_expected_failure_hides_no_broken_factory(pytester: pytest.Pytester) -> None:
@@ -278,10 +301,10 @@ def test_names_that_are_no_factory(pytester: pytest.Pytester) -> None:
     """Each is one error, which says what to write."""
     _module(pytester)
     (pytester.path / "models" / "broken.py").write_text("import nowhere_to_be_found")
-    names = ("nets:fne", "net:fine", "nets:model", "nets:BATCH", "broken:make")
+    names = ("nets:fne", "net:fine", "nets:model", "nets:BATCH", "broken:make", "nets:Leaky")
     options = [f"--modelhealth-model=models.{name}" for name in names]
     result = pytester.runpytest(*options)
-    result.assert_outcomes(errors=5)
+    result.assert_outcomes(errors=6)
     result.stdout.fnmatch_lines(
         [
             "*models.nets has no 'fne'; did you mean 'fine'?",
@@ -290,10 +313,61 @@ def test_names_that_are_no_factory(pytester: pytest.Pytester) -> None:
             "*BATCH is a Tensor and makes no model*",
             "*importing models.broken raises",
             "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+            "*the class Leaky makes a model alone, and no batch to run it on: return *",
+            "    def make():",
+            "        model = Leaky()",
         ]
     )
     wrong = pytester.runpytest("--modelhealth-model=models.nets")
     wrong.stderr.fnmatch_lines(["*name a module and what in it makes the model*"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BertForTokenClassification", "BertForQuestionAnswering", "DistilBertForMaskedLM",
+        "GPT2ForSequenceClassification", "LlamaForCausalLM", "T5ForConditionalGeneration",
+        "BartForSequenceClassification", "ViTForImageClassification", "CLIPModel",
+        "ResNetForImageClassification", "SegformerForSemanticSegmentation",
+    ],
+)  # fmt: skip
+def test_models_of_transformers_compute_their_own_loss(name: str) -> None:
+    """A small one is made of a class, and its batch has labels as its head takes them."""
+    suite = modelhealth_suite(getattr(transformers, name))
+    made, again, other = (made_by(suite(), name, seed) for seed in (0, 0, 1))
+    assert made.model(**made.inputs).loss.isfinite()
+    assert sum(p.numel() for p in made.model.parameters()) < 4_000_000
+    first = next(iter(made.inputs))
+    assert torch.equal(made.inputs[first], again.inputs[first])
+    assert not torch.equal(made.inputs[first], other.inputs[first])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("WhisperForConditionalGeneration", "takes neither input_ids nor pixel_values"),
+        ("BertForMultipleChoice", "what labels BertForMultipleChoice takes is not known here"),
+    ],
+)
+def test_other_models_of_transformers_are_refused(name: str, why: str) -> None:
+    """With the reason, and the function to write."""
+    suite = modelhealth_suite(getattr(transformers, name))
+    with pytest.raises(InspectionError) as caught:
+        made_by(suite(), name, 0)
+    assert why in str(caught.value)
+    assert f"    def make():\n        model = {name}(config=...)\n" in str(caught.value)
+
+
+def test_a_class_of_transformers_is_tested_without_a_file(pytester: pytest.Pytester) -> None:
+    """By its name alone; and a make() of a file may return such a model alone."""
+    only = (*QUICK[:2], "-k", "evaluation or deterministic")
+    body = """def make(self):
+    from transformers import BertConfig, BertModel
+    return BertModel(BertConfig(vocab_size=99, hidden_size=24, num_hidden_layers=2))
+"""
+    _suite(pytester, body, *only[2:]).assert_outcomes(passed=2, deselected=11)
+    named = pytester.runpytest("--modelhealth-model=transformers:BertForMaskedLM", *only)
+    named.assert_outcomes(passed=2, deselected=11)
 
 
 def test_a_name_twice_is_an_error(pytester: pytest.Pytester) -> None:

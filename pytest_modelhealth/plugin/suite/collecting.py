@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import operator
-import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from torch import nn
 
-from pytest_modelhealth.errors import SettingsError, suggest
+from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.plugin.options import session_settings
 from pytest_modelhealth.plugin.suite.attributes import place_of, require_sound
+from pytest_modelhealth.plugin.suite.making import model_alone
+from pytest_modelhealth.plugin.suite.naming import named
 from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite, modelhealth_suite
+from pytest_modelhealth.plugin.suite.transformers_models import is_pretrained
 
 OPTION = "--modelhealth-model"
 _WRITE = "write a function that returns (model, inputs, target, loss), and name that"
@@ -53,17 +52,7 @@ def suite_named(name: str, folder: Path) -> type[ModelHealthSuite]:
     Raises:
         SettingsError: it cannot be imported, or is no factory; the message says what to write.
     """
-    module_name, _, attribute = name.partition(":")
-    if str(folder) not in sys.path:  # as `python -m pytest` has it
-        sys.path.insert(0, str(folder))
-    module = _imported(module_name)
-    try:
-        found = operator.attrgetter(attribute)(module)
-    except AttributeError:
-        known = [n for n in vars(module) if not n.startswith("_")]
-        raise SettingsError(
-            f"{module_name} has no {attribute!r}{suggest(attribute, known)}"
-        ) from None
+    found, attribute = named(name, folder), name.partition(":")[2]
     if isinstance(found, type) and issubclass(found, ModelHealthSuite):
         return found
     if isinstance(found, nn.Module):
@@ -71,33 +60,8 @@ def suite_named(name: str, folder: Path) -> type[ModelHealthSuite]:
             f"{attribute} is a model itself, of class {type(found).__name__}, and a suite needs "
             f"what makes one anew: {_WRITE}"
         )
+    if isinstance(found, type) and issubclass(found, nn.Module) and not is_pretrained(found):
+        raise SettingsError(model_alone(f"the class {attribute}", found))
     if not callable(found):
         raise SettingsError(f"{attribute} is a {type(found).__name__} and makes no model: {_WRITE}")
     return modelhealth_suite(found)
-
-
-def _imported(name: str) -> Any:
-    """Return a module by its name.
-
-    Raises:
-        SettingsError: there is none, or importing it raises.
-    """
-    try:
-        __import__(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise SettingsError(
-                f"there is no module {error.name!r} in {Path.cwd()} or on sys.path; name it as "
-                "import does, package.module:make"
-            ) from None
-        raise SettingsError(_raised(name)) from None
-    except Exception:  # noqa: BLE001 - the user's module
-        raise SettingsError(_raised(name)) from None
-    return sys.modules[name]
-
-
-def _raised(name: str) -> str:
-    frames = traceback.format_exc().rstrip().splitlines()
-    own = next((n for n, line in enumerate(frames) if "<frozen importlib" in line), 0)
-    shown = [line for line in frames[own:] if "<frozen importlib" not in line]
-    return "\n".join([f"importing {name} raises", *shown])

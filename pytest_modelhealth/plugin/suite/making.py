@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -19,13 +21,18 @@ from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
 from pytest_modelhealth.capture.step.loss_value import compute_loss
 from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.plugin.suite.naming import arguments_of, parameters_of, required
 from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
+from pytest_modelhealth.plugin.suite.transformers_models import batch_of, is_pretrained, small_model
 from pytest_modelhealth.rendering.notation import abbreviate
 
 _SHAPES = (
     "(model, inputs), (model, inputs, loss), (model, inputs, target), or "
     "(model, inputs, target, loss)"
 )
+TODO = "TODO: a batch of yours"
+"""Stands in a file that ``python -m pytest_modelhealth init`` wrote until it has a batch."""
+
 _WRITE = "write def make(): return Encoder(), torch.randn(16, 8), labels, F.cross_entropy"
 
 
@@ -89,12 +96,15 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
         seed: the random seed.
 
     Raises:
-        InspectionError: it makes something else, or needs arguments.
+        InspectionError: it makes something else, needs arguments, or has no batch yet.
         Exception: whatever the user's function raises, untouched.
     """
-    _require_no_arguments(suite.make, name)
+    make: Any = suite.make
+    is_class = is_pretrained(make)
+    if not is_class:
+        _require_callable(make, name)
     with seeded(seed):
-        made = _as_made(suite.make(), name)
+        made = _as_made(_small(make, name) if is_class else make(), name)
         if any(map(is_lazy, (*made.model.parameters(), *made.model.buffers()))):
             _run_once(made)
     return made
@@ -108,35 +118,42 @@ def _run_once(made: Made) -> None:
     made.model.train(was)
 
 
-def _require_no_arguments(make: Callable[..., Any], name: str) -> None:
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # of a class written in C
-        return
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [
-        p.name for p in parameters if p.default is p.empty and p.kind not in optional
-    ]  # fmt: skip
+def _require_callable(make: Callable[..., Any], name: str) -> None:
+    """Do nothing if what makes a model is written to its end, and needs no arguments."""
+    code = getattr(make, "__code__", None)
+    if code is not None and Ellipsis in code.co_consts and TODO in _source(code):
+        where = Path(code.co_filename).name
+        raise InspectionError(
+            f"{name} has no batch yet: write it below {TODO!r} in {where}, in place of each ..."
+        )
+    needed = [p.name for p in required(parameters_of(make))]
     if needed:
         raise InspectionError(
             f"{name} needs arguments ({', '.join(needed)}), and is called without any: give them "
-            f"defaults, or {_WRITE}; python -m pytest_modelhealth init writes such a file"
+            f"defaults, or {_WRITE}"
         )
+
+
+def _source(code: CodeType) -> str:
+    try:
+        return inspect.getsource(code)
+    except OSError:  # of a session without a file
+        return ""
 
 
 def _as_made(made: Any, name: str) -> Made:
     if isinstance(made, nn.Module):
-        return _guessed(made, name)
+        return _with_batch(made, name)
     if not isinstance(made, tuple) or not 1 <= len(made) <= 4:
         what = f"a tuple of {len(made)}" if isinstance(made, tuple) else _described(made)
-        raise InspectionError(f"{name} returned {what}: return a model, {_SHAPES}")
+        raise InspectionError(f"{name} returned {what}: return {_SHAPES}")
     if not isinstance(made[0], nn.Module):
         raise InspectionError(
             f"{name} returned a tuple that begins with {_described(made[0])}, where the model must "
             f"stand: return {_SHAPES}"
         )
     if len(made) == 1:
-        return _guessed(made[0], name)
+        return _with_batch(made[0], name)
     model, inputs, *rest = made
     if len(rest) == 2:
         target, loss = rest
@@ -166,18 +183,51 @@ def without_target(output: Any, target: Any) -> Any:
     return torch.zeros(()) if loss is None else loss
 
 
-def _guessed(model: nn.Module, name: str) -> Made:
-    """Return a model with a batch that its forward takes.
+def _with_batch(model: nn.Module, name: str) -> Made:
+    """Return a model that was made alone with a batch, where transformers says what it takes.
 
     Raises:
-        InspectionError: none can be guessed; the message says what to write.
+        InspectionError: nothing says so; the message says what to write.
     """
-    from pytest_modelhealth.guessing import guess_inputs  # only where nothing is given
+    if not is_pretrained(type(model)):
+        raise InspectionError(model_alone(name, type(model)))
+    try:
+        return Made(model, batch_of(model))
+    except Exception as error:
+        raise InspectionError(model_alone(name, type(model), error)) from error
 
-    guess = guess_inputs(model)
-    if guess.target is not None and guess.loss is None:
-        return Made(model, guess.inputs, guess.target, without_target)
-    return Made(model, guess.inputs, guess.target, guess.loss)
+
+def _small(kind: type[nn.Module], name: str) -> nn.Module:
+    """Return a small model of a class of transformers.
+
+    Raises:
+        InspectionError: none can be made; the message says what to write.
+    """
+    try:
+        return small_model(kind)
+    except Exception as error:
+        raise InspectionError(model_alone(name, kind, error)) from error
+
+
+def model_alone(name: str, kind: type[nn.Module], error: Exception | None = None) -> str:
+    """Return the message on a model that comes without a batch, with the function to write.
+
+    Args:
+        name: what makes the model.
+        kind: its class.
+        error: why no batch could be made for a model of transformers.
+    """
+    why = ""
+    if error is not None:
+        said = str(error).partition("\n")[0]
+        why = f" (none is known for it: {type(error).__name__}: {said})"
+    return (
+        f"{name} makes a model alone, and no batch to run it on{why}: return "
+        "(model, inputs), or (model, inputs, target, loss), such as\n"
+        "    def make():\n"
+        f"        model = {kind.__name__}({', '.join(arguments_of(kind))})\n"
+        "        return model, torch.randn(16, 8), torch.randint(3, (16,)), F.cross_entropy"
+    )
 
 
 def _described(value: Any) -> str:

@@ -83,7 +83,7 @@ class ModelHealthSuite:
     if TYPE_CHECKING:
 
         def make(self) -> Any:
-            """Return a model, or a tuple of it, inputs, target and loss."""
+            """Return (model, inputs), or (model, inputs, target, loss)."""
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """Return the optimizer of the training step: AdamW at a rate of 1e-3."""
