@@ -49,7 +49,6 @@ from pytest_modelhealth.comparison.sides import (
     run,
 )
 from pytest_modelhealth.comparison.trace import Trace, container
-from pytest_modelhealth.progress import task
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.tolerance import RUNS
@@ -111,11 +110,9 @@ def compare(
         argument.validate(value, "argument of compare")
     ours, theirs = reference_side(reference), candidate_side(candidate, reference)
     request = Request(reference, inputs, target, loss, backward)
-    with TensorStore(memory_budget) as store, task("comparing"):
-        with task("running the reference"):
-            a = run(ours, request, store)
-        with task("running the candidate"):
-            b = run(theirs, request, store, placement(theirs, inputs))
+    with TensorStore(memory_budget) as store:
+        a = run(ours, request, store)
+        b = run(theirs, request, store, placement(theirs, inputs))
         notes = notes_on_runs(ours, theirs, a, b)
         is_blind = bool(b.observation.outputs_only)
         alignment = with_folds(align(a.layers, b.layers, is_blind=is_blind), a, b, store)

@@ -30,7 +30,6 @@ from pytest_modelhealth.errors import (
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probing import Probing
-from pytest_modelhealth.progress import task
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
@@ -40,7 +39,7 @@ from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.scalars import Scalars
-from pytest_modelhealth.training.monitoring.writers import sinks_of
+from pytest_modelhealth.training.monitoring.writers import writers_of
 from pytest_modelhealth.training.stepping.contract import Asked, run_contract
 from pytest_modelhealth.training.stepping.givers import Given, step_of
 
@@ -229,11 +228,10 @@ class Inspector:
         request = self._request(inputs, target, loss, backward, scaler)
         probing = Probing(self._engine, request, settings, conventions)
         further = _further_run(self._engine, request) if costs else None
-        with task("inspecting"):
-            observation = probing.after(self._observe(request))
-            if further is not None:
-                observation = further.after(observation)
-            return self._reported(self._settled(observation), settings)
+        observation = probing.after(self._observe(request))
+        if further is not None:
+            observation = further.after(observation)
+        return self._reported(self._settled(observation), settings)
 
     def summary(
         self, inputs: Any, *, depth: int | None = None, max_rows: int | None = 200
@@ -305,8 +303,8 @@ class Inspector:
             max_seconds: stop after the batch that passes these, on several ranks after the batch in
                 which one of them does. ``report.part`` says how many batches of how many were seen,
                 and so does the verdict.
-            progress: whether to show on a terminal how far it is: ``True`` does at once, ``False``
-                never, ``None`` after two seconds. Nothing is shown where ``CI`` is set.
+            progress: whether tqdm, where it is installed, shows how far it is: ``True`` does at
+                once, ``False`` never, ``None`` after two seconds; on a terminal only.
 
         Raises:
             InspectionError: there was no batch, a batch is no pair although there is a loss or
@@ -428,7 +426,7 @@ class Inspector:
                 train.
         """
         self._require_module("a monitor watches a torch.nn.Module as the loop runs it")
-        sinks = sinks_of(to)
+        writers = writers_of(to)
         if self._on_run is not None:
             self._on_run()
         monitor = TrainingMonitor(
@@ -446,9 +444,9 @@ class Inspector:
             on_report=self._note_report,
             on_violation=on_violation,
         )
-        if sinks or statistics is not None:
+        if writers or statistics is not None:
             name = type(self._model).__name__
-            scalars = Scalars(sinks, name, lambda: monitor.report, statistics, histograms)
+            scalars = Scalars(writers, name, lambda: monitor.report, statistics, histograms)
             monitor.observers.append(scalars)
         return monitor
 
@@ -514,13 +512,12 @@ class Inspector:
         self._begin()
         given = Given(self._model, step, optimizer, batch, restore, inputs, target, loss)
         asked = Asked(calls, overfit, resume)
-        with task("training step"):
-            with step_of(given) as made:
-                observation = run_contract(self._model, made, asked, self._selection)
-            if made.is_usual:
-                whole = self._observe(self._request(inputs, target, loss, None, made.scaler))
-                observation = replace(whole, stepped=observation.stepped)
-            return self._reported(observation, self._settings)
+        with step_of(given) as made:
+            observation = run_contract(self._model, made, asked, self._selection)
+        if made.is_usual:
+            whole = self._observe(self._request(inputs, target, loss, None, made.scaler))
+            observation = replace(whole, stepped=observation.stepped)
+        return self._reported(observation, self._settings)
 
     @property
     def report(self) -> HealthReport:

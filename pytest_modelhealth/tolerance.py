@@ -29,7 +29,7 @@ from pytest_modelhealth.capture.step.conversion import (
     default_dtype,
 )
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.progress import task, track
+from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import ROLES, Noises, Observation
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -90,7 +90,7 @@ def converted(request: Request, dtype: torch.dtype, *, target: bool = True) -> R
 def wide_run(request: Request, run: Run = observed) -> Observation | None:
     """Return what a float64 copy of the requested model shows; ``None`` where there is none."""
     try:
-        with task("running it in float64"), default_dtype(torch.float64):
+        with default_dtype(torch.float64):
             return run(converted(request, torch.float64))
     except Exception:  # noqa: BLE001 - not every model runs in float64
         return None

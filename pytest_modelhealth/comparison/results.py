@@ -28,7 +28,7 @@ from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 from pytest_modelhealth.comparison.quantisation import Quantisation, move
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
-from pytest_modelhealth.progress import task, track
+from pytest_modelhealth.progress import track
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (
     QUANTISED,
@@ -431,7 +431,7 @@ def _measure_truth(
         if truth.shape == expected.shape:
             found.append((case, gap(expected, truth), gap(candidate, truth)))
 
-    with task("running the reference in float64"), default_dtype(torch.float64):
+    with default_dtype(torch.float64):
         failure = further.run(lambda given: converted(given, torch.float64), _Beside(cases, see))
     if failure:
         further.notes.append(f"the reference has no float64 run to compare with: {failure}")
@@ -455,10 +455,7 @@ def _measure_lower(
         if value.shape == expected.shape:
             case.own, case.source = gap(expected, value), "lower precision"
 
-    with task(f"running the reference in {lower}"):
-        failure = further.run(
-            lambda given: converted(given, lower, target=False), _Beside(cases, see)
-        )
+    failure = further.run(lambda given: converted(given, lower, target=False), _Beside(cases, see))
     if failure:
         further.notes.append(f"the reference does not run in {lower}: {failure}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.progress import task, track
+from pytest_modelhealth.progress import track
 
 if TYPE_CHECKING:
     from pytest_modelhealth.capture.engine import Engine, Request
@@ -68,8 +68,7 @@ def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
     """Return what a probe finds, with what it took beside the runs that all share."""
     runs.take_counts()
     base, start = runs.base_seconds, time.perf_counter()
-    with task(probe.name):
-        record = probe.not_told(runs.why_not) if runs.why_not else _record(probe, runs)
+    record = probe.not_told(runs.why_not) if runs.why_not else _record(probe, runs)
     seconds = time.perf_counter() - start - (runs.base_seconds - base)
     forwards, backwards = runs.take_counts()
     return replace(record, forwards=forwards, backwards=backwards, seconds=seconds)

@@ -22,7 +22,6 @@ from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.intervening.differences import largest
-from pytest_modelhealth.progress import advance
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
@@ -242,7 +241,6 @@ class Runs:
         """Take down runs that a probe makes by itself."""
         self._forwards += forwards
         self._backwards += backwards
-        advance()
 
     def loss_of(self, output: Any, target: Any) -> Tensor | None:
         """Return the loss that was inspected, of an output; ``None`` where there is no number.

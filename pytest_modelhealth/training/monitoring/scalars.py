@@ -10,7 +10,7 @@ from pytest_modelhealth.errors import ModelHealthWarning
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.training.monitoring.row import StepRow, require_statistic
-from pytest_modelhealth.training.monitoring.writers.sink import Sink
+from pytest_modelhealth.training.monitoring.writers import Function
 
 WRITTEN = (
     "activation_rms",
@@ -33,7 +33,7 @@ class Scalars:
     no others, and those with parameters of their own; the model itself goes by its type's name.
 
     Args:
-        sinks: the destinations.
+        writers: of the destinations.
         model_type: name of the model's type.
         report: makes the report of the latest watched step, for histograms.
         statistics: of each layer.
@@ -45,46 +45,46 @@ class Scalars:
 
     def __init__(
         self,
-        sinks: Sequence[Sink],
+        writers: Sequence[Function],
         model_type: str,
         report: Callable[[], HealthReport],
         statistics: Iterable[str] | None = None,
         histograms: bool = False,
     ) -> None:
-        self._sinks = list(sinks)
+        self._writers = list(writers)
         self._model_type = model_type
         self._report = report
         self._statistics = WRITTEN if statistics is None else _names(statistics)
         self._histograms = histograms
-        self._failures = [0] * len(self._sinks)
-        self._is_warned = [False] * len(self._sinks)
+        self._failures = [0] * len(self._writers)
+        self._is_warned = [False] * len(self._writers)
 
     def __call__(self, row: StepRow) -> None:
         """Write the numbers of a step."""
         numbers = dict(self._numbers(row))
-        for index, sink in enumerate(self._sinks):
+        for index, writer in enumerate(self._writers):
             if self._failures[index] < _MOST_FAILURES:
-                self._write(index, sink, row, numbers)
+                self._write(index, writer, row, numbers)
 
-    def _write(self, index: int, sink: Sink, row: StepRow, numbers: dict[str, float]) -> None:
+    def _write(self, index: int, writer: Function, row: StepRow, numbers: dict[str, float]) -> None:
         try:
-            sink.write(row.step, numbers)
-            if self._histograms and sink.takes_histograms:
-                sink.write_histograms(row.step, dict(self._seen(row)))
+            writer.write(row.step, numbers)
+            if self._histograms and writer.takes_histograms:
+                writer.write_histograms(row.step, dict(self._seen(row)))
         except Exception as error:  # noqa: BLE001 - another library's: the training goes on
             self._failures[index] += 1
-            self._warn(index, sink, row, error)
+            self._warn(index, writer, row, error)
         else:
             self._failures[index] = 0
 
-    def _warn(self, index: int, sink: Sink, row: StepRow, error: Exception) -> None:
+    def _warn(self, index: int, writer: Function, row: StepRow, error: Exception) -> None:
         if self._is_warned[index]:
             return
         self._is_warned[index] = True
         warnings.warn(
-            f"{sink} did not take the numbers of step {row.step}: {type(error).__name__}: {error}. "
-            f"The training goes on, and the monitor keeps its history; after {_MOST_FAILURES} "
-            "failures in a row nothing more is written there",
+            f"{writer} did not take the numbers of step {row.step}: {type(error).__name__}: "
+            f"{error}. The training goes on, and the monitor keeps its history; after "
+            f"{_MOST_FAILURES} failures in a row nothing more is written there",
             ModelHealthWarning,
             stacklevel=6,
         )

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
-from pytest_modelhealth.progress import task
 from pytest_modelhealth.report import Observation, Stepped
 from pytest_modelhealth.training.stepping.calls import call_step
 from pytest_modelhealth.training.stepping.designs import (
@@ -84,7 +83,7 @@ def run_contract(
     given.require_sound()
     asked.require_sound()
     session = Session(model, given, selection)
-    with session.open(), task("calls"):
+    with session.open():
         untied, copied = untied_weights(model), copies(model)
         lists = Lists(model, given.step)
         made = call_step(session, asked.calls, lists)

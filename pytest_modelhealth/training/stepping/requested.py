@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.probes.intervening.running import said
-from pytest_modelhealth.progress import task
+from pytest_modelhealth.progress import track
 from pytest_modelhealth.training.stepping.session import Session, loss_in
 
 
 def overfitted(session: Session, calls: int) -> tuple[float, float, int]:
     """Call the step on the one batch again and again; return the first and least loss, and when."""
     session.rewind()
-    with task("overfitting", calls):
-        losses = [_number(session) for _ in range(calls)]
+    losses = [_number(session) for _ in track(range(calls), "overfitting")]
     best = min(range(calls), key=lambda n: losses[n] if math.isfinite(losses[n]) else math.inf)
     return losses[0], losses[best], best + 1
 

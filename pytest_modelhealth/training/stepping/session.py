@@ -24,7 +24,6 @@ from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.unregistered import places
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
-from pytest_modelhealth.progress import advance
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.training.stepping.snapshot import Snapshot
 from pytest_modelhealth.training.stepping.watching import Watch, Watched
@@ -239,7 +238,6 @@ class Session:
     def call(self, batch: Any = None) -> Any:
         """Call the step once, on a copy of the batch unless another is given."""
         self.called += 1
-        advance()
         batch = self.batch() if batch is None else batch
         return self.given.step(self.model, self.given.optimizer, batch)
 
