@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from contextlib import redirect_stderr
+from typing import Any
 
 import pytest
 import torch
@@ -53,12 +54,20 @@ def test_what_is_over_soon_is_not_shown(terminal: Terminal, shown: bool | None) 
     assert terminal.getvalue() == ""
 
 
-def test_what_takes_long_is_shown(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of itself, after a while."""
-    monkeypatch.setattr(progress, "_DELAY", 1e-9)
-    monkeypatch.setattr(progress._bar(), "mininterval", 0, raising=False)
-    run(terminal, progress=None)
-    assert "inspecting batches" in terminal.getvalue()
+@pytest.mark.parametrize(("shown", "delay"), [(None, 2), (True, 0)])
+def test_what_takes_long_is_shown(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, shown: bool | None, delay: float
+) -> None:
+    """After two seconds, or at once."""
+    asked: dict[str, Any] = {}
+
+    def bar(items: Any, **options: Any) -> Any:
+        asked.update(options)
+        return items
+
+    monkeypatch.setattr(progress, "_bar", lambda: bar)
+    run(terminal, progress=shown)
+    assert (asked["delay"], asked["total"]) == (delay, 4)
 
 
 @pytest.mark.parametrize("why", ["no terminal", "CI", "not installed"])
