@@ -13,6 +13,7 @@ from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.store import TensorStore
+from pytest_modelhealth.comparison.calls import with_calls
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.folds import with_folds
@@ -29,6 +30,7 @@ from pytest_modelhealth.comparison.quantisation import quantisation
 from pytest_modelhealth.comparison.remarks import (
     notes_on_runs,
     notes_on_settings,
+    notes_on_structure,
     notes_on_training,
     notes_without_effect,
     remarks,
@@ -38,6 +40,7 @@ from pytest_modelhealth.comparison.results import (
     FACTOR,
     Further,
     TensorResult,
+    are_one_function,
     compare_tensors,
     without_effect,
 )
@@ -115,7 +118,8 @@ def compare(
         b = run(theirs, request, store, placement(theirs, inputs))
         notes = notes_on_runs(ours, theirs, a, b)
         is_blind = bool(b.observation.outputs_only)
-        alignment = with_folds(align(a.layers, b.layers, is_blind=is_blind), a, b, store)
+        alignment = with_calls(align(a.layers, b.layers, is_blind=is_blind), a, b)
+        alignment = with_folds(alignment, a, b, store)
         notes += notes_on_training(alignment, b)
         epsilons = machine_epsilons(ours, theirs, a, b)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
@@ -138,6 +142,10 @@ def compare(
         notes += notes_without_effect(set_aside, a, alignment)
         aside = set(map(id, set_aside))
         results = [result for result in results if id(result) not in aside]
+        same_weights = not any(found.parameters for found in changed.values())
+        if same_weights and are_one_function(results, a, b):
+            notes += notes_on_structure([result for result in results if result.diverged], a)
+            results = [result for result in results if not result.diverged]
         search = Search(alignment, a, b, modules, changed, tuple(results))
         return _comparison(search, notes, strict_names, store.on_disk)
 

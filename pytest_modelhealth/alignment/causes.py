@@ -5,6 +5,7 @@ The stories of a comparison and of a drift say them in the same words.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,7 +75,12 @@ class Causes:
 
     def __init__(self, alignment: Alignment) -> None:
         self._alignment = alignment
-        self.phrases = {x.name: _call_phrase(pair, x, y) for pair, x, y in alignment.aligned}
+        ours = Counter(name for name, _ in alignment.calls)
+        theirs = Counter(name for name, _ in alignment.calls.values())
+        self.phrases = {
+            x.name: _call_phrase(pair, x, y, y.calls - theirs[y.name] + ours[x.name])
+            for pair, x, y in alignment.aligned
+        }
 
     @cached_property
     def calls(self) -> tuple[CallChange, ...]:
@@ -106,20 +112,25 @@ class Causes:
         return (*lost, *gained)
 
 
-def _call_phrase(pair: Pair, x: Alignable, y: Alignable) -> str:
+def _call_phrase(pair: Pair, x: Alignable, y: Alignable, calls: int) -> str:
     """Return what became of the calls of a layer; ``""`` where as much went through it.
 
-    So it does where a batch is taken in parts. What ran unseen was called, if not by hooks.
+    So it does where a batch is taken in parts. What ran unseen was called, if not by hooks. In the
+    candidate there are as many `calls`, wherever they are, less those of other layers.
     """
-    if x.calls == y.calls or Status.OPAQUE in (x.status, y.status) or pair.reason is not None:
+    if (
+        x.calls in (y.calls, calls)
+        or Status.OPAQUE in (x.status, y.status)
+        or pair.reason is not None
+    ):
         return ""
-    if not y.calls:
-        return "" if y.trained else "no longer called"
+    if not calls:
+        return "" if y.trained and not y.calls else "no longer called"
     if not x.calls:
         return "" if x.trained else "now called, was not"
     if x.output_size is not None and x.output_size == y.output_size:
         return ""
-    return called(x.calls, y.calls)
+    return called(x.calls, calls)
 
 
 def _broken(

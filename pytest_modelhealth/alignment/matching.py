@@ -172,12 +172,22 @@ class _Matcher:
         if "" in free and "" in a.containers:
             self.add("", "")
             free.discard("")
-        for name in a.free(sorted(a.containers, key=lambda name: name.count("."))):
-            images = {a.taken[leaf] for leaf in ours[name] if leaf in a.taken}
-            found = _container_of(a.layers[name], images, theirs, b, free)
-            if found is not None:
-                self.add(name, found)
-                free.discard(found)
+        outermost_first = a.free(sorted(a.containers, key=lambda name: name.count(".")))
+        found = [
+            (-worth, place, name, other)
+            for place, name in enumerate(outermost_first)
+            for other, worth in _containers_of(
+                a.layers[name],
+                {a.taken[leaf] for leaf in ours[name] if leaf in a.taken},
+                theirs,
+                b,
+                free,
+            )
+        ]
+        for _, _, name, other in sorted(found):
+            if name not in a.taken and other in free:
+                self.add(name, other)
+                free.discard(other)
 
     def _match_merged(self) -> None:
         """Match a layer with the container of its name that holds several, where none is it.
@@ -362,22 +372,21 @@ def _likeness(x: Alignable, y: Alignable) -> float:
     return 0.0
 
 
-def _container_of(
+def _containers_of(
     layer: Alignable, images: set[str], held: Mapping[str, set[str]], side: _Side, free: set[str]
-) -> str | None:
-    """Return the container that holds most of `images` and little else."""
+) -> Iterator[tuple[str, float]]:
+    """Yield the containers that hold most of `images` and little else, and how well they fit."""
     if not images:
-        alike = layer.name in free and side.layers[layer.name].type_name == layer.type_name
-        return layer.name if alike else None
+        if layer.name in free and side.layers[layer.name].type_name == layer.type_name:
+            yield layer.name, 1.0
+        return
     around = Counter(above for image in images for above in ancestors(image) if above in free)
-    best, best_worth = None, 0.5
     for name, count in around.items():
         same_type = side.layers[name].type_name == layer.type_name
         overlap = count / len(images | held[name])
         worth = overlap + 0.2 * same_type + 0.2 * (name == layer.name)
-        if 2 * count >= len(images) and worth > best_worth:
-            best, best_worth = name, worth
-    return best
+        if 2 * count >= len(images) and worth > 0.5:
+            yield name, worth
 
 
 def _pairs(found: _Matcher) -> list[Pair]:

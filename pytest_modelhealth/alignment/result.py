@@ -9,6 +9,9 @@ from functools import cached_property
 
 from pytest_modelhealth.alignment.alignable import Alignable
 
+MOST_PARTS = 8
+"""So many parts of a layer are named."""
+
 
 class Change(StrEnum):
     """What became of a layer between the reference and the candidate."""
@@ -43,11 +46,11 @@ class Fold:
 
 @dataclass(frozen=True)
 class Split:
-    """One layer's parameters, found again as those of several, their rows one below the other.
+    """One layer that is several: the rows of their parameters, one below the other, or its calls.
 
     Args:
         whole: name of the one layer.
-        parts: names of the several, in the order of the rows.
+        parts: names of the several, in the order of the rows or calls.
         fused: whether the one is in the candidate, and the several are in the reference.
     """
 
@@ -68,7 +71,9 @@ class Split:
         """Return what it means for the one layer, or for one of the several."""
         if self.has_part(pair):
             return f"is a part of {self.whole}"
-        return f"is {'fused from' if self.fused else 'split into'} {', '.join(self.parts)}"
+        more = f" and {len(self.parts) - MOST_PARTS} more" if len(self.parts) > MOST_PARTS else ""
+        parts = ", ".join(self.parts[:MOST_PARTS])
+        return f"is {'fused from' if self.fused else 'split into'} {parts}{more}"
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ class Pair:
     def word(self) -> str:
         """What became of it, in a word; ``""`` where it is as it was."""
         if self.change is Change.MATCHED:
-            return "folded" if self.reason else ""
+            return self.reason.word if self.reason else ""
         if self.reason is not None:
             is_part = isinstance(self.reason, Split) and self.reason.has_part(self)
             return "part" if is_part else self.reason.word
@@ -163,12 +168,15 @@ class Alignment:
         splits: layers that were cut into several, or fused into one.
         reference: the layers of the reference by name.
         candidate: those of the candidate.
+        calls: of layers that are not called equally often, which call of the candidate is which of
+            the reference: the layer and the number of the call, from 0.
     """
 
     pairs: tuple[Pair, ...]
     splits: tuple[Split, ...]
     reference: Mapping[str, Alignable] = field(repr=False)
     candidate: Mapping[str, Alignable] = field(repr=False)
+    calls: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
 
     @cached_property
     def to_candidate(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
@@ -92,10 +92,11 @@ class Search:
             return self._between(first, "", "what the model returns")
         if role == "inputs":
             return self._input(first, name)
-        pair = self._pair(name)
+        pair = self._pair(name, first.key.number)
         if pair is None or pair.reference is None:
             together = ", ".join(first.candidate)
-            story = f"same input, and {together} together give another output"
+            give = "together give" if len(first.candidate) > 1 else "gives"
+            story = f"same input, and {together} {give} another output"
             return self._made(_stand_in(name), "computation", first, story)
         if self._runs_others(pair.reference) and not self._is_merged(pair):
             return self._between(first, pair.reference, "")
@@ -295,12 +296,17 @@ class Search:
             name = _parent(name)
         return name
 
-    def _pair(self, name: str) -> Pair | None:
-        """Return the pair of a layer of the reference; of a folded one, that of its host."""
+    def _pair(self, name: str, call: int = 0) -> Pair | None:
+        """Return the pair of a layer of the reference; of a folded one, that of its host.
+
+        Where its calls are those of several layers, that of one call.
+        """
         for pair in self.alignment.pairs:
             if pair.output_of is not None and pair.output_of == name:
                 return pair
         found = self.alignment.by_reference.get(name)
+        if found is not None and (name, call) in self.alignment.calls:
+            found = replace(found, candidate=self.alignment.calls[name, call][0])
         return found if found is not None and found.aligned else None
 
     def _pair_or_stand_in(self, name: str) -> Pair:
@@ -349,8 +355,9 @@ class Search:
             for pair in self.alignment.pairs
             if not any(is_inside(pair.name, change.pair.name) for change in called)
         ]
+        free = [pair for pair in free if pair.reason is None]
         added = [p for p in free if p.reference is None and _ran(self.b, p.name, theirs)]
-        gone = [p for p in free if p.candidate is None and p.reason is None]
+        gone = [p for p in free if p.candidate is None]
         lost = [pair for pair in gone if _ran(self.a, pair.name, ours)]
         if not (added or lost or called):  # a branch may have run before one that is right
             lost = [pair for pair in gone if self._may_be_missed(pair, first)]
@@ -384,11 +391,12 @@ class Search:
     def _moment_there(self, result: TensorResult) -> int:
         """Return when the counterpart of a tensor appeared in the candidate."""
         key = result.key
+        _, number = self.alignment.calls.get((key.layer, key.number), (key.layer, key.number))
         keys = [
             found
             for layer in result.candidate
             for found in self.b.of_role[layer, key.role]
-            if found.number == key.number
+            if found.number == number
         ]
         return max((self.b.entries[found].moment for found in keys), default=-1)
 

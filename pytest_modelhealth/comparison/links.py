@@ -88,12 +88,16 @@ def link(alignment: Alignment, a: Trace, b: Trace, given: Set[str]) -> list[Link
         b: the candidate's run.
         given: layers of the reference whose buffers differ before the step already.
     """
-    links = list(_outputs(a, b))
+    links = [*_outputs(a, b), *_of_calls(alignment, a, b)]
+    told = {layer for layer, _ in alignment.calls}
     for pair in alignment.pairs:
         if pair.reference is not None and pair.candidate is not None:
             if pair.is_folded:
                 continue  # what it gave, the layer that it is folded into gives
-            links += _of_pair(pair, pair.reference, pair.candidate, a, b)
+            if pair.reference in told:
+                links += _parameter_gradients(pair.reference, pair.candidate, a, b)
+            else:
+                links += _of_pair(pair, pair.reference, pair.candidate, a, b)
             if pair.reference not in given:
                 links += _buffers(pair.reference, pair.candidate, a, b)
     for split in alignment.splits:
@@ -106,6 +110,19 @@ def _outputs(a: Trace, b: Trace) -> Iterator[Link]:
     for key in a.of_role["", "outputs"]:
         if key in b.entries:
             yield Link(key, (key,))
+
+
+def _of_calls(alignment: Alignment, a: Trace, b: Trace) -> Iterator[Link]:
+    """Yield what layers that are not called equally often take and give, call by call.
+
+    Of the gradients it is not known which call they came to.
+    """
+    for (ours, number), (theirs, other) in alignment.calls.items():
+        for role in ("inputs", "activations"):
+            left, right = a.of_role[ours, role], b.of_role[theirs, role]
+            calls = a.layers[ours].calls, b.layers[theirs].calls
+            if (len(left), len(right)) == calls:
+                yield Link(left[number], (right[other],))
 
 
 def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:

@@ -12,6 +12,7 @@ from pytest_modelhealth.comparison.links import is_adapted
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.sides import Side
 from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.settings.layer_names import ancestors
 
 
 def notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> list[str]:
@@ -78,6 +79,7 @@ def _without_numbers(search: Search, divergence: Divergence | None) -> Iterator[
         if cause not in said:
             yield f"{cause}{unseen}"
     changed = {name for change in search.causes.calls for name in change.inside}
+    changed |= {one for name, _ in search.alignment.calls for one in (name, *ancestors(name))}
     for _, ours, theirs in search.alignment.aligned:
         least = min(ours.calls, theirs.calls)
         if ours.calls != theirs.calls and least and ours.name not in changed:
@@ -89,6 +91,13 @@ def _without_numbers(search: Search, divergence: Divergence | None) -> Iterator[
 def _listed(names: list[str], most: int = 3) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def notes_on_structure(inside: list[TensorResult], a: Trace) -> list[str]:
+    """Return what to say of tensors that differ between models that are one function."""
+    layers = dict.fromkeys(one.key.layer or a.observation.model_type for one in inside)
+    why = "built otherwise in the candidate; all outputs and gradients are equal bit for bit"
+    return [f"{_listed(list(layers))}: {why}"] if layers else []
 
 
 def notes_without_effect(

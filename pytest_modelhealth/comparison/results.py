@@ -273,6 +273,37 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
     return found + _returned_without_effect(results, set(map(id, found)))
 
 
+def are_one_function(results: Iterable[TensorResult], a: Trace, b: Trace) -> bool:
+    """Whether what the models return, keep and learn by is equal bit for bit, whatever is inside.
+
+    Outputs alone tell nothing where they are whole numbers or NaN, nor of a layer whose numbers no
+    gradient comes to, as behind a factor of zero.
+
+    Args:
+        results: what became of each tensor, in order of appearance.
+        a: the reference's run.
+        b: the candidate's run.
+    """
+    results = list(results)
+    equal = {
+        result.key
+        for result in results
+        if result.difference is not None
+        and not (result.difference.unequal or result.difference.nan_both)
+    }
+    runs = a.observation, b.observation
+    told = ("outputs", "parameter_gradients") if all(run.backward for run in runs) else ("outputs",)
+    due = {key for key in a.entries if key.role in told}
+    due |= {one.key for one in results if one.key.role in ("buffers", "parameter_gradients")}
+    if not due <= equal or (None not in (x.loss for x in runs) and runs[0].loss != runs[1].loss):
+        return False
+    seen = [runs[0].layers[one.key.layer].gradients for one in results if one.diverged]
+    is_floating = any(
+        key.role == "outputs" and a.entries[key].dtype.is_floating_point for key in due
+    )
+    return is_floating and all(one is None or one.abs_max > 0 for one in seen)
+
+
 def _returned_without_effect(results: list[TensorResult], known: set[int]) -> list[TensorResult]:
     """Return the gradients of outputs of containers that differ, if no other gradient does."""
     backward = [one for one in results if one.key.role in BACKWARD and id(one) not in known]

@@ -83,6 +83,49 @@ class ResNet(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Branches(nn.Module):
+    """Two branches that share what has no parameters, run in either order."""
+
+    def __init__(self, *order: str) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.norm, self.act = nn.LayerNorm(16, elementwise_affine=False), nn.GELU()
+        self.order = order or ("left", "right")
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = {name: self.act(self.norm(getattr(self, name)(x))) for name in self.order}
+        return self.head(made["left"] - made["right"])
+
+
+class Signs(nn.Module):
+    """Calls that no layer with parameters tells apart."""
+
+    def __init__(self, *order: int, keep: bool = True) -> None:
+        super().__init__()
+        self.first, self.act, self.order, self.keep = nn.Linear(16, 8), nn.ReLU(), order, keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        made = {sign: self.act(sign * x) for sign in self.order}
+        return made[1] + (made[-1] if self.keep else made[-1].detach())
+
+
+class Repeated(nn.Module):
+    """One layer three times, or three layers."""
+
+    def __init__(self, count: int = 1) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(count))
+        self.act = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for number in range(3):
+            x = self.act(self.layers[number % len(self.layers)](x))
+        return self.head(x)
+
+
 class Attention(nn.Module):
     """Self-attention of several heads, with one projection or three."""
 
@@ -177,7 +220,7 @@ def bert() -> nn.Module:
 def batch(model: nn.Module) -> Any:
     """Return a batch for one of these models."""
     generator = torch.Generator().manual_seed(1)
-    if isinstance(model, Mlp):
+    if isinstance(model, Mlp | Branches | Signs | Repeated):
         return torch.randn(8, 16, generator=generator)
     if isinstance(model, Cnn | ResNet):
         return torch.randn(4, 3, 12, 12, generator=generator)

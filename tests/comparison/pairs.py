@@ -13,7 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.comparison import models
-from tests.comparison.models import Attention, Block, Cnn, FusedAttention, Gpt, Mlp, ResNet, seeded
+from tests.comparison.models import (
+    Attention,
+    Block,
+    Branches,
+    Cnn,
+    FusedAttention,
+    Gpt,
+    Mlp,
+    Repeated,
+    ResNet,
+    Signs,
+    seeded,
+)
 
 Pair = tuple[nn.Module, Any]
 BENIGN: dict[str, Callable[[], Pair]] = {}
@@ -109,6 +121,71 @@ def one_shared_relu_into_two() -> Pair:
     reference = copy.deepcopy(candidate)
     reference.act2 = reference.act1
     return reference, candidate
+
+
+def with_functions(block: nn.Module, act: Callable[[Tensor], Tensor] = F.relu) -> None:
+    """Have a residual block call functions where it called one module twice."""
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return act(self.bn2(self.conv2(y)) + self.skip * x)
+
+    del block.relu
+    with_forward(block, forward)
+
+
+@benign
+def a_module_called_twice_as_functions() -> Pair:
+    reference, candidate = twins(ResNet)
+    for block in candidate.blocks:
+        with_functions(block)
+    return reference, candidate
+
+
+@benign
+def functions_as_a_module_called_twice() -> Pair:
+    candidate, reference = a_module_called_twice_as_functions()
+    return reference, candidate
+
+
+@benign
+def one_activation_for_all_blocks() -> Pair:
+    reference, candidate = twins(ResNet)
+    for block in candidate.blocks:
+        block.relu = candidate.blocks[0].relu
+    return reference, candidate
+
+
+@benign
+def branches_in_another_order() -> Pair:
+    reference = seeded(Branches)
+    candidate = load(Branches("right", "left"), reference)
+    for layer in (candidate.left, candidate.right):  # which rounds otherwise
+        with_forward(layer, lambda self, x: (x[:, None] * self.weight).sum(-1) + self.bias)
+    return reference, candidate
+
+
+@benign
+def calls_that_cannot_be_told_apart() -> Pair:
+    reference = seeded(lambda: Signs(1, -1))
+    return reference, load(Signs(-1, 1), reference)
+
+
+def unrolled(*, tied: bool) -> Pair:
+    """Return one layer called three times, and three of the same weights."""
+    reference, candidate = seeded(Repeated), Repeated(3)
+    state = reference.state_dict()
+    for number in (1, 2):
+        state |= {f"layers.{number}.{k}": state[f"layers.0.{k}"] for k in ("weight", "bias")}
+    candidate.load_state_dict(state)
+    for layer in candidate.layers if tied else ():
+        layer.weight, layer.bias = candidate.layers[0].weight, candidate.layers[0].bias
+    return reference, candidate
+
+
+@benign
+def a_layer_called_three_times_unrolled() -> Pair:
+    return unrolled(tied=True)
 
 
 @benign
@@ -589,4 +666,44 @@ def wrong_in_bfloat16() -> Pair:
 def nan_in_a_weight() -> Pair:
     reference, candidate = twins(Mlp)
     candidate.fc1.weight.data[2, 3] = float("nan")
+    return reference, candidate
+
+
+@harmful("blocks.1.relu")
+def second_activation_lost() -> Pair:
+    reference, candidate = twins(ResNet)
+    for number, block in enumerate(candidate.blocks):
+        with_functions(block, F.relu if number != 1 else lambda x: x)
+    return reference, candidate
+
+
+@harmful("blocks.2.bn2")
+def epsilon_between_functions() -> Pair:
+    reference, candidate = a_module_called_twice_as_functions()
+    candidate.blocks[2].bn2.eps = 1e-4
+    return reference, candidate
+
+
+@harmful("norm")
+def epsilon_of_branches_in_another_order() -> Pair:
+    reference, candidate = branches_in_another_order()
+    candidate.norm.eps = 1e-4
+    return reference, candidate
+
+
+@harmful("")
+def gradient_of_one_call_detached() -> Pair:
+    reference = seeded(lambda: Signs(1, -1))
+    return reference, load(Signs(-1, 1, keep=False), reference)
+
+
+@harmful("layers.0")
+def a_layer_unrolled_into_copies() -> Pair:
+    return unrolled(tied=False)
+
+
+@harmful("layers.0")
+def one_of_the_unrolled_with_another_forward() -> Pair:
+    reference, candidate = unrolled(tied=True)
+    with_forward(candidate.layers[1], lambda self, x: F.linear(x, self.weight, self.bias) * 1.001)
     return reference, candidate
