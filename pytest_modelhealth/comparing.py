@@ -25,7 +25,13 @@ from pytest_modelhealth.comparison.links import (
 )
 from pytest_modelhealth.comparison.merged import merged_layers
 from pytest_modelhealth.comparison.model_changes import Changed, changed_values
-from pytest_modelhealth.comparison.precision import coarser_dtype, machine_epsilons
+from pytest_modelhealth.comparison.precision import (
+    coarser_dtype,
+    layer_epsilons,
+    machine_epsilons,
+    notes_on_dtypes,
+    parameter_epsilon,
+)
 from pytest_modelhealth.comparison.quantisation import quantisation
 from pytest_modelhealth.comparison.remarks import (
     notes_on_runs,
@@ -120,7 +126,7 @@ def compare(
         is_blind = bool(b.observation.outputs_only)
         alignment = with_calls(align(a.layers, b.layers, is_blind=is_blind), a, b)
         alignment = with_folds(alignment, a, b, store)
-        notes += notes_on_training(alignment, b)
+        notes += [*notes_on_dtypes(alignment, a, b), *notes_on_training(alignment, b)]
         epsilons = machine_epsilons(ours, theirs, a, b)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
         merged = merged_layers(alignment, changed)
@@ -135,7 +141,10 @@ def compare(
         )
         lower = coarser_dtype(ours, theirs)
         further = Further(replace(request, model=ours.module), noise_runs, notes)
-        results = compare_tensors(links, a, b, store, further, epsilons, lower, factor, rounding)
+        coarser = {} if rounding else layer_epsilons(alignment, a, b, max(epsilons))
+        results = compare_tensors(
+            links, a, b, store, further, epsilons, lower, factor, coarser, modules, rounding
+        )
         results += _missing(alignment, a, b, factor)
         results.sort(key=lambda result: a.entries[result.key].moment)
         set_aside = without_effect(results)
@@ -186,7 +195,9 @@ def _changed(
     modules = ours.modules, theirs.modules
     slack = epsilons[1] if epsilons[1] > epsilons[0] else 0.0
     return {
-        pair.reference: changed_values(pair, a, b, modules, slack)
+        pair.reference: changed_values(
+            pair, a, b, modules, max(slack, parameter_epsilon(pair, a, b) if pair.aligned else 0.0)
+        )
         for pair in alignment.pairs
         if pair.reference is not None
     }

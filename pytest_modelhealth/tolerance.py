@@ -61,15 +61,23 @@ def observed(request: Request) -> Observation:
 Run = Callable[[Request], Observation]
 
 
-def perturbed(request: Request, epsilon: float, seed: int) -> Request:
+def perturbed(
+    request: Request, epsilon: float, seed: int, coarser: Mapping[str, float] | None = None
+) -> Request:
     """Return a request for perturbed copies of the model and of the batch.
+
+    Args:
+        request: what was asked.
+        epsilon: the largest relative change.
+        seed: of the changes.
+        coarser: that of the parameters of single layers, by name.
 
     Raises:
         InspectionError: the model cannot be copied.
     """
     module = find_engine(request.model).module(request.model)
     inputs = perturbed_batch(request.inputs, epsilon, seed)
-    return replace(request, model=perturbed_copy(module, epsilon, seed), inputs=inputs)
+    return replace(request, model=perturbed_copy(module, epsilon, seed, coarser), inputs=inputs)
 
 
 def converted(request: Request, dtype: torch.dtype, *, target: bool = True) -> Request:
@@ -245,16 +253,25 @@ def floor(epsilon: float, roundings: int) -> float:
     return epsilon * math.sqrt(max(roundings, 1)) / 8
 
 
-def perturbed_copy(model: nn.Module, epsilon: float, seed: int) -> nn.Module:
+def perturbed_copy(
+    model: nn.Module, epsilon: float, seed: int, coarser: Mapping[str, float] | None = None
+) -> nn.Module:
     """Return a copy whose every parameter element is multiplied by ``1 + u``, ``|u| <= epsilon``.
+
+    Of layers that are `coarser`, by their names, another epsilon is given.
 
     Raises:
         InspectionError: the model cannot be copied.
     """
     result = copied(model)
+    others = {
+        id(parameter): other
+        for name, other in (coarser or {}).items()
+        for parameter in result.get_submodule(name).parameters(recurse=False)
+    }
     generator = torch.Generator().manual_seed(seed)
     for leaf in State(result).leaves:
-        _perturb(leaf, epsilon, generator)
+        _perturb(leaf, others.get(id(leaf), epsilon), generator)
     return result
 
 

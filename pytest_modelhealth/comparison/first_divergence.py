@@ -11,6 +11,7 @@ from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.model_changes import Changed, Modules, other_settings
 from pytest_modelhealth.comparison.operations import Operations
+from pytest_modelhealth.comparison.precision import other_dtypes
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import Status
@@ -426,7 +427,8 @@ class Search:
         x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
         is_other = x.kind != y.kind or (x.type_name != y.type_name and x.functional == y.functional)
         what = retyped(x.type_name, y.type_name) if is_other else ""
-        return _joined(what, *other_settings(pair, self.a, self.b, self.modules))
+        dtypes = other_dtypes(pair, self.a, self.b)
+        return _joined(what, dtypes, *other_settings(pair, self.a, self.b, self.modules))
 
 
 def _joined(*phrases: str) -> str:

@@ -13,19 +13,20 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from zlib import crc32
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.store import TensorStore
-from pytest_modelhealth.capture.step.conversion import default_dtype
+from pytest_modelhealth.capture.step.conversion import copied, default_dtype
 from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
+from pytest_modelhealth.comparison.precision import carried_epsilons
 from pytest_modelhealth.comparison.quantisation import Quantisation, move
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
 from pytest_modelhealth.progress import track
@@ -103,6 +104,10 @@ class _Case:
     noise: tuple[float, float] = (0.0, 0.0)
     source: str = "floor"
     coarse: str = ""
+
+    def is_equal(self) -> bool:
+        """Whether the two are equal bit for bit."""
+        return self.difference is not None and not self.difference.unequal
 
     def scale(self) -> tuple[float, float]:
         """Return the natural noise: as L2 norm, and for a single element."""
@@ -184,6 +189,8 @@ def compare_tensors(
     epsilons: tuple[float, float],
     lower: torch.dtype | None,
     factor: float,
+    coarser: Mapping[str, float],
+    modules: tuple[Mapping[str, nn.Module], Mapping[str, nn.Module]],
     rounding: Quantisation | None = None,
 ) -> list[TensorResult]:
     """Return what became of each linked tensor.
@@ -197,11 +204,13 @@ def compare_tensors(
         epsilons: machine epsilon of the reference and of the candidate.
         lower: the dtype of the candidate's parameters, if it is less precise than the reference's.
         factor: how many times the noise a difference may be.
+        coarser: machine epsilon of the layers of the reference that are coarser than the rest.
+        modules: the modules of both, by name.
         rounding: the steps of a quantised candidate.
     """
     cases = [_Case(one) for one in links]
     _measure(cases, a, b, store)
-    _set_floors(cases, a, max(epsilons))
+    _set_floors(cases, a, max(epsilons), coarser)
     open_ = [case for case in cases if _is_open(case, factor)]
     if open_:  # the runs are made, so what is near the limit may be told its true noise too
         open_ = [case for case in cases if _is_open(case, factor / 3)]
@@ -215,7 +224,9 @@ def compare_tensors(
     rest = [case for case in open_ if _is_open(case, factor)]
     if rounding is None and (rest or any(_is_implausible(case, epsilons[0]) for case in open_)):
         doubtful = [case for case in open_ if _is_open(case, factor / 3) or not case.is_trusted()]
-        _measure_noise(doubtful, a, store, further, max(epsilons), factor)
+        _measure_noise(doubtful, a, store, further, max(epsilons), coarser, factor)
+    if coarser:
+        _replay(cases, a, b, store, modules, max(epsilons), coarser, factor)
     return [_result(case, a, b, factor) for case in cases]
 
 
@@ -385,8 +396,21 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _set_floors(cases: list[_Case], a: Trace, epsilon: float) -> None:
-    """Set the least noise of each tensor; a layer's parameter gradients share the largest scale."""
+def _set_floors(
+    cases: list[_Case], a: Trace, epsilon: float, coarser: Mapping[str, float] | None = None
+) -> None:
+    """Set the least noise of each tensor; a layer's parameter gradients share the largest scale.
+
+    In a model of several dtypes a tensor has the epsilon of its layer and of those before it, a
+    gradient that of them all.
+    """
+    before: Mapping[str, float] = {}
+    if coarser:
+        given = [case for case in cases if case.link.reference.role == "activations"]
+        unequal = {case.link.reference.layer for case in given if not case.is_equal()}
+        equal = {case.link.reference.layer for case in given} - unequal
+        before = carried_epsilons(coarser, a, equal, epsilon)
+    coarsest = max((coarser or {}).values(), default=epsilon)
     largest: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for layer, record in a.observation.layers.items():
         for statistics in record.parameter_gradients.values():
@@ -407,7 +431,8 @@ def _set_floors(cases: list[_Case], a: Trace, epsilon: float) -> None:
         elif key.role == "buffers":
             rms = _size_of_inputs(a, key.layer)
             norm, most = max(norm, rms * width), max(most, rms)
-        relative = floor(epsilon, roundings)
+        own = coarsest if key.role in BACKWARD else before.get(key.layer, epsilon)
+        relative = floor(own, roundings)
         case.floor = relative * norm, relative * most
 
 
@@ -550,6 +575,7 @@ def _measure_noise(
     store: TensorStore,
     further: Further,
     epsilon: float,
+    coarser: Mapping[str, float],
     factor: float,
 ) -> None:
     """Measure the noise by perturbed runs, until the first case beyond its limit is far beyond."""
@@ -560,10 +586,66 @@ def _measure_noise(
             case.source = "perturbed"
 
     for seed in track(range(further.runs), "running the reference perturbed"):
-        failure = further.run(partial(perturbed, epsilon=epsilon, seed=seed), _Beside(cases, see))
+        made = partial(perturbed, epsilon=epsilon, seed=seed, coarser=coarser)
+        failure = further.run(made, _Beside(cases, see))
         if failure:
             further.notes.append(f"the noise could not be measured: {failure}")
             return
         first = next((case for case in cases if case.ratio() > factor), None)
         if first is None or first.is_settled(factor):
             return
+
+
+def _replay(
+    cases: list[_Case],
+    a: Trace,
+    b: Trace,
+    store: TensorStore,
+    modules: tuple[Mapping[str, nn.Module], Mapping[str, nn.Module]],
+    epsilon: float,
+    coarser: Mapping[str, float],
+    factor: float,
+) -> None:
+    """Hold what each layer of a model of several dtypes gives to what it takes.
+
+    What a coarse layer before it does to its input hides what it does itself: so the reference's
+    layer is given the candidate's input, where its own gives its own output again.
+    """
+    for case in cases:
+        key, (other, *more) = case.link.reference, case.link.candidate
+        module = modules[0].get(key.layer)
+        given, taken = key._replace(role="inputs"), other._replace(role="inputs")
+        is_told = key.role != "activations" or case.difference is None or case.is_equal()
+        if is_told or more or module is None or any(module.children()) or case.ratio() > factor:
+            continue
+        if given not in a.entries or taken not in b.entries:
+            continue
+        x, y = store[a.entries[given].slot], store[b.entries[taken].slot]
+        again = _called(module, x)
+        if again is None or not torch.equal(again, store[a.entries[key].slot]):
+            continue
+        expected, truth = _called(module, y.to(x.dtype)), _called(module, y.double())
+        found = store[b.entries[other].slot]
+        if expected is None or truth is None or expected.shape != found.shape:
+            continue
+        least = floor(coarser.get(key.layer, epsilon), 1)
+        norm, most = (float(torch.linalg.vector_norm(expected.double(), p)) for p in (2, math.inf))
+        alone = _Case(case.link, error=gap(expected, found), own=gap(expected, truth))
+        alone.floor = least * norm, least * most
+        if alone.ratio() > factor:
+            case.error, case.floor, case.own = alone.error, alone.floor, alone.own
+            case.noise = 0.0, 0.0
+
+
+def _called(module: nn.Module, value: Tensor) -> Tensor | None:
+    """Return what a copy of a module gives, in the dtype of a value; ``None`` where it raises."""
+    try:
+        held = copied(module)
+        if value.dtype is torch.float64:
+            held = held.double()
+        place = next((p.device for p in held.parameters()), value.device)
+        with torch.no_grad(), torch.random.fork_rng():
+            result = held(value.to(place))
+    except Exception:  # noqa: BLE001 - it may take more than a tensor, or no such tensor
+        return None
+    return dense_values(result).values.cpu() if isinstance(result, Tensor) else None
