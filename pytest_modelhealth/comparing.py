@@ -126,7 +126,7 @@ def compare(
         is_blind = bool(b.observation.outputs_only)
         alignment = with_calls(align(a.layers, b.layers, is_blind=is_blind), a, b)
         alignment = with_folds(alignment, a, b, store)
-        notes += [*notes_on_dtypes(alignment, a, b), *notes_on_training(alignment, b)]
+        notes += notes_on_training(alignment, b)
         epsilons = machine_epsilons(ours, theirs, a, b)
         changed = _changed(ours, theirs, a, b, alignment, epsilons)
         merged = merged_layers(alignment, changed)
@@ -166,7 +166,7 @@ def _comparison(search: Search, notes: list[str], strict_names: bool, spilled: i
         divergence = _other_structure(a, b, results) or divergence
     if divergence is None:
         notes = [*notes_on_settings(search), *notes]
-    notes += remarks(search, divergence)
+    notes = [*notes_on_dtypes(search.alignment, a, b), *notes, *remarks(search, divergence)]
     return Comparison(
         reference=a.observation.model_type,
         candidate=b.observation.model_type,

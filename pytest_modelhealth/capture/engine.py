@@ -181,6 +181,13 @@ def _hint(model: object) -> str:
         return f" Load it first: what is read from disk is {files}."
     if isinstance(model, Iterable) and not isinstance(model, str | Mapping):
         return " A batch goes into the next call: inspector(model).run_inspection(batch)."
+    if isinstance(getattr(model, "__self__", None), nn.Module):
+        return " Pass the module itself, not a method of it."
+    if callable(model):
+        return (
+            " Wrap it in a module: keep the layers that it calls as attributes, set in __init__, "
+            "and call it in forward(self, ...)."
+        )
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +73,22 @@ def test_an_exception_of_a_model_passes_and_says_whose_it_is():
             compare(*pair, torch.randn(2, 16))
         assert caught.value is error
         assert any(f"while the {side} of" in note for note in error.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda model: lambda x: model(x), "Wrap it in a module: keep the layers that it calls"),
+        (lambda model: functools.partial(model.forward), "Wrap it in a module"),
+        (lambda model: model.forward, "Pass the module itself, not a method of it"),
+    ],
+)
+def test_a_function_is_refused_with_how_to_pass_it(made, words):
+    """What can be called and is no module says how it becomes a side, on either one."""
+    model = seeded(Mlp)
+    for pair, side in (((model, made(model)), "candidate"), ((made(model), model), "reference")):
+        with pytest.raises(InspectionError, match=f"the {side}: .*{words}"):
+            compare(*pair, batch(model))
 
 
 def test_models_without_a_layer_in_common_are_compared_by_their_outputs():

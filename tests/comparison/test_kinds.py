@@ -97,8 +97,59 @@ def test_one_block_in_a_coarser_precision_is_no_licence_for_the_rest():
             return plain(x).float()
 
     block.forward = forward
-    found = compare(reference, candidate, batch(reference)).first_divergence
-    assert found.layer.startswith("blocks.1")
+    found = compare(reference, candidate, batch(reference))
+    assert found.first_divergence.layer.startswith("blocks.1")
+    assert "is bfloat16, was float32" in str(found.failure())
+
+
+class Fork(nn.Module):
+    """Layers before, beside and after one that may be kept in a coarser dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.other = (nn.Linear(16, 16) for _ in range(3))
+        self.before, self.beside, self.after = (nn.LayerNorm(16) for _ in range(3))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(self.first(x))
+        coarse = self.inner(x.to(self.inner.weight.dtype)).float()
+        return self.head(self.after(coarse + self.other(self.beside(x))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sides", ["candidate", "reference", "both"])
+@pytest.mark.parametrize("faulty", ["", "before", "beside", "after", "scaled"])
+def test_one_layer_in_half_precision_is_no_licence_for_the_rest(dtype, sides, faulty):
+    """An epsilon of 1e-4 for 1e-5 is found wherever it is, and the dtype named; alone it passes."""
+    reference, candidate = twins(Fork)
+    for name, model in (("reference", reference), ("candidate", candidate)):
+        if sides in (name, "both"):
+            model.inner.to(dtype)
+    if faulty == "scaled":
+        plain = candidate.other.forward
+        candidate.other.forward = lambda x: plain(x) * 1.001
+    elif faulty:
+        getattr(candidate, faulty).eps = 1e-4
+    comparison = compare(reference, candidate, torch.randn(32, 16))
+    where = {"": None, "scaled": "other"}.get(faulty, faulty)
+    found = comparison.first_divergence
+    assert (found.layer if found else None) == where, str(comparison)
+    says_dtype = str(dtype).removeprefix("torch.") in str(comparison.failure() or comparison)
+    assert says_dtype is (sides != "both")
+    assert all(x.weight.dtype is torch.float32 for x in (reference.first, candidate.first))
+
+
+@pytest.mark.parametrize("faulty", ["", "before", "after"])
+def test_a_region_under_autocast_on_both_sides_is_no_licence_for_the_rest(faulty):
+    """Layers around the region are held to float32."""
+    reference, candidate = twins(Fork)
+    for model in (reference, candidate):
+        model.inner.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.inner.forward)
+    if faulty:
+        getattr(candidate, faulty).eps = 1e-4
+    found = compare(reference, candidate, torch.randn(32, 16)).first_divergence
+    assert (found.layer if found else "") == faulty
 
 
 def test_a_transformer_under_autocast_is_judged_by_its_precision():
