@@ -80,11 +80,11 @@ def _with_reasons(alignment: Alignment, calls: Mapping[CallKey, CallKey]) -> Ali
         if ours in single or not is_whole:
             pairs.append(pair)
         elif len(images[ours]) > 1 or ours is None:
-            name = ours or next(iter(origins[theirs]))
-            pairs.append(replace(pair, reason=Split(name, tuple(images[name]))))
+            one = ours or next(iter(origins[theirs]))
+            pairs.append(replace(pair, reason=Split(one, tuple(images[one]))))
         else:
-            name = theirs or next(iter(images[ours]))
-            pairs.append(replace(pair, reason=Split(name, tuple(origins[name]), fused=True)))
+            other = theirs or next(iter(images[ours]))
+            pairs.append(replace(pair, reason=Split(other, tuple(origins[other]), fused=True)))
     kept = {x: y for x, y in calls.items() if x[0] not in single or x[1] != y[1]}
     return replace(alignment, calls=kept, pairs=tuple(pairs))
 
@@ -129,12 +129,15 @@ def _places(
         counts[call.layer] += 1
     fed: list[frozenset[object]] = []
     for vertex in graph.vertices:
-        call = graph.calls[vertex.call] if vertex.call >= 0 else None
-        is_leaf = call is not None and call.last == vertex.call
+        made_by = graph.calls[vertex.call] if vertex.call >= 0 else None
         if vertex.kind is Kind.INPUT:
             fed.append(frozenset([vertex.name]))
-        elif call is not None and is_leaf and names.get(call.layer) in anchors:
-            fed.append(frozenset([(names[call.layer], numbers[vertex.call])]))
+        elif (
+            made_by is not None
+            and made_by.last == vertex.call
+            and names.get(made_by.layer) in anchors
+        ):
+            fed.append(frozenset([(names[made_by.layer], numbers[vertex.call])]))
         else:
             fed.append(_joined({fed[operand] for operand in vertex.operands}))
     found: dict[object, list[CallKey]] = defaultdict(list)
