@@ -60,8 +60,8 @@ def _with_reasons(alignment: Alignment, calls: Mapping[CallKey, CallKey]) -> Ali
     """Return an alignment with these calls, and the reason where a layer's are those of others."""
     images: dict[str | None, dict[str, None]] = defaultdict(dict)
     origins: dict[str | None, dict[str, None]] = defaultdict(dict)
-    for (ours, _), (theirs, _) in calls.items():
-        images[ours][theirs] = origins[theirs][ours] = None
+    for (one, _), (other, _) in calls.items():
+        images[one][other] = origins[other][one] = None
     counts = Counter(ours for ours, _ in calls), Counter(theirs for theirs, _ in calls.values())
     whole = (
         {x for x in counts[0] if counts[0][x] == alignment.reference[x].calls} | {None},
