@@ -1,8 +1,8 @@
-"""Writes docs/checks/: every check with a model that fails it, what it prints, and some pictures.
+"""Writes into the reference of checks which model fails each, what it says, and what to do.
 
 Usage: ``python scripts/failing_checks.py [--check | --figures]``. It runs one small test for each
 check, and fails where one does not fail with that check as its culprit. With --check nothing is
-written, and the exit status also says whether the pages are what the tests print: words are
+written, and the exit status also says whether the page has what the tests say: words are
 compared, while numbers may differ, as they do from processor to processor. With --figures the
 pictures of the gallery are drawn anew, too.
 """
@@ -13,6 +13,7 @@ import os
 import re
 import runpy
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from io import StringIO
@@ -26,7 +27,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from failing_checks_texts import GALLERY, REPAIRS, Picture  # noqa: E402
 
-PAGES = ROOT / "docs" / "checks"
+REFERENCE = ROOT / "docs" / "reference" / "checks.md"
+GALLERY_PAGE = ROOT / "docs" / "reference" / "gallery.md"
 FIGURES = ROOT / "docs" / "images" / "failures"
 # Those that examples/broken has a test of already.
 BROKEN = {
@@ -38,22 +40,6 @@ BROKEN = {
     "missing_gradients": "test_detached_branch.py",
     "sample_independence": "test_leaking_batch.py",
 }
-SHELVES = {
-    "checks": "An inspection",
-    "probes": "Probes: what one run does not show",
-    "ranks": "Between ranks",
-    "contract": "A training step",
-    "rules": "A whole training",
-}
-MEANT_SO = (
-    "Meant so? [Accept it with a reason](../how-to/checks.md#accept-a-violation-with-a-reason). "
-    "[The reference](../reference/checks.md#{check}) says what exactly is measured, and when "
-    "nothing can be said."
-)
-INDEX = (
-    "Each check has a small model that it fails, and what it prints of it, made by running it. "
-    "[The gallery](gallery.md) has some of them as pictures."
-)
 PICTURES = (
     "What some failures look like. Each picture is one line of Python, or is drawn by "
     "`pytest --modelhealth-artifacts=DIR`."
@@ -66,15 +52,6 @@ def example_of(check: str) -> Path:
     if check in BROKEN:
         return Path("examples", "broken", BROKEN[check])
     return Path("examples", "failing", f"{check}.py")
-
-
-def shelf_of(check: Any) -> str:
-    """Return the shelf that a check stands on, a key of `SHELVES`."""
-    from pytest_modelhealth.checks.between_ranks import BetweenRanks
-
-    if isinstance(check, BetweenRanks):
-        return "ranks"
-    return next(name for name in reversed(SHELVES) if f".{name}." in type(check).__module__)
 
 
 class Collector:
@@ -119,51 +96,27 @@ def culprit(text: str) -> str:
     return "input_effect" if "has no effect on the output" in text else ""
 
 
-def page_of(check: Any, printed: str) -> str:
-    """Return the page of a check."""
-    file = example_of(check.name)
-    source = (ROOT / file).read_text(encoding="utf-8")
-    story = source[3 : source.index('"""', 3)].strip()
-    parts = [
-        f"# {check.name}",
-        MADE.strip(),
-        check.summary,
-        f"**Here:** {story}",
-        "## A model that fails it",
-        f'```py title="{file.as_posix()}"\n{source}```',
-        "## What it prints",
-        f"`pytest {file.as_posix()}`",
-        f"```text\n{printed}```",
-        "## What to do",
-        REPAIRS[check.name],
-        *_limits(check),
-        MEANT_SO.format(check=check.name),
-    ]
-    picture = next((p for p in GALLERY if p.check == check.name), None)
-    if picture is not None:
-        shown = f"![{picture.title}](../images/failures/{picture.name}.png)"
-        parts[-1:-1] = [shown]
-    return "\n\n".join(parts) + "\n"
+def block_of(check: str, printed: str) -> str:
+    """Return what stands at the end of a check's section."""
+    file = example_of(check)
+    said = re.search(r"^E +(.*)$", printed, re.MULTILINE)
+    link = f"[{file.name}](../../{file.as_posix()})"
+    return (
+        f"**Fails it**: {link}. {REPAIRS[check]}\n\n"
+        f"```text\n{textwrap.fill(said[1] if said else '', 110)}\n```\n"
+    )
 
 
-def _limits(check: Any) -> Iterator[str]:
-    if check.settings:
-        rows = [f"| `{s.name}` | {s.default} | {s.help} |" for s in check.settings]
-        yield "\n".join(["| limit | default | what it is |", "| --- | --- | --- |", *rows])
-
-
-def index_of(checks: list[Any]) -> str:
-    """Return the page that lists all checks."""
-    parts = [
-        "# Every check, failing",
-        MADE.strip(),
-        INDEX,
-    ]
-    for shelf, title in SHELVES.items():
-        of_shelf = [check for check in checks if shelf_of(check) == shelf]
-        lines = [f"- [{check.name}]({check.name}.md): {check.summary}" for check in of_shelf]
-        parts += [f"## {title}", "\n".join(lines)]
-    return "\n\n".join(parts) + "\n"
+def with_blocks(page: str, blocks: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the reference with the block of each check, and the checks without a section."""
+    head, *sections = re.split(r"^(?=### |## )", page, flags=re.MULTILINE)
+    missing = dict(blocks)
+    for index, section in enumerate(sections):
+        block = missing.pop(section.partition("\n")[0].lstrip("# `").rstrip("`"), None)
+        if block is not None:
+            kept = section.partition("**Fails it**: ")[0].rstrip()
+            sections[index] = f"{kept}\n\n{block}\n"
+    return head + "".join(sections).rstrip() + "\n", list(missing)
 
 
 def gallery() -> str:
@@ -174,7 +127,7 @@ def gallery() -> str:
         PICTURES,
     ]
     for picture in GALLERY:
-        link = f"{picture.check}.md" if picture.check else "../how-to/compare.md"
+        link = f"checks.md#{picture.check}" if picture.check else "../how-to/compare.md"
         parts += [
             f"## {picture.title}",
             f"![{picture.title}](../images/failures/{picture.name}.png)",
@@ -242,21 +195,21 @@ def main(arguments: list[str]) -> int:
     files = [example_of(check.name) for check in checks]
     wrong = [f"{file} is missing" for file in files if not file.exists()]
     printed = printed_by([file for file in files if file.exists()])
-    pages = {"index.md": index_of(checks), "gallery.md": gallery()}
+    blocks = {}
     for check, file in zip(checks, files, strict=True):
         text = printed.get(file.as_posix(), "")
         if culprit(text) != check.name:
             wrong.append(f"{file} fails with {culprit(text) or 'nothing'} as its culprit:\n{text}")
         else:
-            pages[f"{check.name}.md"] = page_of(check, text)
+            blocks[check.name] = block_of(check.name, text)
+    reference, missing = with_blocks(REFERENCE.read_text(encoding="utf-8"), blocks)
+    wrong += [f"{REFERENCE} has no section {name}" for name in missing]
+    pages = {REFERENCE: reference, GALLERY_PAGE: gallery()}
     if "--check" in arguments:
         wrong += _stale(pages)
     elif not wrong:
-        PAGES.mkdir(exist_ok=True)
-        for page in PAGES.glob("*.md"):
-            page.unlink()
-        for name, text in pages.items():
-            (PAGES / name).write_text(text, encoding="utf-8")
+        for path, text in pages.items():
+            path.write_text(text, encoding="utf-8")
     if "--figures" in arguments:
         for picture in GALLERY:
             draw(picture)
@@ -264,11 +217,10 @@ def main(arguments: list[str]) -> int:
     return 1 if wrong else 0
 
 
-def _stale(pages: dict[str, str]) -> Iterator[str]:
-    there = {page.name: page.read_text(encoding="utf-8") for page in PAGES.glob("*.md")}
-    for name in sorted({*pages, *there}):
-        if not same_words(pages.get(name, ""), there.get(name, "")):
-            yield f"docs/checks/{name} is not what its test prints: run {__file__}"
+def _stale(pages: dict[Path, str]) -> Iterator[str]:
+    for path, text in pages.items():
+        if not path.exists() or not same_words(text, path.read_text(encoding="utf-8")):
+            yield f"{path} does not have what the tests say: run {__file__}"
     for picture in GALLERY:
         if not (FIGURES / f"{picture.name}.png").exists():
             yield f"the picture {picture.name} is missing: run {__file__} --figures"

@@ -1,7 +1,6 @@
 """What mkdocs calls while it builds the site: navigation, files beside docs/, external links.
 
-- The navigation is the lists of docs/index.md, and of index pages that they link to, so that a page
-  is listed in one place.
+- The navigation is the lists of docs/index.md, so that a page is listed in one place.
 - Links that leave docs/, to an example or to CONTRIBUTING.md, lead to a page with that file.
 - External links are not fetched: they are listed in external-links.txt of the site.
 """
@@ -148,8 +147,6 @@ def _nav(index: Path) -> list[dict[str, Any]]:
 
 
 def _entry(name: str, path: Path) -> Any:
-    if path == DOCS / "checks" / "index.md":
-        return {name: [_place(path), {"Gallery": "checks/gallery.md"}, *_nav(path)]}
     if path.is_dir() and path.is_relative_to(DOCS):
         pages = sorted(path.glob("[0-9]*.md"))
         return {name: [_place(path / "README.md"), *(_place(page) for page in pages)]}

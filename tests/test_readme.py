@@ -165,16 +165,9 @@ def test_decisions_have_a_number_each():
 
 
 def test_index_lists_every_page():
-    """`docs/index.md` links to each page under `docs/` but itself, or to the folder it is in.
-
-    It links to the pages that docs/checks/index.md does, too.
-    """
+    """`docs/index.md` links to each page under `docs/` but itself, or to the folder it is in."""
     docs = ROOT / "docs"
-    linked = {
-        (index.parent / link).resolve()
-        for index in (docs / "index.md", docs / "checks" / "index.md")
-        for link in relative_links(index)
-    }
+    linked = {(docs / link).resolve() for link in relative_links(docs / "index.md")}
     pages = set(docs.rglob("*.md")) - {docs / "index.md"}
     assert not {page for page in pages if page not in linked and page.parent not in linked}
 

@@ -1,4 +1,4 @@
-"""Every check has a model that it fails, and the pages that show it are what it prints."""
+"""Every check has a model that it fails, and the reference has what it says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_every_check_has_a_model_that_fails_it_and_a_page_that_shows_it():
-    """One run of all these tests: each fails with its check as culprit, as docs/checks/ says."""
+    """One run of all these tests: each fails with its check as culprit, as the reference says."""
     made = subprocess.run(
         [sys.executable, "scripts/failing_checks.py", "--check"],
         cwd=ROOT,
