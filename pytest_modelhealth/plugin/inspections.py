@@ -14,6 +14,7 @@ from pytest_modelhealth.errors import (
     ModelHealthWarning,
     SettingsError,
     UnknownNameError,
+    checked_call,
     public_names,
     suggest,
 )
@@ -108,6 +109,7 @@ class InspectorFixture:
                 raise AttributeError(name)  # what copy, pickle and others ask for
             raise UnknownNameError(_without_model(name))
 
+    @checked_call()
     def compare(
         self,
         reference: Any,
