@@ -58,9 +58,11 @@ from pytest_modelhealth.comparison.sides import (
     run,
 )
 from pytest_modelhealth.comparison.trace import Trace, container
+from pytest_modelhealth.errors import checked_call
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.tolerance import RUNS
+from pytest_modelhealth.training import default_settings
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors that a comparison keeps in memory."""
@@ -73,6 +75,7 @@ _ARGUMENTS = (
 )
 
 
+@checked_call(default_settings)
 def compare(
     reference: Any,
     candidate: Any,

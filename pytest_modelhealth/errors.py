@@ -18,8 +18,13 @@ user's model raises is never wrapped: it passes through as it is.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class ModelHealthError(AssertionError):
@@ -108,3 +113,81 @@ def suggest_layer(wrong: object, layers: Iterable[str]) -> str:
         return "; it has no layers inside: '*' matches the model itself."
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return f". Its layers are {', '.join(map(repr, names[:3]))}{more}."
+
+
+def checked_call(
+    settings: Callable[[], Iterable[str]] = tuple,
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Have wrong arguments of a public call raise an `InspectionError` with the right call.
+
+    Args:
+        settings: returns the names of the settings, which `Inspector` takes.
+    """
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+        signature = _CALLS[name] = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                text = _wrong_call(name, str(error), kwargs, settings())
+                raise InspectionError(text) from None
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+_CALLS: dict[str, inspect.Signature] = {}
+"""The public calls whose arguments are checked, by name."""
+_BY_POSITION = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+
+
+def taking(argument: str) -> str:
+    """Return ``"; run_step takes it: run_step(step, optimizer, batch)"``, or ``""`` for no call."""
+    if argument in _CALLS:
+        return f"; it is a call of its own: inspector(model).{argument}(...)"
+    # run_inspection before the others, in whatever order their modules were imported
+    calls = [name for name in ("run_inspection", *_CALLS) if argument in _names(name)]
+    return f"; {calls[0]} takes it: {_usage(calls[0], argument)}" if calls else ""
+
+
+def _wrong_call(name: str, problem: str, given: Iterable[str], settings: Iterable[str]) -> str:
+    """Return what to write instead of a call to which Python objects by `problem`."""
+    arguments = ", ".join(_names(name))
+    if "too many positional" in problem:
+        return (
+            f"{name} takes no more by position: {_usage(name, 'loss')}; its arguments: {arguments}"
+        )
+    if "unexpected keyword" not in problem:
+        return f"{name}: {problem}: {_usage(name)}"
+    wrong = next(key for key in given if key not in _CALLS[name].parameters)
+    near = [wrong] if wrong in settings else difflib.get_close_matches(wrong, settings, 1, 0.8)
+    own = suggest(wrong, _names(name))
+    if near and own == ".":
+        is_one = "it is a setting" if near == [wrong] else f"did you mean the setting {near[0]!r}"
+        where = f"; {is_one}: Inspector(model, {near[0]}=...)"
+    else:
+        where = taking(wrong) or f"{own} Its arguments: {arguments}"
+    return f"{name} has no argument {wrong!r}{where}"
+
+
+def _usage(name: str, argument: str = "") -> str:
+    """Return a call by what goes in by position, and one argument by its name."""
+    by_name = [f"{argument}=..."] if argument in _names(name, _BY_NAME) else []
+    return f"{name}({', '.join(_names(name, _BY_POSITION) + by_name)})"
+
+
+def _names(name: str, *kinds: object) -> list[str]:
+    """Return the arguments of a call, those of some kinds or all that can be named."""
+    listed = _CALLS[name].parameters.values() if name in _CALLS else ()
+    return [
+        one.name
+        for one in listed
+        if one.kind in (kinds or (_BY_POSITION, _BY_NAME)) and one.name != "self"
+    ]

@@ -24,8 +24,10 @@ from pytest_modelhealth.errors import (
     InspectionError,
     SettingsError,
     UnknownNameError,
+    checked_call,
     public_names,
     suggest,
+    taking,
 )
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.probes.conventions import Conventions
@@ -86,6 +88,7 @@ class Inspector:
             own check is not sound.
     """
 
+    @checked_call(default_settings)
     def __init__(
         self,
         model: nn.Module,
@@ -110,6 +113,9 @@ class Inspector:
                 "of their own: Inspector(model, max_grad_norm=10.0)"
             )
         base = with_own_checks(base, own_checks, "own_checks")
+        for name in overrides:
+            if name not in base and (where := taking(name)):
+                raise SettingsError(f"argument of inspector: no setting {name!r}{where}")
         self._settings = base.override(overrides, "argument of inspector")
         self._on_report = on_report
         self._on_run: Callable[[], object] | None = None
@@ -119,6 +125,7 @@ class Inspector:
         self._selection = Selection()
         self._report: HealthReport | None = None
 
+    @checked_call(default_settings)
     def watch(
         self,
         pattern: Pattern = "*",
@@ -148,13 +155,14 @@ class Inspector:
         self._selection = self._selection.add(rule, self._engine.module(self._model))
         return self
 
-    def waive(self, *layers: str, check: str | None = None, reason: str) -> Self:
+    @checked_call(default_settings)
+    def waive(self, *layers: str, check: str | None = None, reason: str = "") -> Self:
         """Accept violations in the reports that follow; they are listed as waived.
 
         Args:
             layers: names or shell wildcards of the layers; ``"*"`` is all of them.
             check: the check waived, by name or shell wildcard; ``None`` waives all.
-            reason: why they are accepted.
+            reason: why they are accepted; it must not be left out.
 
         Raises:
             SettingsError: no layers, no reason, or an unknown check.
@@ -166,6 +174,7 @@ class Inspector:
         self._settings = self._settings.waive(*waivers)
         return self
 
+    @checked_call(default_settings)
     def run_inspection(
         self,
         inputs: Any,
@@ -233,6 +242,7 @@ class Inspector:
             observation = further.after(observation)
         return self._reported(self._settled(observation), settings)
 
+    @checked_call(default_settings)
     def summary(
         self, inputs: Any, *, depth: int | None = None, max_rows: int | None = 200
     ) -> ModelSummary:
@@ -259,6 +269,7 @@ class Inspector:
             observation = measured_forward(self._engine, request)
         return self._report_of(observation).summary(depth, max_rows)
 
+    @checked_call(default_settings)
     def run_batches(
         self,
         batches: Iterable[Any],
@@ -334,6 +345,7 @@ class Inspector:
             observation = self._settled(observation, over_batches=True)
         return self._reported(observation, self._settings)
 
+    @checked_call(default_settings)
     def removable(
         self,
         batches: Iterable[Any],
@@ -381,6 +393,7 @@ class Inspector:
         report = self._reported(observation, self._settings)
         return RemovableUnits(record, report, self._model)
 
+    @checked_call(default_settings)
     def monitor(
         self,
         every: int = 1,
@@ -465,6 +478,7 @@ class Inspector:
     def _report_of(self, observation: Observation) -> HealthReport:
         return HealthReport(observation, self._settings, judge, renderer=renderer)
 
+    @checked_call(default_settings)
     def run_step(
         self,
         step: Any = None,
@@ -512,7 +526,8 @@ class Inspector:
         self._begin()
         given = Given(self._model, step, optimizer, batch, restore, inputs, target, loss)
         asked = Asked(calls, overfit, resume)
-        with step_of(given) as made:
+        hints = hinted(self._request(inputs, target, loss, None, None))
+        with step_of(given) as made, hints:
             observation = run_contract(self._model, made, asked, self._selection)
         if made.is_usual:
             whole = self._observe(self._request(inputs, target, loss, None, made.scaler))

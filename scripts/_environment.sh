@@ -56,7 +56,7 @@ case $1 in
         stamp=$venv/.modelhealth-installed-demo
         # Bytecode is left to the first import of each file: compiling all of torch takes longer than
         # everything else. Not for tests, in which a library's warning as it is compiled is an error.
-        needed=(--no-compile -e . scikit-learn pytest-timeout)
+        needed=(--no-compile -e . scikit-learn)
         ;;
     tests)
         stamp=$venv/.modelhealth-installed

@@ -72,6 +72,15 @@ def test_broken_examples_fail_as_they_say_and_repaired_ones_pass(pytester, monke
         assert shown in output, page
 
 
+def test_the_examples_run_without_pytest_timeout(pytester):
+    """Its options in pyproject.toml are no unknown ones then, which --strict-config refuses."""
+    options = ("-p", "no:timeout", "-p", "no:cacheprovider", f"--rootdir={ROOT}")
+    example = ROOT / "examples" / "test_refactor.py"
+    result = pytester.runpytest("-c", ROOT / "pyproject.toml", *options, "--collect-only", example)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["configfile: pyproject.toml", "*3 tests collected*"])
+
+
 def test_script(tmp_path, monkeypatch, capsys):
     """``python -m examples.script`` prints the report and saves the histogram as a picture."""
     picture = tmp_path / "histogram.png"

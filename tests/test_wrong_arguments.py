@@ -99,6 +99,10 @@ def test_what_is_no_model_is_refused(make: Callable[[], object], message: str) -
         ({"layers": []}, "names no layer"),
         ({"planned_dtype": torch.int8}, "one of float16, .* or none, not 'int8'"),
         ({"planned_dtype": 16}, "one of float16, .* not 16"),
+        ({"loss": F.mse_loss}, r"no setting 'loss'; run_inspection takes it: .*, loss=\.\.\.\)$"),
+        ({"optimizer": 3}, r"run_step takes it: run_step\(step, optimizer, batch\)$"),
+        ({"every": 3}, r"monitor takes it: monitor\(every\)$"),
+        ({"waive": "0"}, r"a call of its own: inspector\(model\)\.waive\(\.\.\.\)$"),
         ({"own_checks": Check}, "list of subclasses of Check"),
         ({"own_checks": [3]}, "no subclass of pytest_modelhealth.Check"),
         ({"settings": {"max_grad_norm": 3}}, "arguments of their own"),
@@ -121,6 +125,7 @@ def test_settings_without_checks_say_that_none_is_left() -> None:
     ("layers", "arguments", "message"),
     [
         (("0",), {"reason": " "}, "reason='...' is missing"),
+        (("0",), {"check": "dead_units"}, r"missing.* as in \('0', check='dead_units', reason='"),
         ((), {"reason": "known"}, "name the layers first"),
         ((3,), {"reason": "known"}, "layers as strings"),
         (("0",), {"reason": "known", "check": "dead_unit"}, "did you mean 'dead_units'"),
@@ -208,6 +213,102 @@ def test_rows_of_a_tensor_are_taken_for_batches_with_a_warning() -> None:
         inspector().run_batches(BATCH)
     assert [warning.filename for warning in told] == [__file__]
     assert inspector().run_batches(BATCH.reshape(8, 8, 4).unbind()).observation.samples == 64
+
+
+LOSS = F.cross_entropy
+CLASSES = (BATCH[:, 0] > 0).long()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda i: i.run_inspection(BATCH, CLASSES, LOSS),
+            r"takes no more by position: run_inspection\(inputs, target, loss=\.\.\.\)",
+        ),
+        (lambda i: i.run_batches([(BATCH, CLASSES)], LOSS), r"run_batches\(batches, loss=\.\.\.\)"),
+        (lambda i: i.removable([(BATCH, CLASSES)], LOSS), r"removable\(batches, loss=\.\.\.\)"),
+        (
+            lambda i: compare(model(), model(), BATCH, CLASSES, LOSS),
+            r"compare\(reference, candidate, inputs, target, loss=\.\.\.\)",
+        ),
+        (lambda i: i.monitor(3, "health.csv"), r"monitor\(every\); its arguments: every, csv"),
+        (
+            lambda i: i.run_inspection(BATCH, optimizer=3),
+            r"run_inspection has no argument 'optimizer'; run_step takes it: run_step\(step, opt",
+        ),
+        (lambda i: i.run_inspection(BATCH, los=LOSS), "did you mean 'loss'"),
+        (lambda i: i.run_inspection(BATCH, max_grad_norm=3), r"a setting: Inspector\(model, max_"),
+        (lambda i: i.run_inspection(BATCH, max_grad_nrom=3), "the setting 'max_grad_norm'"),
+        (lambda i: i.run_inspection(target=CLASSES), r"'inputs': run_inspection\(inputs, target\)"),
+        (lambda i: i.run_inspection(BATCH, inputs=BATCH), "multiple values for argument 'inputs'"),
+        (lambda i: i.run_batches([BATCH], target=CLASSES), "run_inspection takes it"),
+        (lambda i: i.run_step(None, optim=3), "did you mean 'optimizer'"),
+        (lambda i: i.monitor(evry=3), "did you mean 'every'"),
+        (lambda i: i.monitor(optimizer=3), "run_step takes it"),
+        (lambda i: compare(model(), model(), BATCH, rtol=3), r"'rtol'\. Its arguments: reference"),
+        (lambda i: compare(model(), BATCH), "missing a required argument: 'inputs'"),
+        (lambda i: i.summary(BATCH, loss=LOSS), "run_inspection takes it"),
+        (lambda i: i.waive("0", chek="finite", reason="known"), "did you mean 'check'"),
+        (
+            lambda i: i.watch("0", roles="gradients"),
+            r"'roles'\. Its arguments: pattern, what, types",
+        ),
+        (lambda _: Inspector(), r"missing a required argument: 'model': Inspector\(model\)"),
+    ],
+)
+def test_a_wrong_call_names_the_right_one(
+    call: Callable[[Inspector], object], message: str
+) -> None:
+    """What has no place in one call may have it in another."""
+    with pytest.raises(InspectionError, match=message):
+        call(inspector())
+
+
+def step_with(target: Any, loss: Any) -> None:
+    """Two calls of the usual step of it."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    Inspector(net).run_step(optimizer=optimizer, inputs=BATCH, target=target, loss=loss, calls=2)
+
+
+ONE_HOT = F.one_hot(CLASSES, 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "loss", "instead"),
+    [
+        (CLASSES.float(), LOSS, r"torch\.float32.* class indices: target\.long\(\)"),
+        (CLASSES.double(), nn.CrossEntropyLoss(), r"target\.long\(\)"),
+        (CLASSES.int(), LOSS, r"torch\.int32.*target\.long\(\)"),
+        ({"a": CLASSES.float()}, {"a": LOSS}, r"target\.long\(\)"),
+        (ONE_HOT, nn.BCEWithLogitsLoss(), r"torch\.int64.* numbers: target\.float\(\)"),
+        (ONE_HOT.bool(), nn.BCEWithLogitsLoss(), r"torch\.bool.*target\.float\(\)"),
+        (ONE_HOT, F.huber_loss, r"target\.float\(\)"),  # raised in the backward pass
+    ],
+)
+def test_a_target_of_another_dtype_gets_a_hint(target: Any, loss: Any, instead: str) -> None:
+    """The loss's own exception passes, with one note on what to pass instead."""
+    for call in (
+        lambda: run(target=target, loss=loss),
+        lambda: inspector().run_batches([(BATCH, target)], loss=loss),
+        lambda: step_with(target, loss),
+    ):
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        notes = [note for note in caught.value.__notes__ if "The target is of" in note]
+        assert len(notes) == 1
+        assert re.search(instead, notes[0])
+
+
+@pytest.mark.parametrize(
+    ("net", "batch"), [(nn.Embedding(4, 2), BATCH[:, 0]), (model().half(), BATCH)]
+)
+def test_a_dtype_that_the_model_refuses_is_not_laid_to_the_target(net: Any, batch: Any) -> None:
+    """Here the batch is of the same dtype, and its error names it."""
+    with pytest.raises(RuntimeError, match="Float") as caught:
+        Inspector(net).run_inspection(batch, batch, loss=LOSS)
+    assert not hasattr(caught.value, "__notes__")
 
 
 class TakesArrays(nn.Module):

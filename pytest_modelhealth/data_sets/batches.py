@@ -45,7 +45,7 @@ def require_batches(batches: object, method: str, name: str = "batches") -> None
             f"{method} takes each row of the tensor {shape} for a batch; run_inspection takes the "
             f"tensor as one batch, and {method}(x.unbind()) says that rows are meant",
             ModelHealthWarning,
-            stacklevel=3,
+            stacklevel=4,  # after the method and the check of its arguments
         )
 
 

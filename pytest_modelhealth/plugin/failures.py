@@ -1,11 +1,11 @@
-"""How a failure is shown: the user's line and our text, without the frames between them."""
+"""How a failure is shown: the user's lines and the text, without the frames between them."""
 
 from __future__ import annotations
 
 import linecache
 import re
 import sys
-from itertools import islice
+from itertools import dropwhile, islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +27,7 @@ from pytest_modelhealth.plugin.inspections import UNASKED_FAILURE, UnaskedFailur
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
     from pytest_modelhealth.report.asked import Denied
 
@@ -38,12 +38,12 @@ _OWN_ERRORS = (ModelHealthError, InspectionError, SettingsError, ModelHealthWarn
 # No wrapper: pytest's part for unittest, which is called first, puts the exception in place.
 @pytest.hookimpl(specname="pytest_runtest_makereport")
 def pytest_before_report(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
-    """Have a bare `assert` of a report fail with the report's text, and hide our own frames."""
+    """Have a bare `assert` of a report fail with the report's text, and hide frames between."""
     asserted = _error_of_assert(call.excinfo)
     if asserted is not None:
         call.excinfo = pytest.ExceptionInfo.from_exception(asserted)
     if call.excinfo is not None and not _shows_all(item):
-        _hide_own_frames(call.excinfo)
+        _hide_frames_between(call.excinfo)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -101,19 +101,41 @@ _SHOWN_BY_PYTEST = re.compile(r"^(?:assert .*)?<(?:HealthReport|Comparison) ", r
 """How pytest and unittest spell out what failed; the message of an `assert` stands before it."""
 
 
-def _hide_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+def _hide_frames_between(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     if isinstance(excinfo.value, ModelHealthError):
         # As pytest does for `assert`: the class stands at the end, the text speaks for itself.
         excinfo._striptext = f"{_PACKAGE}.ModelHealthError: "
     elif isinstance(excinfo.value, _OWN_ERRORS):
         excinfo._striptext = f"{_PACKAGE}."
     entries = list(_entries(excinfo.tb))
-    if _is_defect(entries[-1].tb_frame, excinfo.value):
+    if _is_defect(entries[-1], excinfo.value):
         return  # our frames are what a bug report needs
+    backwards = dropwhile(_RUN_TESTS.__contains__, map(_package, reversed(entries)))
+    if _PACKAGE in takewhile(lambda package: package not in _RUN_TESTS, backwards):
+        _hide_between(excinfo.tb)
+        for cause in _causes(excinfo.value):
+            _hide_between(cause.__traceback__)
+
+
+_RUN_TESTS = frozenset({"_pytest", "pluggy"})
+_BETWEEN = frozenset({_PACKAGE, "torch", "contextlib"})
+"""What stands between a test and the lines of its model: `_call_impl` alone thrice a layer."""
+
+
+def _hide_between(traceback: TracebackType | None) -> None:
+    """Leave, after the first, the frames of the test and of its model."""
+    entries = list(_entries(traceback))
+    shown = [entry for entry in entries[1:] if _package(entry) not in _BETWEEN]
     # pytest reads the raw traceback again after `excinfo.traceback` is set: unlink them there.
-    shown = [entry for entry in entries[1:] if not _is_own(entry.tb_frame)]
-    for entry, following in zip([entries[0], *shown], [*shown, None], strict=True):
+    for entry, following in zip([*entries[:1], *shown], [*shown, None], strict=False):
         entry.tb_next = following
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen = {id(error)}  # one may be its own cause
+    while (cause := error.__cause__ or error.__context__) and id(cause) not in seen:
+        seen.add(id(error := cause))
+        yield cause
 
 
 def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
@@ -122,17 +144,18 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
-def _is_defect(innermost: FrameType, error: BaseException) -> bool:
-    passed_through = innermost.f_code.co_name in _MAKES_CALLS_OF_THE_MODEL
-    return _is_own(innermost) and not passed_through and not isinstance(error, _OWN_ERRORS)
+def _is_defect(innermost: TracebackType, error: BaseException) -> bool:
+    passed_through = innermost.tb_frame.f_code.co_name in _MAKES_CALLS_OF_THE_MODEL
+    is_own = _package(innermost) == _PACKAGE
+    return is_own and not passed_through and not isinstance(error, _OWN_ERRORS)
 
 
 _MAKES_CALLS_OF_THE_MODEL = frozenset({"__torch_function__", "_function", "run_function"})
 """Frames of ours through which every torch function that the model calls passes."""
 
 
-def _is_own(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE
+def _package(entry: TracebackType) -> str:
+    return str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def _representation(unasked: UnaskedFailure, item: pytest.Item) -> ExceptionChainRepr:

@@ -14,10 +14,11 @@ from pytest_modelhealth.errors import (
     ModelHealthWarning,
     SettingsError,
     UnknownNameError,
+    checked_call,
     public_names,
     suggest,
 )
-from pytest_modelhealth.plugin.markers import settings_for
+from pytest_modelhealth.plugin.markers import require_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -108,6 +109,7 @@ class InspectorFixture:
                 raise AttributeError(name)  # what copy, pickle and others ask for
             raise UnknownNameError(_without_model(name))
 
+    @checked_call()
     def compare(
         self,
         reference: Any,
@@ -180,11 +182,9 @@ def inspector(request: pytest.FixtureRequest) -> Iterator[InspectorFixture]:
 
     A report whose verdict the test does not ask for is checked when the test's body ends.
     """
-    try:
-        maker = request.node.stash.get(MAKER, None)
-        fixture = InspectorFixture(settings_for(request.node), maker)
-    except SettingsError as error:  # a marker added while the test ran
-        pytest.fail(str(error), pytrace=False)
+    maker = request.node.stash.get(MAKER, None)
+    # Another fixture may have added a marker since the setup began.
+    fixture = InspectorFixture(require_settings(request.node), maker)
     request.node.stash[INSPECTOR] = fixture
     yield fixture
     del request.node.stash[INSPECTOR]

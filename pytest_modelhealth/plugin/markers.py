@@ -1,8 +1,8 @@
-"""The markers `modelhealth` and `modelhealth_waive`, checked when a test is collected."""
+"""The markers `modelhealth` and `modelhealth_waive`, checked when a test is set up."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,7 +10,7 @@ from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.plugin.options import session_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Iterable
 
     from _pytest.nodes import Node
 
@@ -35,28 +35,18 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pycollect_makeitem(
-    collector: pytest.Module | pytest.Class,
-) -> Generator[None, Any, Any]:
-    """Refuse a test whose markers are wrong.
-
-    Raises:
-        pytest.Collector.CollectError: pytest prints its text alone, under xdist too, where a
-            UsageError during collection would become an INTERNALERROR.
-    """
-    made = yield
-    for item in made if isinstance(made, list) else [made]:
-        if isinstance(item, pytest.Item) and _is_marked(item):
-            try:
-                settings_for(item)
-            except SettingsError as error:
-                raise collector.CollectError(str(error)) from None
-    return made
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have a test whose markers are wrong end here; the others of its file run."""
+    if any(item.get_closest_marker(name) for name in (SETTINGS_MARKER, WAIVER_MARKER)):
+        require_settings(item)
 
 
-def _is_marked(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in (SETTINGS_MARKER, WAIVER_MARKER))
+def require_settings(item: pytest.Item) -> Settings:
+    """Return what `settings_for` does, or fail the test with the text of its error alone."""
+    try:
+        return settings_for(item)
+    except SettingsError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def settings_for(item: pytest.Item) -> Settings:

@@ -41,7 +41,8 @@ class Waiver:
             )
         if not isinstance(reason, str) or not reason.strip():
             raise SettingsError(
-                f"{self.origin}: reason='...' is missing; say why the violation is accepted"
+                f"{self.origin}: reason='...' is missing; say why the violation is accepted, as in "
+                f"({self}, reason='sparse vocabulary')"
             )
         if not isinstance(check, str | None):
             raise SettingsError(

@@ -335,3 +335,95 @@ def test_junit_has_the_headline_as_its_message(run: Run) -> None:
     assert failure.get("message", "").startswith(HEADLINE)
     assert "\n" not in failure.get("message", "")
     assert "likely cause" in (failure.text or "")
+
+
+RAISING = """
+import pytest, torch
+import torch.nn.functional as F
+from torch import nn
+
+BATCH = torch.ones(3, 4)
+
+class Held(nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+    def forward(self, x):
+        return self.held(x)  # line: forward
+
+class Refusing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("no gradient")  # line: backward
+
+class Chained(Held):
+    def forward(self, x):
+        try:
+            return self.held(x)
+        except RuntimeError as error:
+            raise ValueError("no such shape") from error
+
+def refusing_loss(output):
+    return output @ output  # line: loss
+
+def test_in_forward(inspector):
+    inspector(Held(Held(nn.Linear(5, 2)))).run_inspection(BATCH)
+
+@torch.no_grad()
+def test_in_a_step(inspector):
+    model = Held(Held(nn.Linear(5, 2)))
+    def step(model, optimizer, batch):
+        return model(batch).sum()
+    inspector(model).run_step(step, torch.optim.SGD(model.parameters()), BATCH)
+
+def test_in_backward(inspector):
+    model = Held(nn.Sequential(nn.Linear(4, 2), Held(Refusing.apply)))
+    inspector(model).run_inspection(BATCH)
+
+def test_in_the_loss(inspector):
+    inspector(nn.Linear(4, 2)).run_inspection(BATCH, loss=refusing_loss)
+
+def test_in_a_loss_of_torch(inspector):
+    inspector(nn.Linear(4, 2)).run_inspection(BATCH, BATCH, loss=F.cross_entropy)
+
+def test_of_a_cause(inspector):
+    inspector(Chained(Held(nn.Linear(5, 2)))).run_inspection(BATCH)
+
+def test_without_us(inspector):
+    inspector(nn.Linear(4, 2)).run_inspection(BATCH)
+    Held(nn.Linear(5, 2))(BATCH)
+"""
+USERS_LINES = {
+    "test_in_forward": "test_in_forward forward forward",
+    "test_in_a_step": "test_in_a_step step forward forward",
+    "test_in_backward": "test_in_backward backward",
+    "test_in_the_loss": "test_in_the_loss refusing_loss",
+    "test_in_a_loss_of_torch": "test_in_a_loss_of_torch",
+    "test_of_a_cause": "forward forward test_of_a_cause forward",
+}
+BETWEEN = re.compile(r"contextlib|[/\\]torch[/\\]|pytest_modelhealth[/\\]")
+
+
+def test_of_a_models_own_exception_the_users_lines_stand_together(
+    pytester: pytest.Pytester,
+) -> None:
+    """Neither torch's frames nor ours come between, in any style but with --full-trace."""
+    pytester.makepyfile(test_raising=RAISING)
+    shown = {}
+    for style in ("--tb=short", "--tb=auto", "--tb=native", "--full-trace"):
+        result = pytester.runpytest("-W", "default", "-rN", style)
+        result.assert_outcomes(failed=len(USERS_LINES) + 1)
+        parts = re.split(r"^_{3,} (\w+) _{3,}$", result.stdout.str(), flags=re.MULTILINE)
+        shown[style] = dict(zip(parts[1::2], parts[2::2], strict=True))
+    for test, lines in USERS_LINES.items():
+        short = shown["--tb=short"][test]
+        assert re.findall(r"^test_raising.py:\d+: in (\w+)$", short, re.MULTILINE) == lines.split()
+        for style in ("--tb=short", "--tb=auto", "--tb=native"):
+            # native begins with pytest's own frames
+            assert not BETWEEN.search(shown[style][test].partition("test_raising.py")[2])
+        assert BETWEEN.search(shown["--full-trace"][test])
+        assert short.split("==")[0].rstrip().splitlines()[-1].startswith("E   ")
+    assert "_call_impl" in shown["--tb=short"]["test_without_us"]

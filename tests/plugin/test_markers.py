@@ -90,52 +90,44 @@ WRONG = {
 }
 
 
-def test_a_wrong_marker_is_a_collection_error_that_names_the_test(
-    pytester: pytest.Pytester,
-) -> None:
-    """Each mistake is found before any test runs, with the test, the mistake and the remedy."""
-    pytester.makepyfile(**wrongly_marked())
-    result = pytester.runpytest()
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.assert_outcomes(errors=len(WRONG))
-    assert_wrong_markers_named(result)
-
-
-def wrongly_marked() -> dict[str, str]:
-    """A file of tests for each wrong marker."""
-    return {
-        f"test_{number}": f"import pytest\n@pytest.mark.{marker}\n"
-        f"def test_number_{number}(): pass\n"
+def test_a_wrong_marker_is_an_error_of_the_tests_that_carry_it(pytester: pytest.Pytester) -> None:
+    """It says the test or class, the mistake and the remedy; the others of the file run."""
+    marked = "".join(
+        f"@pytest.mark.{marker}\ndef test_number_{number}(): pass\n"
         for number, marker in enumerate(WRONG)
-    }
+    )
+    pytester.makepyfile(
+        f"import pytest\n{marked}"
+        """
+@pytest.mark.modelhealth(max_grad=1)
+class TestIt:
+    def test_a(self): pass
+    def test_b(self): pass
 
+@pytest.mark.skip
+@pytest.mark.modelhealth(max_grad=1)
+def test_skipped(): pass
 
-def assert_wrong_markers_named(result: pytest.RunResult) -> None:
-    """Do nothing if each of those files is an error that says what is wrong."""
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.modelhealth(max_grad=1))])
+def test_parameter(n): pass
+
+@pytest.mark.modelhealth(max_grad_norm=1)
+def test_right(): pass
+
+def test_unmarked(): pass
+"""
+    )
+    result = pytester.runpytest()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(errors=len(WRONG) + 3, passed=3, skipped=1)
     output = result.stdout.str()
     assert "INTERNALERROR" not in output
     assert "Traceback" not in output
     for number, (marker, message) in enumerate(WRONG.items()):
         name = marker.partition("(")[0]
         assert f"@{name} on test_number_{number}: {message}" in output
-
-
-def test_a_wrong_marker_on_a_class_is_found_too(pytester: pytest.Pytester) -> None:
-    """The class is named, and only once however many tests it has."""
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.modelhealth(max_grad=1)
-        class TestIt:
-            def test_a(self): pass
-            def test_b(self): pass
-        """
-    )
-    result = pytester.runpytest()
-    assert result.ret == pytest.ExitCode.INTERRUPTED
     found = [line for line in result.outlines if line.startswith("@modelhealth on class TestIt: ")]
-    assert len(found) == 1
+    assert len(found) == 2
 
 
 def test_a_wrong_marker_added_while_the_test_runs_is_an_error_of_that_test(

@@ -9,10 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from traceback import walk_tb
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pytest_modelhealth.capture.engine import Request
+from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.loss_value import compute_loss
 from pytest_modelhealth.capture.step.training_step import is_run_by_training_step
 from pytest_modelhealth.errors import InspectionError
 
@@ -39,6 +45,8 @@ def _hints(request: Request, error: Exception) -> Iterator[str]:
     hints = [_instead(value, "batch") for value in passed if _is_blamed(value, error)]
     if _is_blamed(request.target, error):
         hints.append(_instead(request.target, "target"))
+    if _is_raised_by_loss(error):
+        hints += [_of_another_dtype(tensor, error) for tensor in find_tensors(request.target)]
     yield from dict.fromkeys(hint for hint in hints if hint)
     too_many = _TOO_MANY.search(str(error)) if isinstance(error, TypeError) else None
     is_spread = isinstance(request.inputs, list | tuple) and not is_run_by_training_step(request)
@@ -59,11 +67,28 @@ def _is_blamed(value: object, error: Exception) -> bool:
 
 
 def _is_raised_in_torch(error: Exception) -> bool:
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    name = "" if traceback is None else str(traceback.tb_frame.f_globals.get("__name__"))
-    return name.partition(".")[0] == "torch"
+    *_, (innermost, _) = walk_tb(error.__traceback__)
+    return str(innermost.f_globals.get("__name__")).partition(".")[0] == "torch"
+
+
+def _is_raised_by_loss(error: Exception) -> bool:
+    """Whether the loss raised it, or the backward pass, in which some losses stumble first."""
+    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+    return not codes.isdisjoint((compute_loss.__code__, torch.autograd.backward.__code__))
+
+
+def _of_another_dtype(target: Tensor, error: Exception) -> str | None:
+    """Return what to pass in place of a target whose dtype `error` objects to."""
+    named = set(re.findall(r"[A-Z]\w+|bool", str(error)))
+    dtype = target.type().rpartition(".")[2].removesuffix("Tensor")  # "Float", as torch says it
+    if not named & {dtype, dtype.lower()}:
+        return None
+    takes_indices = dtype != "Long" and ("Long" in named or "_index" in str(error))
+    if takes_indices:
+        return f"The target is of {target.dtype}, and the loss takes class indices: target.long()."
+    if target.is_floating_point():
+        return None
+    return f"The target is of {target.dtype}, and the loss takes floating numbers: target.float()."
 
 
 def _instead(value: Any, role: str) -> str | None:

@@ -26,7 +26,9 @@ FAR, NEAR = 0.5, 0.8
 def verdict_change(before: Data, now: Data) -> Iterator[Change]:
     """Yield that the verdict is another, with what the head says of it."""
     ranks = [_rank(result["verdict"]) for result in (before, now)]
-    if before["verdict"] != now["verdict"]:
+    # A snapshot that is unchanged since the base recorded it is what the base had.
+    kept = (before["verdict"], now["verdict"]) == ("recorded", "unchanged")
+    if before["verdict"] != now["verdict"] and not kept:
         grade = Grade.CHANGED
         if ranks[0] != ranks[1]:
             grade = Grade.WORSE if ranks[0] < ranks[1] else Grade.BETTER

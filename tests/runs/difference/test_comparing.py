@@ -290,6 +290,26 @@ def test_comparisons_and_drifts_are_compared_by_verdict() -> None:
     assert changes["drift"].places[0].now == "drift in fc1"
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "grade"),
+    [
+        ("recorded", "unchanged", None),
+        ("unchanged", "recorded", Grade.CHANGED),  # it drifted, and that was accepted
+        ("recorded", "drifted", Grade.WORSE),
+        ("missing", "recorded", Grade.BETTER),
+    ],
+)
+def test_a_snapshot_found_as_it_was_recorded_is_no_change(
+    before: str, now: str, grade: Grade | None
+) -> None:
+    """Recording it anew is one, and so is what drifted from it."""
+    shared = {"kind": "drift", "headline": "", "text": "", "place": "", "model": "Net"}
+    runs = ({**shared, "verdict": verdict, "story": ""} for verdict in (before, now))
+    difference = between(*runs)
+    assert [test.grade for test in difference.tests] == ([] if grade is None else [grade])
+    assert difference.unchanged == (grade is None)
+
+
 def test_runs_of_different_suites_and_models_are_refused() -> None:
     """No test in common, or none whose model has a layer in common, is wrong input."""
     base = made.run(made.test(inspection()))
