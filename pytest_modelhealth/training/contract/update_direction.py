@@ -44,7 +44,10 @@ class UpdateDirection(StepCheck):
                 cause="the minus of a negative log-likelihood, or of a similarity, is missing",
                 independent=True,
             )
-        if stepped.climbs is not None and stepped.climbs > _OUTSIDE:
+        losses = [loss for loss in stepped.losses if loss is not None]
+        rises = len(losses) > 1 and losses[-1] > losses[0]
+        climbs = stepped.climbs is not None and stepped.climbs > _OUTSIDE
+        if climbs and stepped.optimizers:
             yield self.violation(
                 place(observation),
                 "beside the optimizer something moves the weights up their gradient (cosine "
@@ -54,8 +57,16 @@ class UpdateDirection(StepCheck):
                 "the step",
                 independent=True,
             )
-        losses = [loss for loss in stepped.losses if loss is not None]
-        if len(losses) < 2 or not losses[-1] > losses[0]:
+        elif climbs and rises:
+            yield self.violation(
+                place(observation),
+                f"the step moves the weights up their gradient (cosine {stepped.climbs:.2f}), and "
+                f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}",
+                value=stepped.climbs,
+                cause="the update is added where it should be subtracted: alpha=-lr in p.add_",
+                independent=True,
+            )
+        if not rises:
             return
         for optimizer in stepped.optimizers:
             if optimizer.direction is None or optimizer.direction <= _UP:
