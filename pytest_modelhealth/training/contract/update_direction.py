@@ -46,23 +46,23 @@ class UpdateDirection(StepCheck):
             )
         losses = [loss for loss in stepped.losses if loss is not None]
         rises = len(losses) > 1 and losses[-1] > losses[0]
-        climbs = stepped.climbs is not None and stepped.climbs > _OUTSIDE
-        if climbs and stepped.optimizers:
+        climbs = max(stepped.climbs or 0.0, _OUTSIDE)
+        if climbs > _OUTSIDE and stepped.optimizers:
             yield self.violation(
                 place(observation),
                 "beside the optimizer something moves the weights up their gradient (cosine "
-                f"{stepped.climbs:.2f}), and does not take it back",
-                value=stepped.climbs,
+                f"{climbs:.2f}), and does not take it back",
+                value=climbs,
                 cause="a perturbation, as of sharpness-aware training, that is not undone before "
                 "the step",
                 independent=True,
             )
-        elif climbs and rises:
+        elif climbs > _OUTSIDE and rises:
             yield self.violation(
                 place(observation),
-                f"the step moves the weights up their gradient (cosine {stepped.climbs:.2f}), and "
+                f"the step moves the weights up their gradient (cosine {climbs:.2f}), and "
                 f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}",
-                value=stepped.climbs,
+                value=climbs,
                 cause="the update is added where it should be subtracted: alpha=-lr in p.add_",
                 independent=True,
             )
