@@ -507,7 +507,7 @@ class Inspector:
                 `loss`, and inspects that batch, too; of a `LightningModule` it takes the
                 ``training_step``. A `transformers.Trainer` or one of Lightning steps as it trains.
             optimizer: the optimizer that it steps, or a tuple or mapping of several; a trainer and
-                a `LightningModule` bring theirs.
+                a `LightningModule` bring theirs. ``None`` where the step moves the weights itself.
             batch: what it is given; a copy for each call.
             calls: how often it is called from the beginning; six calls or more look at what follows
                 from a change.

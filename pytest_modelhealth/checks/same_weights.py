@@ -35,6 +35,12 @@ class SameWeights(BetweenRanks):
                 "each rank computed or drew it by itself: make it before it is wrapped in DDP, "
                 "which sends rank 0's, or send it by torch.distributed.broadcast"
             )
+        if "got the same batch" in found.message:
+            return (
+                "where each rank holds a part of a layer, as in tensor parallelism, the sum over "
+                "ranks (all_reduce) is missing behind it; where all should hold the same, another "
+                "seed, a checkpoint or a write on some ranks alone"
+            )
         return (
             "another seed, a checkpoint or a write on some ranks alone, after the wrapper was "
             "made: do it on all ranks, or send the result by torch.distributed.broadcast"

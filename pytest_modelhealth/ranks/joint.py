@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +18,7 @@ from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.ranks import evidence
+from pytest_modelhealth.ranks import END_OF_TEST, evidence
 from pytest_modelhealth.ranks.asked import asked_of
 from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.averaging import Averager
@@ -49,7 +52,9 @@ def company_of(model: Any, everyone: bool, seconds: float) -> Company | None:
     company = _companies.get(found)
     if company is None or company.is_closed:
         company = _companies[found] = _new_company(*found, seconds)
-    company.meeting.seconds = seconds
+    end = os.environ.get(END_OF_TEST)
+    left = math.inf if end is None else max(1.0, 0.8 * (float(end) - time.time()))
+    company.meeting.seconds = min(seconds, left)  # and say who is missing, before the test is ended
     return company
 
 

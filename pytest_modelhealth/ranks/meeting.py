@@ -111,11 +111,11 @@ class Meeting:
         places = sorted({said.partition("|")[0] for said in came.values() if said is not None})
         waiting = [rank for rank, said in came.items() if said is not None]
         return (
-            f"{named_ranks(missing)} did not come within {self.seconds:g} s: "
+            f"{named_ranks(missing)} did not come within {self.seconds:.3g} s: "
             f"{named_ranks(waiting)} waited before {' and '.join(places)}. "
-            "All ranks of the group must inspect the same "
-            "batches; ranks=False inspects one rank alone, and the setting rank_timeout waits "
-            "longer"
+            "All ranks of the group must inspect the same batches, not under 'if rank == 0'; "
+            "ranks=False inspects one rank alone. The setting rank_timeout waits longer, as far as "
+            "the time limit of the test allows"
         )
 
     def _said(self, rank: int) -> str | None:

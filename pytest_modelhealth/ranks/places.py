@@ -15,6 +15,9 @@ from pytest_modelhealth.capture.pipeline import PipelineEngine, stages_here
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks.company import Place
 
+NO_ENGINE = "a process group"
+"""What stands for the engine of ranks that share batches out by hand."""
+
 
 def place_of(model: nn.Module, everyone: bool) -> tuple[tuple[int, ...], Place] | None:
     """Return who takes part and where this rank stands; ``None`` where it is alone.
@@ -40,7 +43,7 @@ def place_of(model: nn.Module, everyone: bool) -> tuple[tuple[int, ...], Place] 
             return None
         data = tuple(range(dist.get_world_size()))
     own = (dist.get_rank(),)
-    place = Place(data or own, tensor or own, " and ".join(engines) or "a process group")
+    place = Place(data or own, tensor or own, " and ".join(engines) or NO_ENGINE)
     ranks = _all_of(place, meshes)
     return (ranks, place) if len(ranks) > 1 else None
 

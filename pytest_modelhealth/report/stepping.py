@@ -16,7 +16,8 @@ class SteppedParameter:
         dimensions: how many it has.
         dtype: its dtype, without ``torch.``.
         trainable: whether it required a gradient before the first call.
-        held: whether an optimizer that was given, or that stepped, holds it.
+        held: whether an optimizer that was given, or that stepped, holds it; where there is none,
+            whether the step moves it, or moves none.
         added: largest absolute value of what backward passes left as its gradient, before anything
             else was done to it; ``None`` where none reached it.
         gradients: L2 norm of its gradient when its optimizer first stepped in the call; ``None``
@@ -81,7 +82,8 @@ class SteppedOptimizer:
         frozen_groups: how many groups hold nothing but frozen parameters, of several.
         spread: least positive learning rate of its groups, by the largest.
         repeated: whether it stepped twice with the same gradient, of a call in which it did.
-        stale: whether it stepped in a call before any backward pass of that call reached it.
+        stale: whether it stepped in a call before any backward pass of that call reached it, and on
+            no gradient, or between a forward and its backward pass.
         direction: cosine between its first update and the gradient that it was made from; ``None``
             where there was none.
     """

@@ -379,6 +379,12 @@ def test_waits_for_nobody(rank):
     if rank == 1:
         raise ValueError("alone")
     time.sleep(60)
+
+@pytest.mark.modelhealth_ranks(2, seconds=10)
+def test_one_inspects(rank, inspector):
+    net = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+    if rank == 0:
+        inspector(net).run_inspection(torch.ones(2, 4))
 """
 
 
@@ -388,9 +394,9 @@ def test_ranks_that_wait_are_ended_and_say_where(
     """At the limit of the mark or of pytest-timeout, or some seconds after a rank failed alone."""
     monkeypatch.setattr(running, "GRACE", 0.5)
     pytester.makepyfile(test_stuck=STUCK)
-    result = pytester.runpytest("--maxfail=3", "-p", "no:xdist")
+    result = pytester.runpytest("--maxfail=4", "-p", "no:xdist")
     text = result.stdout.str()
-    result.assert_outcomes(failed=3)
+    result.assert_outcomes(failed=4)
 
     limit = _section(text, "test_over_the_limit")
     line = STUCK.strip().splitlines().index("        time.sleep(60)") + 1
@@ -411,3 +417,7 @@ def test_ranks_that_wait_are_ended_and_say_where(
     alone = _section(text, "test_waits_for_nobody")
     assert "ValueError: alone" in alone
     assert re.search(r"rank 0: still at test_stuck.py:\d+ at 0.5 s after rank 1's end", alone)
+
+    missing = _section(text, "test_one_inspects")
+    assert re.search(r"rank 1 did not come within [\d.]+ s: rank 0 waited before the run", missing)
+    assert "All ranks of the group must inspect the same batches" in missing

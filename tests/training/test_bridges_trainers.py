@@ -204,6 +204,19 @@ def test_a_fault_in_a_step_of_lightning_is_found(lightning):
     assert "left_over_gradients" in {violation.check for violation in report.violations}
 
 
+@pytest.mark.parametrize("every", [{"interval": "epoch"}, {"interval": "step", "frequency": 100}])
+def test_a_schedule_that_is_not_due_is_not_missed(lightning, every):
+    """Lightning knows when to step it; nobody named it."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, **every}}
+
+    module = classifier(lightning[0], configure_optimizers=configure_optimizers)
+    assert not Inspector(module).run_step(batch=BATCH).warnings
+
+
 def test_manual_optimization_steps_several_optimizers(lightning):
     """Of a step that returns nothing, the loss is the sum of what went backward."""
     module = gan(lightning[0])

@@ -138,6 +138,13 @@ def test_the_picture_and_the_text_have_what_rules_object_to() -> None:
     assert "no layer stands out" in str(train(steps=40)).splitlines()[0]
 
 
+def test_what_only_warns_is_among_the_warnings() -> None:
+    """As of a report."""
+    monitor = train(prepare=kill, settings={"severity": {"dying_layers": "warn"}})
+    assert "dying_layers" not in broken(monitor)
+    assert "dying_layers" in {violation.check for violation in monitor.warnings}
+
+
 def test_limits_hold_by_layer() -> None:
     """A limit for a layer allows what the default does not."""
     limits = {"thresholds": {"3": {"max_dying_fraction": 1.0}}}

@@ -49,6 +49,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "parameters": ({"optimizer": list(net().parameters())}, "must be a torch.optim.Optimizer"),
     "a generator": ({"optimizer": net().parameters()}, "not an iterator of type generator"),
     "a class": ({"optimizer": torch.optim.SGD}, "a torch.optim.Optimizer, .* not the class"),
+    "none at all": ({"optimizer": None}, "run_step needs the optimizer that the step steps"),
     "no optimizer": ({"optimizer": ()}, "optimizer is empty: give the optimizer that the step"),
     "a number to restore": ({"restore": 3}, "restore takes objects with state_dict .* int"),
     "a class to restore": ({"restore": [nn.Linear]}, "restore takes objects with .* not the class"),

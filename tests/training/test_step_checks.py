@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pytest_modelhealth import HealthReport
+from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.training.shelf import all_step_checks
 from tests.training.steps import Net, X, Y, entropy, net, ran, sgd, usual
 
@@ -226,18 +226,40 @@ def negated(sign: float) -> HealthReport:
     return ran(step, model, sgd(model, 1e-3))
 
 
+def generated(half: str) -> HealthReport:
+    """Run a generator's step; its rival's half is differentiated too, or its own loss is scaled."""
+    model, rival = net(), nn.Linear(3, 1)
+    nn.init.constant_(rival.bias, 1.0)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        fake = model(batch[0])
+        against = F.softplus(rival(fake.detach())).mean()
+        if half == "both":
+            rival.zero_grad()
+            against.backward()
+        optimizer.zero_grad()
+        loss = F.softplus(-rival(fake)).mean()
+        (loss if half == "both" else 8 * loss).backward()
+        optimizer.step()
+        return loss + against if half == "both" else loss
+
+    return ran(step, model)
+
+
 # ---- left_over_gradients
 
 
-def uncleared(clears: bool) -> HealthReport:
-    """Run a step that never clears."""
+def ordered(order: str) -> HealthReport:
+    """Run a step whose parts come in this order."""
 
     def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
-        loss = entropy(model, batch)
-        loss.backward()
-        optimizer.step()
-        if clears:
-            model.zero_grad()
+        for part in order.split():
+            if part == "forward":
+                loss = entropy(model, batch)
+            elif part == "backward":
+                loss.backward()
+            else:
+                {"clear": optimizer.zero_grad, "step": optimizer.step}[part]()
         return loss
 
     return ran(step)
@@ -255,22 +277,22 @@ def twice(again: bool) -> HealthReport:
     return ran(step)
 
 
-def before_backward(is_before: bool) -> HealthReport:
-    """Run a step whose optimizer steps before the backward pass."""
+def by_hand(
+    rate: float = 0.1, *, clears: bool = True, factor: int = 1, skips: str = "none"
+) -> HealthReport:
+    """Run a step that moves the weights itself, without an optimizer."""
 
-    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+    def step(model: Any, _: None, batch: Any) -> Tensor:
         loss = entropy(model, batch)
-        if is_before:
-            optimizer.step()
-            optimizer.zero_grad()
-            loss.backward()
-        else:
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        (factor * loss).backward()
+        for name, parameter in model.named_parameters():
+            if not name.startswith(skips):
+                parameter.data.add_(parameter.grad, alpha=-rate)
+        if clears:
+            model.zero_grad()
         return loss
 
-    return ran(step)
+    return Inspector(net()).run_step(step, batch=(X, Y))
 
 
 def lbfgs(clears: bool) -> HealthReport:
@@ -470,16 +492,34 @@ def seeded(seeds: bool) -> HealthReport:
     return ran(step, model, sgd(model))
 
 
-def idle_schedule(advances: bool) -> HealthReport:
+def by_parts(schedule: Any) -> None:
+    """Advance a schedule by a part of an epoch."""
+    schedule.step(schedule.T_cur + 0.01)
+
+
+def restarted(optimizer: Any) -> Any:
+    """Return a schedule whose count of epochs stands still within one."""
+    return torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10)
+
+
+def chained(optimizer: Any) -> Any:
+    """Return a schedule that counts nothing itself."""
+    kinds = torch.optim.lr_scheduler
+    parts = [kinds.ExponentialLR(optimizer, 0.9), kinds.OneCycleLR(optimizer, 0.1, total_steps=99)]
+    return kinds.ChainedScheduler(parts)
+
+
+def idle_schedule(
+    advance: Any = lambda _: None, kind: Any = lambda o: torch.optim.lr_scheduler.StepLR(o, 10)
+) -> HealthReport:
     """Run with a schedule that the step advances or not."""
     model = net()
     optimizer = sgd(model)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    schedule = kind(optimizer)
 
     def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
         loss = usual(model, optimizer, batch)
-        if advances:
-            schedule.step()
+        advance(schedule)
         return loss
 
     return ran(step, model, optimizer, restore=[schedule])
@@ -595,6 +635,11 @@ PAIRS = [
         lambda: held("out"), headless,
     ),
     Pair(
+        "a layer that no hand moves", "trained_parameters", "into",
+        ("2 of 4 trainable parameters get a gradient and are not moved by the step", "into.weight"),
+        lambda: by_hand(skips="into"), by_hand,
+    ),
+    Pair(
         "optimizer of a copy", "trained_parameters", "",
         ("SGD holds 4 tensors, and none of them is one of the model's 4 parameters", "or copy"),
         lambda: of_copy(True), lambda: of_copy(False),
@@ -608,6 +653,11 @@ PAIRS = [
         "no backward pass", "parameter_updates", "",
         ("no parameter moves in 3 calls of the step: no backward pass", "loss.backward() is miss"),
         lambda: ran(no_backward), lambda: ran(usual),
+    ),
+    Pair(
+        "moved by hand nowhere", "parameter_updates", "",
+        ("no optimizer steps, although there are gradients", "not in place"),
+        lambda: by_hand(skips=""), by_hand,
     ),
     Pair(
         "cleared before the step", "parameter_updates", "",
@@ -640,9 +690,35 @@ PAIRS = [
         lambda: negated(-1.0), lambda: negated(1.0), warns=True,
     ),
     Pair(
+        "scaled loss of a generator", "gradient_factor", "",
+        ("is 8 times the slope of the loss that the step returns",),
+        lambda: generated("scaled"), lambda: generated("both"), warns=True,
+    ),
+    Pair(
+        "weights moved by hand on a scaled loss", "gradient_factor", "",
+        ("4 micro-batches, or a sum over 4 samples, that are not divided",),
+        lambda: by_hand(factor=4), by_hand, warns=True,
+    ),
+    Pair(
         "never cleared", "left_over_gradients", "into",
         ("still there when it steps again", "% less or more", "zero_grad() is missing"),
-        lambda: uncleared(False), lambda: uncleared(True),
+        lambda: ordered("forward backward step"), lambda: ordered("forward backward step clear"),
+    ),
+    Pair(
+        "stepped first, never cleared", "left_over_gradients", "into",
+        ("still there when it steps again", "% less or more", "zero_grad() is missing"),
+        lambda: ordered("step forward backward"), lambda: ordered("step clear forward backward"),
+    ),
+    Pair(
+        "stepped first on nothing", "left_over_gradients", "",
+        ("SGD steps before the backward pass of its call: on no gradient",),
+        lambda: ordered("clear step forward backward"),
+        lambda: ordered("step forward clear backward"),
+    ),
+    Pair(
+        "moved by hand, never cleared", "left_over_gradients", "into",
+        ("still there when it steps again", "% less or more", "zero_grad() is missing"),
+        lambda: by_hand(clears=False), by_hand,
     ),
     Pair(
         "stepped twice", "left_over_gradients", "",
@@ -652,7 +728,8 @@ PAIRS = [
     Pair(
         "stepped before the backward pass", "left_over_gradients", "",
         ("SGD steps before the backward pass of its call", "the order of"),
-        lambda: before_backward(True), lambda: before_backward(False),
+        lambda: ordered("forward step clear backward"),
+        lambda: ordered("forward clear backward step"),
     ),
     Pair(
         "closure that does not clear", "left_over_gradients", "",
@@ -693,6 +770,11 @@ PAIRS = [
         "both factors zero", "gradient_path", "down",
         ("down.weight, up.weight is a matrix of zeros whose gradient is zero", "two factors"),
         lambda: adapted(0.0), lambda: adapted(1.0), warns=True,
+    ),
+    Pair(
+        "weights moved up by hand", "update_direction", "",
+        ("the step moves the weights up their gradient (cosine 1.00), and the loss rises", "alpha"),
+        lambda: by_hand(-0.1), by_hand,
     ),
     Pair(
         "update added", "update_direction", "",
@@ -753,7 +835,19 @@ PAIRS = [
     Pair(
         "schedule not advanced", "optimizer_settings", "",
         ("no call advances the StepLR that restore names", "scheduler.step() is missing"),
-        lambda: idle_schedule(False), lambda: idle_schedule(True), warns=True,
+        idle_schedule, lambda: idle_schedule(lambda s: s.step()), warns=True,
+    ),
+    Pair(
+        "schedule not advanced, of one by parts of an epoch", "optimizer_settings", "",
+        ("no call advances the CosineAnnealingWarmRestarts", "scheduler.step() is missing"),
+        lambda: idle_schedule(kind=restarted), lambda: idle_schedule(by_parts, restarted),
+        warns=True,
+    ),
+    Pair(
+        "chained schedules not advanced", "optimizer_settings", "",
+        ("no call advances the ChainedScheduler", "scheduler.step() is missing"),
+        lambda: idle_schedule(kind=chained), lambda: idle_schedule(lambda s: s.step(), chained),
+        warns=True,
     ),
     Pair(
         "statistics that stand still", "running_statistics", "between.0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -116,6 +117,55 @@ def accumulating(every: int) -> Callable[[Any, Any, Any], Tensor]:
         return loss
 
     return step
+
+
+class Words(nn.Module):
+    """PyTorch's example of a language model: a recurrent net whose state is carried on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.encoder = nn.Dropout(0.2), nn.Embedding(30, 16)
+        self.rnn, self.decoder = nn.LSTM(16, 16, 2, dropout=0.2), nn.Linear(16, 30)
+
+    def forward(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return scores, and the state."""
+        output, state = self.rnn(self.drop(self.encoder(ids)), state)
+        return self.decoder(self.drop(output)).view(-1, 30), state
+
+
+@pytest.mark.parametrize("order", ["add_", "add, then set", "step first"])
+def test_the_step_moves_the_weights_itself(order: str) -> None:
+    """No optimizer is needed; all is put back, and the numbers are those of the loop."""
+    torch.manual_seed(0)
+    model, state = Words(), {"h": (torch.zeros(2, 20, 16), torch.zeros(2, 20, 16))}
+    before, ids = copy.deepcopy(model.state_dict()), torch.randint(30, (13, 20))
+
+    def move(model: Any) -> None:
+        for p in (p for p in model.parameters() if p.grad is not None):
+            if order == "add, then set":
+                p.data = p.data - 2.0 * p.grad
+            else:
+                p.data.add_(p.grad, alpha=-2.0)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        if order == "step first":
+            move(model)
+        model.zero_grad()
+        scores, state["h"] = model(batch[:-1], tuple(h.detach() for h in state["h"]))
+        loss = F.cross_entropy(scores, batch[1:].reshape(-1))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        if order != "step first":
+            move(model)
+        return loss
+
+    report = Inspector(model).run_step(step, batch=ids)
+    report.assert_healthy()
+    assert not report.warnings
+    stepped = report.observation.stepped
+    assert stepped.losses[-1] < stepped.losses[0]
+    assert all(any(p.updates) and p.held for p in stepped.parameters)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_gradients_may_add_up_over_calls() -> None:

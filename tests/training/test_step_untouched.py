@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import random
@@ -17,7 +18,7 @@ from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 
 from pytest_modelhealth import Inspector
-from tests.training.steps import X, Y, net
+from tests.training.steps import X, Y, net, sgd, usual
 
 
 class Remembering(nn.Module):
@@ -224,6 +225,31 @@ def test_what_later_calls_raise_is_a_finding() -> None:
     assert changed(before, scene.look()) == []
     assert "call 2 of the step raises OwnError: later" in str(report)
     assert len(report.observation.stepped.losses) == 1
+
+
+def test_modes_of_torch_are_put_back() -> None:
+    """Deterministic algorithms, anomaly mode and others, whether it comes to its end or not."""
+
+    def modes() -> tuple[Any, ...]:
+        checked = torch.is_anomaly_check_nan_enabled()
+        found = (torch.get_deterministic_debug_mode(), torch.is_anomaly_enabled(), checked)
+        return (*found, torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
+
+    before, model, calls = modes(), net(), itertools.count(1)  # which is not put back
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.autograd.set_detect_anomaly(True, check_nan=False)
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.deterministic = True
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+        return usual(model, optimizer, batch)
+
+    for _ in range(2):  # stopped, and to its end
+        with contextlib.suppress(KeyboardInterrupt):
+            Inspector(model).run_step(step, sgd(model), (X, Y))
+        assert modes() == before
 
 
 def test_what_a_step_freezes_replaces_and_fills_is_put_back() -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.plugin.several_ranks.launching import LaunchError
 from pytest_modelhealth.plugin.several_ranks.reporting import Said
+from pytest_modelhealth.ranks import END_OF_TEST
 
 if TYPE_CHECKING:
     import pytest
@@ -183,7 +184,8 @@ def _request(
         "path": sys.path,
         "argv": sys.argv,
         "warnoptions": sys.warnoptions,
-        "environ": _environment(rank, wanted.size),
+        "environ": _environment(rank, wanted.size)
+        | {END_OF_TEST: str(time.time() + wanted.seconds)},
         "basetemp": str(temporary / f"ranks{number}-{rank}") if temporary else None,
         "allure": str(folder / f"allure{rank}"),
         "log": not prints(config),

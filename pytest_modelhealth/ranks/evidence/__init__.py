@@ -19,6 +19,7 @@ from pytest_modelhealth.ranks.evidence.kind import Kind
 from pytest_modelhealth.ranks.evidence.loss_weights import LossWeights
 from pytest_modelhealth.ranks.evidence.nonfinite import NonFinite
 from pytest_modelhealth.ranks.evidence.norms import Norms
+from pytest_modelhealth.ranks.evidence.parts import with_parts
 from pytest_modelhealth.ranks.evidence.randomness import Randomness
 from pytest_modelhealth.ranks.evidence.replicas import Replicas
 from pytest_modelhealth.ranks.evidence.structure import described
@@ -102,8 +103,9 @@ def disagreements(
         ]
         sent = company.gather(mine)
         added = [dict(zip(company.ranks, each, strict=True)) for each in zip(*sent, strict=True)]
-    return tuple(
+    found = tuple(
         found
         for kind, card, more in zip(evidence.kinds, cards, added, strict=True)
         for found in kind.found(card, more, joint)
     )
+    return with_parts(company, found, own, joint)

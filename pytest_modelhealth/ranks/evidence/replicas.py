@@ -31,8 +31,9 @@ class Replicas(Kind):
         among = self.place.tensor
         if len(among) < 2:
             return None
-        records = [r for r in own.layers.values() if r.inputs and r.activations]
-        numbers = np.array([_numbers(record) for record in records], dtype=np.int64)
+        each = numbers_of(own)
+        records = [own.layers[name] for name in each]
+        numbers = np.array(list(each.values()), dtype=np.int64)
         same = self.company.smallest(numbers, among) == self.company.largest(numbers, among)
         equal = dict(zip((r.name for r in records), same.tolist(), strict=True))
         cut = self._cut() | {name for name, (_, held, _) in equal.items() if not held}
@@ -98,10 +99,17 @@ class Replicas(Kind):
         )
 
 
-def _numbers(record: LayerRecord) -> tuple[int, int, int]:
-    """Return numbers of what a layer is given, holds and returns."""
-    held = [of_statistics(statistics) for statistics in record.parameters.values()]
-    return of_statistics(record.inputs), combined(held), of_statistics(record.activations)
+def numbers_of(own: Observation) -> dict[str, tuple[int, int, int]]:
+    """Return numbers of what each layer is given, holds and returns."""
+    return {
+        r.name: (
+            of_statistics(r.inputs),
+            combined(of_statistics(held) for held in r.parameters.values()),
+            of_statistics(r.activations),
+        )
+        for r in own.layers.values()
+        if r.inputs and r.activations
+    }
 
 
 def _may_be_judged(record: LayerRecord, cut: set[str], size: int) -> bool:

@@ -186,5 +186,6 @@ def _why_large(factor: float) -> str:
         )
     return (
         "gradients of more than this loss are added up: of an earlier call, of a second backward "
-        "pass, of a term that is not returned; or a scale that is never removed"
+        "pass, of a term that is not returned; a returned term that is detached here and pulls the "
+        "other way; or a scale that is never removed"
     )

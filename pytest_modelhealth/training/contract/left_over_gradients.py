@@ -27,8 +27,9 @@ class LeftOverGradients(StepCheck):
         "adds to it or the optimizer steps again, two calls are made once more with each gradient "
         "cleared once it is stepped on: if a parameter ends elsewhere by more than max_left_over "
         "of what it moved, it is a violation. So is a second step on the very gradient of the "
-        "first, one before the backward pass of its call, and a closure that does not clear. An "
-        "optimizer that steps on the loss of another one's part, too, is warned of."
+        "first, one on no gradient or between a forward and its backward pass, and a closure that "
+        "does not clear. An optimizer that steps on the loss of another one's part, too, is warned "
+        "of."
     )
     source = "exact but for rounding; gradients added up on purpose have no step in between"
     settings = (
@@ -55,7 +56,7 @@ class LeftOverGradients(StepCheck):
             yield self.violation(
                 place(observation),
                 f"{stale.type_name} steps before the backward pass of its call: on no gradient, or "
-                "on that of the call before",
+                "between a forward and its backward pass",
                 value=1.0,
                 cause="the order of backward(), step() and zero_grad() is another one than this",
                 independent=True,

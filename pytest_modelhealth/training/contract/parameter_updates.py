@@ -229,6 +229,9 @@ def _why_nothing(
             (
                 "optimizer.step() is missing, waits for a micro-batch or a condition that never "
                 "comes, or is called on another optimizer than the one given"
+                if stepped.optimizers
+                else "optimizer.step() is missing; or the update is written to new tensors, as by "
+                "p = p - lr * p.grad, and not in place"
             ),
         )
     if all(optimizer.foreign == optimizer.holds for optimizer in stepping):

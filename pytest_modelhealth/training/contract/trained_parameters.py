@@ -82,8 +82,9 @@ class TrainedParameters(StepCheck):
         total = sum(p.trainable for p in stepped.parameters)
         return self.violation(
             place(observation, layers[0]),
-            f"{len(missing)} of {total} trainable parameters get a gradient and are in no "
-            f"optimizer, so that they never learn: {listed(names)}",
+            f"{len(missing)} of {total} trainable parameters get a gradient and are "
+            f"{'in no optimizer' if stepped.optimizers else 'not moved by the step'}, so that they "
+            f"never learn: {listed(names)}",
             value=float(len(missing)),
             tensor=missing[0].own,
             cause=(

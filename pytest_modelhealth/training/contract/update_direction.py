@@ -44,18 +44,29 @@ class UpdateDirection(StepCheck):
                 cause="the minus of a negative log-likelihood, or of a similarity, is missing",
                 independent=True,
             )
-        if stepped.climbs is not None and stepped.climbs > _OUTSIDE:
+        losses = [loss for loss in stepped.losses if loss is not None]
+        rises = len(losses) > 1 and losses[-1] > losses[0]
+        climbs = max(stepped.climbs or 0.0, _OUTSIDE)
+        if climbs > _OUTSIDE and stepped.optimizers:
             yield self.violation(
                 place(observation),
                 "beside the optimizer something moves the weights up their gradient (cosine "
-                f"{stepped.climbs:.2f}), and does not take it back",
-                value=stepped.climbs,
+                f"{climbs:.2f}), and does not take it back",
+                value=climbs,
                 cause="a perturbation, as of sharpness-aware training, that is not undone before "
                 "the step",
                 independent=True,
             )
-        losses = [loss for loss in stepped.losses if loss is not None]
-        if len(losses) < 2 or not losses[-1] > losses[0]:
+        elif climbs > _OUTSIDE and rises:
+            yield self.violation(
+                place(observation),
+                f"the step moves the weights up their gradient (cosine {climbs:.2f}), and "
+                f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}",
+                value=climbs,
+                cause="the update is added where it should be subtracted: alpha=-lr in p.add_",
+                independent=True,
+            )
+        if not rises:
             return
         for optimizer in stepped.optimizers:
             if optimizer.direction is None or optimizer.direction <= _UP:

@@ -58,7 +58,7 @@ class UpdatePrecision(StepCheck):
         half = [p for p in held if p.dtype in _HALF and p.dimensions > 1]
         rising = any(o.rates and o.rates[-1] > o.rates[0] for o in stepped.optimizers)
         stepping = any(any(o.rates) and any(o.steps) for o in stepped.optimizers)
-        if not stepping:
+        if stepped.optimizers and not stepping:
             return
         if half:
             worst = max(half, key=lambda p: p.swallowed)

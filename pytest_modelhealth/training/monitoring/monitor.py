@@ -376,6 +376,11 @@ class TrainingMonitor:
         return self.report_of_training().violations
 
     @property
+    def warnings(self) -> tuple[Violation, ...]:
+        """What of the training so far is worth a look and fails nothing."""
+        return self.report_of_training().warnings
+
+    @property
     def verdict(self) -> Verdict:
         """``healthy``, ``unhealthy`` or ``inconclusive``: the verdict on the training so far."""
         return self.report_of_training().verdict

@@ -60,7 +60,8 @@ def call_step(session: Session, calls: int, lists: Lists) -> Calls:
     """Call the step several times from the beginning."""
     made, watch = Calls(), session.watch()
     counting = _Swallowed(session)
-    given, reached = _schedules(session.given.restore), _schedules(session.snapshot.found)
+    named = () if session.given.has_schedules else session.given.restore
+    given, reached = _schedules(named), _schedules(session.snapshot.found)
     starts, ends = list[Tensor](), list[Tensor]()
     number = -1
     while (number := number + 1) < calls or (number < _MOST_CALLS and _waits(session, made)):
@@ -90,10 +91,8 @@ def call_step(session: Session, calls: int, lists: Lists) -> Calls:
         lists.look()
         _let_go(seen, keep=number < _COMPARED)
     made.swallowed = counting.shares()
-    made.advances = any(one.last_epoch != epoch for one, epoch in reached)
-    made.idle_schedules = tuple(
-        type(one).__name__ for one, epoch in given if one.last_epoch == epoch
-    )
+    made.advances = any(_state(one) != state for one, state in reached)
+    made.idle_schedules = tuple(type(one).__name__ for one, state in given if _state(one) == state)
     draws = bool(ends) and not torch.equal(starts[0], ends[0])
     same = len(ends) > 1 and all(torch.equal(ends[0], end) for end in ends[1:])
     made.ends_at = ends[0] if draws and same else None
@@ -107,8 +106,12 @@ _MOST_CALLS = 32
 
 def _waits(session: Session, made: Calls) -> bool:
     """Whether nothing has moved so far, and more calls may tell: gradients add up, say."""
-    if any(any(changes.values()) for changes in made.changes) or len(made.seen) < _COMPARED:
+    if any(any(changes.values()) for changes in made.changes):
         return False
+    if (
+        len(made.seen) < _COMPARED
+    ):  # a step that comes first steps on the gradient of the call before
+        return any(steps.leads for steps in made.seen[-1].steps.values())
     overflows = any(not math.isfinite(size) for seen in made.seen for size in seen.added.values())
     no_step = not any(seen.steps_in_all for seen in made.seen)
     adds_up = no_step and any(
@@ -126,9 +129,14 @@ def _take_first(session: Session, made: Calls, seen: Watched, before: dict[int, 
     made.names = [(n, id(p), p.requires_grad) for n, p in session.model.named_parameters()]
 
 
-def _schedules(objects: Iterable[Any]) -> list[tuple[LRScheduler, int]]:
-    """Return the learning rate schedules among objects, each with how far it is."""
-    return [(one, one.last_epoch) for one in objects if isinstance(one, LRScheduler)]
+def _schedules(objects: Iterable[Any]) -> list[tuple[LRScheduler, str]]:
+    """Return the learning rate schedules among objects, each with where it stands."""
+    return [(one, _state(one)) for one in objects if isinstance(one, LRScheduler)]
+
+
+def _state(schedule: LRScheduler) -> str:
+    # an epoch's count stands still in a schedule that goes on by parts of one; a chain has none
+    return repr(schedule.state_dict())
 
 
 def _let_go(seen: Watched, *, keep: bool) -> None:

@@ -91,7 +91,7 @@ def run_contract(
         optimizers = list(stepped_optimizers(session, made))
         parameters = tuple(stepped_parameters(session, made))
         modes = tuple(layer_modes(session, made))
-        left = left_over(session) if any(seen.left_over for seen in made.seen[:2]) else None
+        left = left_over(session, first) if any(seen.left_over for seen in made.seen[:2]) else None
         slope = loss_slope(session, first)
         unlearned = slope_without_gradient(session, made.seen, made.changes)
         halves, why_no_halves = half_influence(session, first, len(made.seen))

@@ -30,7 +30,7 @@ def loss_slope(session: Session, first: Watched) -> LossSlope:
     if why_not:
         return LossSlope(why_not=why_not)
     own = {id(p) for p in session.model.parameters()}
-    gradients = {key: first.gradients[key] for key in first.at_step & own}
+    gradients = {key: first.gradients[key] for key in _stepped_on(first) & own}
     length = _length(gradients.values())
     if not length or not math.isfinite(length):
         return LossSlope(why_not="the gradient of the model is zero at the step, or not finite")
@@ -53,15 +53,25 @@ class _UntellableError(Exception):
 
 def _why_no_slope(first: Watched) -> str:
     stepped = [steps for steps in first.steps.values() if steps.count]
-    if not stepped or not first.at_step:
+    held = _stepped_on(first)
+    if not held:
         return "no optimizer stepped on a gradient in the first call"
     if any(steps.count > 1 or steps.closure for steps in stepped):
         return "an optimizer steps several times in a call, or by a closure"
-    if len(stepped) > 1 and len(first.passes) > 1:
+    if len({frozenset(steps.passes) for steps in stepped}) > 1:
         return "several optimizers descend losses of their own"
+    if any(held.isdisjoint(reached) for reached in first.passes.values()):
+        return "a backward pass of the step is of another part's loss"
     if loss_in(first.result) is None:
         return "the step returns no number"
     return ""
+
+
+def _stepped_on(first: Watched) -> set[int]:
+    """Return what an optimizer steps on: gradients of this call, or of it as the next begins."""
+    leading = [first.optimizers[key] for key, steps in first.steps.items() if steps.leads]
+    waiting = {id(p) for optimizer in leading for p in parameters_of(optimizer)}
+    return first.at_step or waiting & first.gradients.keys()
 
 
 def _slope(session: Session, gradients: Mapping[int, Tensor], length: float, shift: float) -> float:
@@ -219,14 +229,16 @@ def _differences(a: Watched, b: Watched) -> list[tuple[float, int]]:
 # ---- gradients of the call before
 
 
-def left_over(session: Session) -> LeftOver | None:
+def left_over(session: Session, first: Watched) -> LeftOver | None:
     """Clear each gradient once an optimizer has stepped on it; return what that changes.
 
-    Two calls are made either way. What differs is held against what both moved.
+    Two calls are made either way, three where the first has nothing to step on yet. What differs is
+    held against what they moved.
     """
+    calls = 2 + any(steps.leads for steps in first.steps.values())
     try:
-        moved, start = _after_two(session, clears=False)
-        cleared, _ = _after_two(session, clears=True)
+        moved, start = _after(calls, session, clears=False)
+        cleared, _ = _after(calls, session, clears=True)
     except Exception:  # noqa: BLE001 - the user's, without the gradients that it counts on
         return None
     found = []
@@ -240,12 +252,14 @@ def left_over(session: Session) -> LeftOver | None:
     return LeftOver(effect, layer, own)
 
 
-def _after_two(session: Session, *, clears: bool) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Return the parameters after two calls, and before."""
+def _after(
+    calls: int, session: Session, *, clears: bool
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Return the parameters after some calls, and before."""
     session.rewind()
     start = {key: p.detach().clone() for key, p in session.parameters.items()}
     watch = session.watch(clears=clears)
-    for _ in range(2):
+    for _ in range(calls):
         session.watched(watch)
     return {key: p.detach().clone() for key, p in session.parameters.items()}, start
 

@@ -53,7 +53,8 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
             spread=_spread(groups),
             frozen_groups=_frozen_groups(groups),
             repeated=any(one is not None and one.repeated for one in steps),
-            stale=any(one is not None and one.stale for one in steps),
+            stale=any(one is not None and one.stale for one in steps)
+            or any(one is not None and one.leads and one.empty for one in steps[1:]),
             direction=next((_cosine(one.along) for one in steps if one is not None), None),
         )
 

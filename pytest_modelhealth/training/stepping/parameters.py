@@ -18,6 +18,9 @@ def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParamet
     held = {id(p) for optimizer in all_optimizers(session, made) for p in parameters_of(optimizer)}
     stepped = [one for one in all_optimizers(session, made) if id(one) in _stepping(made)]
     owners = [{id(p) for p in parameters_of(optimizer)} for optimizer in stepped]
+    moved = {key for changes in made.changes for key, size in changes.items() if size}
+    if not all_optimizers(session, made):  # the step moves them itself, or means to
+        held = moved or {key for _, key, _ in session.named}
     for name, key, parameter in session.named:
         layer, _, own = name.rpartition(".")
         yield SteppedParameter(

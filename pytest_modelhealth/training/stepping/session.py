@@ -34,11 +34,13 @@ class TrainingStep(NamedTuple):
 
     Args:
         step: called as ``step(model, optimizer, batch)``.
-        optimizer: an optimizer, or a tuple, list or mapping of several.
+        optimizer: an optimizer, or a tuple, list or mapping of several; ``None`` where the step
+            moves the parameters itself, or has its own.
         batch: what a step is given.
         restore: what else a step changes, each with `state_dict` and `load_state_dict`.
         name: what the step is called in messages.
         is_usual: whether it was made of inputs, target and loss.
+        has_schedules: whether it knows itself when to step the schedules in `restore`.
     """
 
     step: Callable[[Any, Any, Any], Any]
@@ -47,19 +49,11 @@ class TrainingStep(NamedTuple):
     restore: tuple[Any, ...] = ()
     name: str = "step"
     is_usual: bool = False
+    has_schedules: bool = False
 
     @classmethod
     def of(cls, step: Any, optimizer: Any, batch: Any, restore: tuple[Any, ...]) -> TrainingStep:
-        """Return what was given.
-
-        Raises:
-            InspectionError: no optimizer was given.
-        """
-        if optimizer is None:
-            raise InspectionError(
-                "run_step needs the optimizer that the step steps: "
-                "run_step(step, optimizer, batch), or run_step(optimizer=..., inputs=..., loss=...)"
-            )
+        """Return what was given."""
         return cls(step, optimizer, batch, restore, _named(step))
 
     @property
@@ -95,7 +89,7 @@ class TrainingStep(NamedTuple):
                     "optimizer must be a torch.optim.Optimizer, or a tuple of several, not "
                     f"{_described(optimizer)}"
                 )
-        if not self.optimizers:
+        if not self.optimizers and self.optimizer is not None:
             raise InspectionError("optimizer is empty: give the optimizer that the step steps")
         for one in self.restore:
             stateful = hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
@@ -121,10 +115,16 @@ class TrainingStep(NamedTuple):
             ) from None
 
 
+NEEDS_OPTIMIZER = (
+    "run_step needs the optimizer that the step steps: run_step(step, optimizer, batch), or "
+    "run_step(optimizer=..., inputs=..., loss=...)"
+)
+
+
 def optimizers_in(given: Any) -> list[Any]:
     """Return the optimizers in what was given: one, or a tuple, list or mapping of several."""
-    if isinstance(given, Mapping):
-        return list(given.values())
+    if given is None or isinstance(given, Mapping):
+        return list((given or {}).values())
     return list(given) if isinstance(given, tuple | list) else [given]
 
 
@@ -165,7 +165,8 @@ class Session:
         self.called = 0
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
         kept = State(model).leaves
-        self.parameters = {id(p): p for p in (*model.parameters(), *held, *kept)}
+        leaves = (*model.parameters(), *held, *kept, *self.snapshot.leaves)
+        self.parameters = {id(p): p for p in leaves}
         self.strays = _strays(model, kept)
         self.zeros = {
             id(p) for p in model.parameters() if p.ndim > 1 and p.numel() and not p.detach().any()
@@ -218,7 +219,8 @@ class Session:
 
     def watch(self, *, clears: bool = False) -> Watch:
         """Return what watches calls, from the first on."""
-        return Watch(self.model, self.parameters, self.samples, clears=clears)
+        by_hand = not self.given.optimizers
+        return Watch(self.model, self.parameters, self.samples, clears=clears, by_hand=by_hand)
 
     def watched(self, watch: Watch, batch: Any = None) -> Watched:
         """Call the step once, watched."""
@@ -239,7 +241,12 @@ class Session:
         """Call the step once, on a copy of the batch unless another is given."""
         self.called += 1
         batch = self.batch() if batch is None else batch
-        return self.given.step(self.model, self.given.optimizer, batch)
+        try:
+            return self.given.step(self.model, self.given.optimizer, batch)
+        except AttributeError as error:
+            if self.given.optimizer is None and "'NoneType'" in str(error):
+                raise InspectionError(f"{NEEDS_OPTIMIZER} ({error})") from error
+            raise
 
     def batch(self) -> Any:
         """Return a copy of the batch; the batch itself where it cannot be copied."""

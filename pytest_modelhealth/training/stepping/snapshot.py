@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Snapshot:
         self._gradients = [leaf.grad for leaf in self.leaves]
         self._required = [leaf.requires_grad for leaf in self.leaves]
         self._hooks = [_hooks_of(leaf) for leaf in self.leaves]
-        self._dtype, self._enabled = torch.get_default_dtype(), torch.is_grad_enabled()
+        self._modes = [read() for read, _ in _MODES]
         self._generators = [generator_restorer(one) for one in self.state.generators]
         self._arrays = [(array, array.copy()) for array in self._reached.arrays]
         self._random_state = random_state()
@@ -86,10 +86,31 @@ class Snapshot:
                 leaf.requires_grad = required
         for leaf, hooks in zip(self.leaves, self._hooks, strict=True):
             _put_back_hooks(leaf, hooks)
-        torch.set_default_dtype(self._dtype)
-        torch.set_grad_enabled(self._enabled)
+        for (read, write), mode in zip(_MODES, self._modes, strict=True):
+            if read() != mode:
+                write(mode)
         self.restore_random_numbers()
 
+
+def _set_cudnn(modes: tuple[bool, bool]) -> None:
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = modes
+
+
+_MODES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda modes: torch.autograd.set_detect_anomaly(*modes),
+    ),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (
+        lambda: (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+        _set_cudnn,
+    ),
+)
+"""What of torch a step may switch: how each is read and set."""
 
 _Hooks = list[tuple[str, dict[int, Any] | None]]
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

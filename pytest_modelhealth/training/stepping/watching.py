@@ -34,8 +34,11 @@ class Steps:
         evaluations: what its closure returned, each time.
         piled: whether the closure added to the gradient of its evaluation before.
         passes: the backward passes that are in the gradients of its first step.
-        early: whether it stepped before any backward pass of this call reached it.
-        stale: whether it did so, and one reached it later in the call.
+        early: forwards of modules before its step, where no backward pass of this call had reached
+            it by then; -1 where one had.
+        empty: whether there was no gradient at such a step.
+        leads: whether it stepped so, and a backward pass reached it later in the call.
+        stale: whether that was the pass of a forward from before the step.
         along: inner product of the first update and the gradient, and both squared norms.
     """
 
@@ -46,7 +49,9 @@ class Steps:
     evaluations: list[float] = field(default_factory=list)
     piled: bool = False
     passes: set[int] = field(default_factory=set)
-    early: bool = False
+    early: int = -1
+    empty: bool = False
+    leads: bool = False
     stale: bool = False
     along: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
@@ -108,6 +113,7 @@ class Watch:
         parameters: every tensor that may get a gradient, the model's and the optimizers'.
         samples: size of the batch; 0 where it has none.
         clears: whether to clear a gradient once an optimizer has stepped on it.
+        by_hand: whether what a call changes is its step, where no optimizer steps in it.
     """
 
     def __init__(
@@ -117,12 +123,15 @@ class Watch:
         samples: int,
         *,
         clears: bool = False,
+        by_hand: bool = False,
     ) -> None:
+        self._by_hand, self._left = by_hand, dict[int, Tensor]()
         self._model, self._parameters, self._samples = model, parameters, samples
         self._clears, self._evaluating = clears, set[int]()
         self._stepped: set[int] = set()  # parameters whose gradient an optimizer has used up
         self._reached: set[int] = set()  # that a backward pass reached since
         self._within: dict[int, set[int]] = {}  # the backward passes that a gradient is the sum of
+        self._forwards = 0  # of modules in this call, with gradients on
         self._before: list[dict[int, Tensor]] = []  # one each step that runs: one may call another
         self._on_rows: list[Any] = []
         self.seen = Watched()
@@ -132,6 +141,9 @@ class Watch:
         """Watch one call."""
         self.seen = seen = Watched(began=self._model.training)
         self._reached.clear()
+        self._left.clear()
+        self._forwards = 0
+        start = {k: p.detach().clone() for k, p in self._parameters.items() if self._by_hand}
         bare = [(p, p._backward_hooks, p._post_accumulate_grad_hooks) for p in self._leaves()]
         with ExitStack() as stack:
             stack.callback(_unhooked, bare)
@@ -141,11 +153,18 @@ class Watch:
             yield seen
         for key, steps in seen.steps.items():
             held = parameters_of(seen.optimizers[key])
-            steps.stale = steps.early and any(id(p) in self._reached for p in held)
+            steps.leads = steps.early >= 0 and any(id(p) in self._reached for p in held)
+            if steps.leads:
+                steps.stale = 0 < steps.early == self._forwards
+                steps.passes.update(*(self._within.get(id(p), ()) for p in held))
         for key, parameter in self._parameters.items():
             gradient = parameter.grad
+            if key in self._left and (gradient is None or not is_nonzero(gradient)):
+                gradient = self._left[key]  # cleared since
             if key not in seen.gradients and gradient is not None:
                 seen.gradients[key] = dense(gradient).clone()
+        if not seen.steps:
+            self._take_by_hand(start)
         self._before.clear()
 
     def _hooks(self) -> Iterator[Any]:
@@ -193,6 +212,8 @@ class Watch:
                 gradient = dense(parameter.grad)
                 self.seen.added[key] = largest(gradient)
                 self.seen.raw[key] = norm(gradient)
+                if self._by_hand:
+                    self._left[key] = gradient.clone()
 
         return add
 
@@ -220,7 +241,9 @@ class Watch:
                 seen.at_first[key] = value
             seen.at_first.setdefault(key, value)
         if closure is None:
-            steps.early |= not any(id(p) in self._reached for p in held)
+            if not any(id(p) in self._reached for p in held):
+                steps.early = self._forwards
+                steps.empty |= not any(p.grad is not None and is_nonzero(p.grad) for p in held)
             self._take(held)
             return None
         steps.closure = True
@@ -284,11 +307,27 @@ class Watch:
         if steps.count == 1:
             steps.along = along, updates, gradients
 
+    def _take_by_hand(self, start: Mapping[int, Tensor]) -> None:
+        """Take what the call changed for the step of an optimizer."""
+        for key, value in start.items():
+            now = self._parameters[key].detach()
+            if now.shape != value.shape or torch.equal(now, value):
+                continue
+            self.seen.at_first[key] = now.clone()
+            self.seen.updated[key] = norm(widened(now) - widened(value))
+            passes = {task for task, keys in self.seen.passes.items() if key in keys}
+            if key in self.seen.gradients and passes <= self._within.get(key, set()):
+                self.seen.at_step.add(key)  # of this gradient, and not of several in turn
+            self._stepped.add(key)
+            if self._clears:
+                self._parameters[key].grad = None
+
     # ---- layers
 
     def _entering(self, inside: list[nn.Module]) -> Callable[[nn.Module, Any], None]:
         def enter(module: nn.Module, _: Any) -> None:
             enabled = torch.is_grad_enabled()
+            self._forwards += enabled
             if module is self._model:
                 self.seen.runs.append((module.training, enabled))
             for one in inside:

@@ -67,7 +67,10 @@ class LightningStep(Giver):
             step = _Step(fabric, plan, trainer)
             optimizer = plan.optimizers[0] if len(plan.optimizers) == 1 else (*plan.optimizers,)
             restore = (*(each.scheduler for each in plan.schedules), *given.restored)
-            yield TrainingStep(step, optimizer, batch, restore, "training_step")
+            steps_them = bool(module.automatic_optimization)
+            yield TrainingStep(
+                step, optimizer, batch, restore, "training_step", has_schedules=steps_them
+            )
 
 
 class _Schedule(NamedTuple):

@@ -47,7 +47,12 @@ class TransformersStep(Giver):
             restore = [one for one in (scheduler, scaler) if one is not None]
             step = _Step(trainer, prepared, scheduler)
             yield TrainingStep(
-                step, optimizer, given.batch, (*restore, *given.restored), "training_step"
+                step,
+                optimizer,
+                given.batch,
+                (*restore, *given.restored),
+                "training_step",
+                has_schedules=True,
             )
 
     def _require(self, given: Given) -> None:

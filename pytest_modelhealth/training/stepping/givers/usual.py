@@ -13,7 +13,11 @@ from pytest_modelhealth.capture.step.loss_value import compute_loss
 from pytest_modelhealth.capture.step.tasks import TaskLosses
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
-from pytest_modelhealth.training.stepping.session import TrainingStep, optimizers_in
+from pytest_modelhealth.training.stepping.session import (
+    NEEDS_OPTIMIZER,
+    TrainingStep,
+    optimizers_in,
+)
 
 
 class Usual(Giver):
@@ -39,6 +43,8 @@ class Usual(Giver):
                 "the usual step needs inputs: run_step(optimizer=..., inputs=..., target=..., "
                 "loss=...); a step of your own goes first: run_step(step, optimizer, batch)"
             )
+        if given.optimizer is None:
+            raise InspectionError(NEEDS_OPTIMIZER)
         made = TrainingStep.of(step, given.optimizer, batch, given.restored)
         yield made._replace(is_usual=True)
 
