@@ -224,7 +224,7 @@ class Inspector:
         if probes is not None:
             settings = settings.override({"probes": probes}, "argument of run_inspection")
         conventions = Conventions.of(batch_dim, causal, padding)
-        conventions.require_probe(settings)
+        settings = conventions.asked(settings)
         request = self._request(inputs, target, loss, backward, scaler)
         probing = Probing(self._engine, request, settings, conventions)
         further = _further_run(self._engine, request) if costs else None

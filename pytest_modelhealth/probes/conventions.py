@@ -50,8 +50,8 @@ class Conventions(NamedTuple):
             )
         return cls(batch_dim, causal, padding)
 
-    def require_probe(self, settings: Settings) -> None:
-        """Do nothing unless something is said that no probe will read.
+    def asked(self, settings: Settings) -> Settings:
+        """Return settings under which what is promised of a model is asked for by name.
 
         Raises:
             InspectionError: no probe is asked for.
@@ -62,6 +62,10 @@ class Conventions(NamedTuple):
             raise InspectionError(
                 f"{said[0]}= is for probes, and none is asked for: say probes=True, or name one"
             )
+        promised = {"causality": self.causal, "padding": self.padding is not None}
+        probes = settings["probes"]
+        more = [n for n in promised if promised[n] and settings.probes(n) and n not in probes.value]
+        return settings.override({"probes": [*probes.value, *more]}, probes.origin)
 
     def _says(self, name: str) -> bool:
         return getattr(self, name) is not None
