@@ -194,7 +194,9 @@ def test_no_gradient_at_all_only_warns(is_behind: bool) -> None:
     assert [w.check for w in report.warnings] == ([] if is_behind else [NAME])
 
 
-@pytest.mark.parametrize(("probes", "verdict"), [(None, "healthy"), (True, "healthy"), (NAME, "inconclusive")])
+@pytest.mark.parametrize(
+    ("probes", "verdict"), [(None, "healthy"), (True, "healthy"), (NAME, "inconclusive")]
+)
 def test_what_runs_in_float32_alone_cannot_be_told(probes: Any, verdict: str) -> None:
     """Who did not ask for it by name gets a note at most."""
     report, record = inspected(model_of(made.SinglePrecision), probes=probes)
