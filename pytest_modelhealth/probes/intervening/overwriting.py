@@ -314,7 +314,7 @@ class _Overwriting:
         return first_samples(self._runs, count, self._samples)
 
     def _lost(self, alone: Ran) -> Iterator[Parting]:
-        for n, rows in self.outputs.items():
+        for n in self.outputs:
             whole = tuple(self._runs.base.outputs[n].shape)
             if n >= len(alone.outputs) or alone.outputs[n].ndim >= len(whole):
                 continue
