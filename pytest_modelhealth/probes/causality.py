@@ -222,8 +222,8 @@ def _effects(
             read = early & reads(gradient, output, axis)
             if real is not None and axis and output.shape[0] == len(real):
                 read = read & along(real, output, 0, axis)
-            way = [apart(output, ran.outputs[n], places) for places in (read, ~early)]
-            ways += [way] if None not in way else []
+            found, later = (apart(output, ran.outputs[n], at) for at in (read, ~early))
+            ways += [(found, later)] if found is not None and later is not None else []
         for found, later in sorted(ways)[:1]:
             is_noise = is_rounding(found, output.dtype)
             before.append(found._replace(effect=0.0) if is_noise else found)

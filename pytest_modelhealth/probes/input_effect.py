@@ -54,7 +54,7 @@ class InputEffect(Probe):
         if not base.outputs:
             return self.not_applicable("the model returns no tensor on which an input could show")
         samples = samples_in(runs)
-        if samples is None or samples.count < 2:
+        if samples is None or samples.number < 2:
             return self.not_applicable(
                 "the batch has one sample, or its tensors have no dimension of samples in common, "
                 "so that no input can be replaced by that of another sample"

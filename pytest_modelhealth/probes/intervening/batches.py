@@ -28,12 +28,12 @@ class Samples(NamedTuple):
     """Where the samples of a batch lie.
 
     Args:
-        count: how many there are.
+        number: how many there are.
         axes: their dimension in each of `Runs.tensors`; ``None`` where one has no row for each.
         is_sure: whether the user said so, or it is the first dimension of every tensor.
     """
 
-    count: int
+    number: int
     axes: tuple[int | None, ...]
     is_sure: bool = True
 
@@ -83,7 +83,7 @@ def overwritten(runs: Runs, samples: Samples, parity: int = 0) -> Inputs:
         axis = samples.axes[number]
         if axis is None:
             return None
-        return tensor.index_select(axis, neighbours(samples.count, parity).to(tensor.device))
+        return tensor.index_select(axis, neighbours(samples.number, parity).to(tensor.device))
 
     return runs.changed(change)
 

@@ -100,8 +100,8 @@ def _what_rows_see(runs: Runs) -> Seen:
         return seen
     along = other.seen()
     if along.doubt or not along.partings or _leads(runs, second):
-        return along._replace(notes=(_ELSEWHERE.format(second.count), *along.notes))
-    return Seen(doubt=f"outputs have a row for each of {second.count} along {_SECOND}")
+        return along._replace(notes=(_ELSEWHERE.format(second.number), *along.notes))
+    return Seen(doubt=f"outputs have a row for each of {second.number} along {_SECOND}")
 
 
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
@@ -113,9 +113,9 @@ def _beside(runs: Runs, seen: Seen, first: Samples, second: Samples) -> Seen:
 
     Time in front looks so, and a layer that takes samples for time, as without batch_first.
     """
-    if first.count != second.count and _leads(runs, second):
-        return Seen(notes=(_ELSEWHERE.format(second.count),))
-    is_moved = any(list(t.shape[:2]) == [second.count, first.count] for t in runs.base.outputs)
+    if first.number != second.number and _leads(runs, second):
+        return Seen(notes=(_ELSEWHERE.format(second.number),))
+    is_moved = any(list(t.shape[:2]) == [second.number, first.number] for t in runs.base.outputs)
     if is_moved and _leads(runs, first):
         return seen
     return Seen(doubt=f"outputs are independent instead along {_SECOND}")
@@ -124,7 +124,7 @@ def _beside(runs: Runs, seen: Seen, first: Samples, second: Samples) -> Seen:
 def _leads(runs: Runs, samples: Samples) -> bool:
     """Whether a target is given that has a row for each sample."""
     sizes = {tensor.shape[0] for tensor in find_tensors(runs.request.target) if tensor.ndim}
-    return sizes == {samples.count}
+    return sizes == {samples.number}
 
 
 def _second(runs: Runs, samples: Samples) -> Samples | None:
@@ -133,7 +133,7 @@ def _second(runs: Runs, samples: Samples) -> Samples | None:
         return None
     second = Samples.along(runs.tensors, 1, is_sure=False)
     has_all = all(axis == 1 for axis, t in zip(second.axes, runs.tensors, strict=True) if t.ndim)
-    return second if has_all and second.count > 1 else None
+    return second if has_all and second.number > 1 else None
 
 
 def _samples(runs: Runs) -> tuple[Samples | None, str]:
@@ -150,8 +150,8 @@ def _samples(runs: Runs) -> tuple[Samples | None, str]:
         return None, f"batch_dim={said} is no dimension of the batch, whose shape is {shape}"
     if samples is None or (not samples.is_sure and (groups_in(runs) or nodes_in(runs))):
         return None, _not_in_common(dimensional)
-    if samples.count < 2:
-        few = "one sample" if samples.count else "no samples"
+    if samples.number < 2:
+        few = "one sample" if samples.number else "no samples"
         return None, f"the batch has {few}; give two or more"
     if all_equal(tensors, samples):
         return None, "all samples of the batch are equal; give samples that differ"
@@ -192,7 +192,7 @@ class _Overwriting:
 
     @cached_property
     def _fewer(self) -> Ran:
-        return self._runs.forward(self._first(self._samples.count - 1))
+        return self._runs.forward(self._first(self._samples.number - 1))
 
     @cached_property
     def _ran(self) -> list[Ran]:
@@ -206,7 +206,7 @@ class _Overwriting:
         """
         if not (output.is_floating_point() or output.is_complex()):
             return None
-        count, sure = self._samples.count, self._samples.is_sure
+        count, sure = self._samples.number, self._samples.is_sure
         axes = [axis for axis, size in enumerate(output.shape) if size and size % count == 0]
         exact = [axis for axis in axes if output.shape[axis] == count]
         if sure and self._samples.axis in exact:
@@ -223,23 +223,24 @@ class _Overwriting:
         shape[rows.axis] -= rows.each
         return list(fewer.shape) == shape
 
+    def _is_row(self, output: int, fewer: Ran) -> bool:
+        """Whether of one sample less an output has its rows less, and pairs no samples."""
+        before, after = self._runs.base.outputs[output], fewer.outputs[output : output + 1]
+        return bool(after) and self._follows(before, self.outputs[output], after[0])
+
     def seen(self) -> Seen:
         """Return what samples see of each other."""
         if not self.outputs:
             tensors = [t for t in self._runs.tensors if t.ndim]
-            no_rows = _NO_ROWS.format(self._samples.count)
+            no_rows = _NO_ROWS.format(self._samples.number)
             doubt = no_rows if self._samples.is_sure else _not_in_common(tensors)
             return Seen(doubt=doubt, tried=False)
         if error := self._ran[0].error or self._ran[1].error:
             return Seen(doubt=f"with {CHANGED} the model raises {error}")
         seen, doubt = self._differing(), self._without_effect()
         if seen and not doubt:
-            fewer, outputs = self._fewer, self._runs.base.outputs
-            seen = [] if fewer.error else [
-                one for one in seen
-                if one[1] < len(fewer.outputs)
-                and self._follows(outputs[one[1]], self.outputs[one[1]], fewer.outputs[one[1]])
-            ]  # fmt: skip
+            fewer = self._fewer
+            seen = [] if fewer.error else [one for one in seen if self._is_row(one[1], fewer)]
             doubt = "" if seen else self._no_samples(fewer)
         partings: list[Parting] = []
         if seen and not doubt:
@@ -288,12 +289,11 @@ class _Overwriting:
                 f"with one sample less the model raises {fewer.error}: it is bound to the size of "
                 "this batch, whose rows are no samples"
             )
-        base = self._runs.base.outputs
-        if all(n < len(fewer.outputs) and fewer.outputs[n].shape == base[n].shape
-               for n in self.outputs):  # fmt: skip
+        base, outputs = self._runs.base.outputs, fewer.outputs
+        if all(n < len(outputs) and outputs[n].shape == base[n].shape for n in self.outputs):
             return (
-                f"of one sample less its output still has {self._samples.count} rows, which are no "
-                "samples; give a batch of another size"
+                f"of one sample less its output still has {self._samples.number} rows, which are "
+                "no samples; give a batch of another size"
             )
         return ""
 
@@ -302,7 +302,7 @@ class _Overwriting:
         for n, rows in self.outputs.items():
             before = self._runs.base.outputs[n]
             masks = (
-                _kept_in(before, rows, self._samples.count, parity) if n < len(ran.outputs) else ()
+                _kept_in(before, rows, self._samples.number, parity) if n < len(ran.outputs) else ()
             )
             ways = [apart(before, ran.outputs[n], same) for same in masks]
             found = min((one for one in ways if one is not None), default=None)
@@ -319,7 +319,7 @@ class _Overwriting:
             if n >= len(alone.outputs) or alone.outputs[n].ndim >= len(whole):
                 continue
             shape = tuple(alone.outputs[n].shape)
-            detail = f"returns the shape {shape}, of {self._samples.count} samples {whole}"
+            detail = f"returns the shape {shape}, of {self._samples.number} samples {whole}"
             yield Parting("lost dimension", 0.0, "", detail=detail)
             return
 
@@ -327,7 +327,7 @@ class _Overwriting:
         """Return where samples see each other first, or why nothing can be told."""
         runs, samples = self._runs, self._samples
         before, after = runs.batch(), overwritten(runs, samples, parity)
-        place = where_they_part(runs, before, after, rows_of(samples.count, parity))
+        place = where_they_part(runs, before, after, rows_of(samples.number, parity))
         parting = parting_at(_kind(place), found, place)
         doubt = "" if place is None else self._doubt(place)
         return parting, doubt or runs.unsteady
@@ -342,7 +342,7 @@ class _Overwriting:
                 f"{record.label!r} has no running statistics (track_running_stats=False), so that "
                 "it normalises by the batch in evaluation mode too"
             )
-        if _has_weights_from_elsewhere(place, record, self._samples.count):
+        if _has_weights_from_elsewhere(place, record, self._samples.number):
             return (
                 f"{record.label!r} gives another output for equal inputs: its weights are made of "
                 "the batch, as where a model adapts to it"

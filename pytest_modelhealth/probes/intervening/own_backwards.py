@@ -411,7 +411,7 @@ class _Trial:
         self._weights: list[Tensor | None] = []
         self.doubt = ""
         """Why slopes are lost to rounding; ``""`` where they are not."""
-        with _WithoutCollectives():
+        with _WithoutCollectives():  # type: ignore[no-untyped-call]
             self._gradients = self._differentiated()
 
     @property

@@ -55,8 +55,8 @@ def replaced(runs: Runs, number: int, samples: Samples) -> Inputs | None:
     tensor, axis = runs.tensors[number], samples.axes[number]
     if axis is None:
         return None
-    rows = torch.arange(samples.count, device=tensor.device)
-    last = torch.full_like(rows, samples.count - 1)
+    rows = torch.arange(samples.number, device=tensor.device)
+    last = torch.full_like(rows, samples.number - 1)
     for index in (rows - rows % 2, torch.zeros_like(rows), last):
         made = tensor.detach().index_select(axis, index)
         if not are_equal([tensor], [made]):
