@@ -185,6 +185,7 @@ class Inspector:
         scaler: GradScaler | None = None,
         probes: bool | str | Iterable[str] | None = None,
         batch_dim: int | None = None,
+        time_dim: int | None = None,
         causal: bool | None = None,
         padding: Tensor | None = None,
         costs: bool = False,
@@ -212,6 +213,8 @@ class Inspector:
                 run the model again in evaluation mode, and put everything back. ``None`` takes the
                 setting ``probes``.
             batch_dim: for probes, the dimension of samples where it is not the first.
+            time_dim: for probes, the dimension of a sequence's steps, such as 2 of a batch
+                ``(N, C, T)``, where the sizes of inputs and outputs do not tell.
             causal: for probes, whether no output may depend on later inputs; ``None`` reads that
                 off the target.
             padding: for probes, a boolean tensor of shape (samples, length), true where there is
@@ -221,8 +224,8 @@ class Inspector:
 
         Raises:
             InspectionError: the loss is no scalar or has no graph, the request fits no layer, or
-                `batch_dim`, `causal`, `padding` or `costs` is of a wrong type, or no probe is asked
-                for that reads them.
+                `batch_dim`, `time_dim`, `causal`, `padding` or `costs` is of a wrong type, or no
+                probe is asked for that reads them.
             SettingsError: there is no such probe.
             Exception: whatever the model or the loss raises, untouched.
         """
@@ -232,8 +235,8 @@ class Inspector:
         settings = self._settings
         if probes is not None:
             settings = settings.override({"probes": probes}, "argument of run_inspection")
-        conventions = Conventions.of(batch_dim, causal, padding)
-        conventions.require_probe(settings)
+        conventions = Conventions.of(batch_dim, time_dim, causal, padding)
+        settings = conventions.asked(settings)
         request = self._request(inputs, target, loss, backward, scaler)
         probing = Probing(self._engine, request, settings, conventions)
         further = _further_run(self._engine, request) if costs else None

@@ -134,7 +134,7 @@ class RecordingInspector(Inspector):
 
     def run_inspection(self, *args: Any, **options: Any) -> HealthReport:
         """As in `Inspector`."""
-        said = {name: options.get(name) for name in ("batch_dim", "causal", "padding")}
+        said = {name: options.get(name) for name in ("batch_dim", "time_dim", "causal", "padding")}
         return self._recorded("batch", super().run_inspection, args, options, said)
 
     def run_batches(self, *args: Any, **options: Any) -> HealthReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import place
@@ -87,21 +88,21 @@ class Causality(Probe):
         base = runs.base
         if base.error:
             return self.not_told(f"in evaluation mode the model raises {base.error}")
-        sequence = said_to_be(runs) if said else predicted(runs)
-        if sequence is None and said:
+        sequences = said_to_be(runs) if said else predicted(runs)
+        if not sequences and said:
             return self.not_told("causal=True, but the batch holds no sequence of two steps")
-        if sequence is None:
+        if not sequences:
             return self.not_applicable(
                 "the target is no input one step later; if no output may depend on later inputs, "
                 "say causal=True"
             )
-        return self._after_change(runs, base, sequence)
+        return self._after_change(runs, base, _along_time(runs, base, sequences))
 
     def _after_change(self, runs: Runs, base: Ran, sequence: Sequence) -> ProbeRecord:
-        from pytest_modelhealth.probes.intervening.sequences import later_changed
+        from pytest_modelhealth.probes.intervening.sequences import steps_of
 
         changed = _changed(sequence)
-        batch = later_changed(runs, sequence)
+        batch = steps_of(runs, sequence, changed="later")
         if not runs.is_changed(batch, sequence.tensors):
             return self.not_told("all steps of the sequence are equal; give some that differ")
         ran = runs.forward(batch)
@@ -125,14 +126,21 @@ class Causality(Probe):
     def _parting(self, runs: Runs, sequence: Sequence, most: Apart) -> Parting:
         from pytest_modelhealth.probes.intervening.locating import parting_at, where_they_part
         from pytest_modelhealth.probes.intervening.sequences import (
-            later_changed,
             seen,
             steps_before,
+            steps_of,
+            unlike_widths,
         )
 
-        same = steps_before(sequence, seen(runs, sequence))
-        place = where_they_part(runs, runs.batch(), later_changed(runs, sequence), same)
-        return parting_at("choice" if place is not None and place.chosen else "values", most, place)
+        clear, place = unlike_widths(runs, sequence), None
+        for one in dict.fromkeys((clear, sequence)):
+            same = steps_before(one, seen(runs, one))
+            batches = steps_of(runs, one), steps_of(runs, one, changed="later")
+            place = place or where_they_part(runs, *batches, same)
+        parting = parting_at(
+            "choice" if place is not None and place.chosen else "values", most, place
+        )
+        return parting if clear is sequence else replace(parting, before=None, after=None)
 
     def judge(
         self,
@@ -165,30 +173,58 @@ def _changed(sequence: Sequence) -> str:
     return f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})"
 
 
+def _along_time(runs: Runs, base: Ran, sequences: list[Sequence]) -> Sequence:
+    """Return which of several dimensions is time, by what the model does along them.
+
+    It is that along which earlier steps have an effect on later ones and not the other way round;
+    else, since no order explains the model then, one along which steps see each other.
+    """
+    from pytest_modelhealth.probes.intervening.sequences import steps_of
+
+    mixed = []
+    for sequence in sequences if len(sequences) > 1 else ():
+        after_later = runs.forward(steps_of(runs, sequence, changed="later"))
+        after_earlier = runs.forward(steps_of(runs, sequence, changed="earlier"))
+        if after_later.error or after_earlier.error:
+            continue
+        early, _ = _effects(runs, base, after_later, sequence)
+        is_leak = any(one.effect > 0.0 for one in early)
+        _, late = _effects(runs, base, after_earlier, sequence)
+        if not is_leak and any(one.effect > 0.0 for one in late):
+            return sequence
+        mixed += [sequence] if is_leak else []
+    return (*mixed, *sequences)[0]
+
+
 def _effects(
     runs: Runs, base: Ran, ran: Ran, sequence: Sequence
 ) -> tuple[list[Apart], list[Apart]]:
-    """Return how far outputs change before the steps that were changed, and from them on."""
+    """Return how far outputs change before the steps that were changed, and from them on.
+
+    Of several dimensions of an output that are as long, that with the smaller change before counts.
+    """
     import torch
 
     from pytest_modelhealth.probes.intervening.batches import along
     from pytest_modelhealth.probes.intervening.differences import apart, is_rounding
-    from pytest_modelhealth.probes.intervening.sequences import reads, seen, step_axis
+    from pytest_modelhealth.probes.intervening.sequences import reads, seen
 
     real, half = seen(runs, sequence), sequence.half
     is_read = any(gradient is not None for gradient in base.read)
     before, after = [], []
     for n, output in enumerate(base.outputs[: len(ran.outputs)]):
         gradient = base.read[n] if n < len(base.read) else None
-        axis = step_axis(output, sequence)
-        if axis is None or (is_read and gradient is None) or not output.is_floating_point():
+        if (is_read and gradient is None) or not output.is_floating_point():
             continue
-        early = along(torch.arange(sequence.length) < half, output, axis)
-        read = early & reads(gradient, output, axis)
-        if real is not None and output.shape[0] == len(real):
-            read = read & along(real, output, 0, axis)
-        found, later = apart(output, ran.outputs[n], read), apart(output, ran.outputs[n], ~early)
-        if found is not None and later is not None:
+        ways = []
+        for axis in (axis for axis, size in enumerate(output.shape) if size == sequence.length):
+            early = along(torch.arange(sequence.length) < half, output, axis)
+            read = early & reads(gradient, output, axis)
+            if real is not None and axis and output.shape[0] == len(real):
+                read = read & along(real, output, 0, axis)
+            found, later = (apart(output, ran.outputs[n], at) for at in (read, ~early))
+            ways += [(found, later)] if found is not None and later is not None else []
+        for found, later in sorted(ways)[:1]:
             is_noise = is_rounding(found, output.dtype)
             before.append(found._replace(effect=0.0) if is_noise else found)
             after += [later] if later.effect > 0.0 or found.effect > 0.0 else []

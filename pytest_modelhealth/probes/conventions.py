@@ -17,6 +17,8 @@ class Conventions(NamedTuple):
 
     Args:
         batch_dim: the dimension of samples, where it is not the first; ``None`` infers it.
+        time_dim: the dimension of the steps of a sequence, as of a batch ``(N, C, T)``, where its
+            sizes do not tell; counted from behind if negative.
         causal: whether no output may depend on later inputs; ``None`` reads that off the target.
         padding: a boolean tensor ``(N, T)``, true where there is padding, as for the
             ``key_padding_mask`` of torch; ``None`` reads it off masks and lengths in the batch.
@@ -24,12 +26,13 @@ class Conventions(NamedTuple):
     """
 
     batch_dim: int | None = None
+    time_dim: int | None = None
     causal: bool | None = None
     padding: Tensor | None = None
     trained: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, batch_dim: Any, causal: Any, padding: Any) -> Conventions:
+    def of(cls, batch_dim: Any, time_dim: Any, causal: Any, padding: Any) -> Conventions:
         """Return what was said, once it is sound.
 
         Raises:
@@ -41,6 +44,10 @@ class Conventions(NamedTuple):
                 "batch_dim must be the number of a dimension, counted from 0, such as 1, not "
                 f"{batch_dim!r}"
             )
+        if not (time_dim is None or (isinstance(time_dim, int) and not isinstance(time_dim, bool))):
+            raise InspectionError(
+                f"time_dim must be the number of a dimension, such as 2 or -1, not {time_dim!r}"
+            )
         if not (causal is None or isinstance(causal, bool)):
             raise InspectionError(f"causal must be True, False or None, not {causal!r}")
         if padding is not None and not _is_mask(padding):
@@ -48,20 +55,24 @@ class Conventions(NamedTuple):
                 "padding must be a boolean tensor of shape (samples, length), true where there is "
                 f"padding, such as ids == 0, not {_described(padding)}"
             )
-        return cls(batch_dim, causal, padding)
+        return cls(batch_dim, time_dim, causal, padding)
 
-    def require_probe(self, settings: Settings) -> None:
-        """Do nothing unless something is said that no probe will read.
+    def asked(self, settings: Settings) -> Settings:
+        """Return settings under which what is promised of a model is asked for by name.
 
         Raises:
             InspectionError: no probe is asked for.
         """
-        said = [name for name in ("batch_dim", "causal", "padding") if self._says(name)]
+        said = [name for name in self._fields[:4] if self._says(name)]
         asked = (settings.probes(check.name) for check in settings.checks if check.is_probe)
         if said and not any(asked):
             raise InspectionError(
                 f"{said[0]}= is for probes, and none is asked for: say probes=True, or name one"
             )
+        promised = {"causality": self.causal, "padding": self.padding is not None}
+        probes = settings["probes"]
+        more = [n for n in promised if promised[n] and settings.probes(n) and n not in probes.value]
+        return settings.override({"probes": [*probes.value, *more]}, probes.origin)
 
     def _says(self, name: str) -> bool:
         return getattr(self, name) is not None

@@ -27,6 +27,9 @@ class CustomBackward(Probe):
     a note, and the verdict stays what it is. Where a model has no others the probe does not apply,
     which asked for by name it says.
 
+    Slopes on one rank tell nothing of a function that calls a collective of `torch.distributed`:
+    such a one is left out, and said to be.
+
     Two look like faults and designs alike, and only warn: a gradient that goes straight through
     where a forward is flat in part (a clamp), and no gradient at all, as `detach` gives none. What
     the latter cuts off from the loss `missing_gradients` names, and this probe then does not.
@@ -41,14 +44,14 @@ class CustomBackward(Probe):
         "The arguments of each custom torch.autograd.Function are recorded in one forward; then, "
         "in float64, the gradient of each along two random directions must be the slope there, at "
         "steps of 1e-5 and 1e-6, within max_slope_error. Functions that are the identity or flat "
-        "change the gradient on purpose and are notes."
+        "change the gradient on purpose and are notes; those that call a collective are not told."
     )
     source = (
         "torch.autograd.gradcheck holds every entry against a slope; along random directions "
         "7 of 7 wrong backwards are caught, and 14 healthy models with such functions pass or are "
         "notes"
     )
-    minimum_evidence = "a custom function that runs in float64"
+    minimum_evidence = "a custom function that runs in float64, and on one rank"
     settings = (
         Setting(
             "max_slope_error",

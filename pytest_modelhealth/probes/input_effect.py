@@ -41,11 +41,11 @@ class InputEffect(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Replace one input after the other."""
+        from pytest_modelhealth.probes.intervening.batches import samples_in
         from pytest_modelhealth.probes.intervening.replaced_inputs import (
             are_equal,
             named_inputs,
             replaced,
-            samples_of,
         )
 
         base = runs.base
@@ -53,16 +53,15 @@ class InputEffect(Probe):
             return self.not_applicable(f"in evaluation mode the model raises {base.error}")
         if not base.outputs:
             return self.not_applicable("the model returns no tensor on which an input could show")
-        dimension = runs.conventions.batch_dim or 0
-        samples = samples_of(runs.tensors, dimension, runs.conventions.batch_dim is not None)
-        if samples < 2:
+        samples = samples_in(runs)
+        if samples is None or samples.number < 2:
             return self.not_applicable(
                 "the batch has one sample, or its tensors have no dimension of samples in common, "
                 "so that no input can be replaced by that of another sample"
             )
         notes, judged = [], 0
         for number, name in enumerate(named_inputs(runs)):
-            batch = replaced(runs, number, samples, dimension)
+            batch = replaced(runs, number, samples)
             if batch is None:
                 continue
             ran = runs.forward(batch)

@@ -26,8 +26,8 @@ class ParameterEffect(Probe):
     Whether it is a fault only the optimizer tells: an unfrozen teacher, a target network or the
     critic's features have such an effect and should not learn. Where the optimizer is known
     (`Conventions.trained`), parameters that it holds are a violation and others are nothing. Where
-    it is not, the verdict is inconclusive, and says what settles it: so it does not run by itself,
-    where `missing_gradients` lets such designs be.
+    it is not, it warns, and asked for by its name the verdict is inconclusive: so it does not run
+    by itself, where `missing_gradients` lets such designs be.
     """
 
     name = "parameter_effect"
@@ -39,7 +39,7 @@ class ParameterEffect(Probe):
         "moved together, by the top-level part of the model that they lie in, along one random "
         "direction of a float64 copy. Slopes of the loss at steps of 1e-5 and 1e-6 that agree "
         "within 10 % and exceed min_loss_slope are a cut: a violation where an optimizer holds the "
-        "parameters, else inconclusive."
+        "parameters; else it warns, or is inconclusive if it was asked for by name."
     )
     source = (
         "discrete selections have a slope of 0 and drop out; of 660 healthy runs none has such a "
@@ -123,23 +123,30 @@ class ParameterEffect(Probe):
             f"the loss depends smoothly on parameters without gradient ({which}): moved along a "
             f"random direction, it changes at a slope of {parting.effect:.2g}{at(parting.line)}"
         )
-        if parting.kind == "unsettled":
-            yield self.inconclusive(
-                culprit,
-                f"{what}; only the optimizer tells whether they should learn: if they should, the "
-                "graph is cut; if not, freeze them by requires_grad_(False)",
-            )
+        is_settled = parting.kind == "trained"
+        if not is_settled and self.is_named(settings):
+            yield self.inconclusive(culprit, f"{what}; {_UNSETTLED}")
             return
         yield self.violation(
             culprit,
-            f"{what}, and the optimizer holds them",
+            f"{what}, and the optimizer holds them" if is_settled else what,
             value=parting.effect,
             limit=limit,
             tensor=parting.tensor,
-            cause=".detach(), .data, .item(), .numpy(), torch.tensor(...) or no_grad on the way "
-            "from them to the loss, or a backward of one's own that gives them nothing",
+            cause=_CUT if is_settled else _UNSETTLED,
             independent=True,
+            severity="fail" if is_settled else "warn",
         )
+
+
+_UNSETTLED = (
+    "only the optimizer tells whether they should learn: if they should, the graph is cut; if not, "
+    "freeze them by requires_grad_(False)"
+)
+_CUT = (
+    ".detach(), .data, .item(), .numpy(), torch.tensor(...) or no_grad on the way from them to the "
+    "loss, or a backward of one's own that gives them nothing"
+)
 
 
 def _where(

@@ -41,7 +41,7 @@ class Probe(Check):
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield what the record of this probe shows, if it ran.
 
-        One that ran by itself and could not tell says nothing of that: nobody asked.
+        What could not be judged leaves the verdict alone, unless this probe was asked for by name.
         """
         from pytest_modelhealth.report import Outcome
 
@@ -49,12 +49,15 @@ class Probe(Check):
         root = observation.layers.get("")
         if record is None or root is None:
             return
-        is_named = self.name in settings["probes"].value
         if record.outcome is Outcome.JUDGED:
             for parting in record.partings:
                 yield from self.judge(parting, record, observation, settings)
-        elif is_named or (record.outcome is Outcome.NOT_TOLD and settings.probes(self.name)):
+        elif self.is_named(settings):
             yield self.inconclusive(root, record.reason)
+
+    def is_named(self, settings: Settings) -> bool:
+        """Whether settings ask for this probe by its name, and not for all."""
+        return self.name in settings["probes"].value
 
     @abstractmethod
     def judge(
@@ -77,19 +80,13 @@ class Probe(Check):
         return ProbeRecord(self.name, changed=changed, partings=partings, notes=notes)
 
     def not_applicable(self, reason: str, notes: tuple[str, ...] = ()) -> ProbeRecord:
-        """Return that there is nothing to judge in this model or batch, and why.
-
-        The verdict is not touched, unless this probe was asked for by its name.
-        """
+        """Return that there is nothing to judge in this model or batch, and why."""
         from pytest_modelhealth.report import Outcome, ProbeRecord
 
         return ProbeRecord(self.name, Outcome.NOT_APPLICABLE, reason, notes=notes)
 
     def not_told(self, reason: str, changed: str = "") -> ProbeRecord:
-        """Return that nothing can be told, and what is needed.
-
-        The verdict is inconclusive, unless nobody asked for this probe: it ran by itself.
-        """
+        """Return that nothing can be told, and what is needed."""
         from pytest_modelhealth.report import Outcome, ProbeRecord
 
         return ProbeRecord(self.name, Outcome.NOT_TOLD, reason, changed)

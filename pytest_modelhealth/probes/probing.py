@@ -58,8 +58,7 @@ class Probing:
 
     def _runs(self, probe: Probe, observation: Observation) -> bool:
         asked = self._asked[probe.name]
-        is_named = probe.name in self._settings["probes"].value
-        if probe.automatic and not is_named and asked is not False:
+        if probe.automatic and not probe.is_named(self._settings) and asked is not False:
             return probe.is_called_for(observation, self._settings)
         return bool(asked)
 

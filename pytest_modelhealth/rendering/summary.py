@@ -20,7 +20,6 @@ from pytest_modelhealth.report import (
     HealthReport,
     LayerRecord,
     Outcome,
-    Probed,
     Status,
     Verdict,
     Violation,
@@ -157,21 +156,26 @@ def remarks(report: HealthReport, *, briefly: bool = False) -> list[str]:
             f"{plural(len(seen.errors), 'error')} inside the hooks, so observations are missing; "
             f"the first is {printable(seen.errors[0])}"
         )
-    lines += _probes(seen.probes, briefly)
+    lines += _probes(report, briefly)
     return lines + [f"note: {printable(note)}" for note in seen.notes]
 
 
-def _probes(probed: Probed, briefly: bool) -> list[str]:
+def _probes(report: HealthReport, briefly: bool) -> list[str]:
     """Return what probes ran and what they took, and what they note, a line each."""
+    probed = report.observation.probes
     if not probed.records:
         return []
     judged = [record.probe for record in probed.records if record.outcome is Outcome.JUDGED]
     cost = f"{plural(probed.forwards, 'further forward')}, {number(probed.seconds)} s"
     lines = [f"probes: {', '.join(judged) or 'none'} judged ({cost})"]
+    doubtful = {found.check for found in report.inconclusive}
     for record in probed.records:
         lines += [f"note: {record.probe}: {printable(note)}" for note in record.notes]
         if record.outcome is Outcome.NOT_APPLICABLE and not briefly:
             lines.append(f"note: {record.probe} does not apply: {printable(record.reason)}")
+        is_asked = report.settings.probes(record.probe)
+        if record.outcome is Outcome.NOT_TOLD and is_asked and record.probe not in doubtful:
+            lines.append(f"note: {record.probe} cannot tell: {printable(record.reason)}")
     return lines
 
 

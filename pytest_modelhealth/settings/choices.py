@@ -118,10 +118,13 @@ class Probes(CheckNames):
     kind = "True, False or names of probes, such as 'causality' or ['causality', 'padding']"
 
     def validate(self, value: object, origin: str) -> tuple[str, ...]:
-        """Return `value` as a tuple of patterns."""
-        if isinstance(value, bool):
-            return ("*",) if value else ()
-        if value in (AUTOMATIC, (AUTOMATIC,), [AUTOMATIC]):
+        """Return `value` as a tuple of patterns; ``all`` and ``none`` are what they say."""
+        only = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+        if isinstance(only, str):
+            only = _SWITCHES.get(only.strip().lower(), only)
+        if isinstance(only, bool):
+            return ("*",) if only else ()
+        if only == AUTOMATIC:
             return (AUTOMATIC,)
         patterns = Patterns.validate(self, value, origin)
         for pattern in patterns:
@@ -131,13 +134,6 @@ class Probes(CheckNames):
                     f"{suggest(pattern, self.one_of)} Known probes: {', '.join(self.one_of)}."
                 )
         return patterns
-
-    def parse(self, text: str, origin: str) -> SettingValue:
-        """Return the patterns in `text`; ``all`` and ``none`` are what they say."""
-        spelled = text.strip().lower()
-        if spelled in _SWITCHES:
-            return self.validate(_SWITCHES[spelled], origin)
-        return self.validate(text, origin)
 
 
 AUTOMATIC = "auto"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -105,6 +107,49 @@ def test_it_can_be_said() -> None:
     assert not found(probed(nn.GRU(12, 8, batch_first=True), x, causal=True), PROBE)
     record = probed(model, x, causal=False).observation.probes[PROBE]
     assert record.outcome is Outcome.NOT_APPLICABLE
+
+
+class Conv(nn.Module):
+    """Two convolutions over the last dimension, the second one padded on both sides if it leaks."""
+
+    def __init__(self, channels: int, hidden: int, *, leaks: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(channels, hidden, 3), nn.Conv1d(hidden, channels, 3)
+        self.leaks = leaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(F.pad(x, (2, 0))))
+        return self.last(F.pad(h, (1, 1) if self.leaks else (2, 0)))
+
+
+class Folded(nn.Module):
+    """Time and samples folded, with as many features as steps, before a recurrence."""
+
+    def __init__(self, channels: int, hidden: int, *, leaks: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(channels, hidden)
+        self.last = nn.GRU(hidden, channels, batch_first=True, bidirectional=leaks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x.flatten(0, 1)).unflatten(0, x.shape[:2]))[0]
+
+
+@pytest.mark.parametrize("time_dim", [None, True])
+@pytest.mark.parametrize("leaks", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "shape", "time"),
+    [(Conv, (3, 4, 11), 2), (Conv, (3, 8, 8), 2), (Folded, (3, 8, 5), 1), (Folded, (3, 8, 8), 1)],
+)
+def test_time_may_be_any_dimension(
+    kind: Any, shape: tuple[int, ...], time: int, leaks: bool, time_dim: bool | None
+) -> None:
+    """It is read off the sizes, also where channels are as many as steps, or it is said."""
+    model, x = kind(shape[3 - time], 8, leaks=leaks), torch.randn(shape)
+    said = {} if time_dim is None else {"time_dim": time - 3 if time == 2 else time}
+    report = probed(model, x, probes=PROBE, causal=True, **said)
+    assert report.probes[PROBE].outcome is Outcome.JUDGED
+    assert f"time is dimension {time}" in report.probes[PROBE].changed
+    assert [layer for layer, _ in found(report, PROBE)] == (["last"] if leaks else [])
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import copy
 import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_reduce
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from pytest_modelhealth import HealthReport, Inspector
@@ -190,14 +194,59 @@ def test_no_gradient_at_all_only_warns(is_behind: bool) -> None:
     assert [w.check for w in report.warnings] == ([] if is_behind else [NAME])
 
 
-@pytest.mark.parametrize(("probes", "verdict"), [(None, "healthy"), (True, "inconclusive")])
-def test_what_runs_in_float32_alone_cannot_be_told(probes: bool | None, verdict: str) -> None:
-    """Who did not ask is not told."""
+@pytest.mark.parametrize(
+    ("probes", "verdict"), [(None, "healthy"), (True, "healthy"), (NAME, "inconclusive")]
+)
+def test_what_runs_in_float32_alone_cannot_be_told(probes: Any, verdict: str) -> None:
+    """Who did not ask for it by name gets a note at most."""
     report, record = inspected(model_of(made.SinglePrecision), probes=probes)
     assert record is not None
     assert record.outcome is Outcome.NOT_TOLD
     assert "torch.float32" in record.reason
     assert report.verdict == verdict
+    assert ("cannot tell: the backward of" in str(report)) is (probes is True)
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """Make this process one of two, whose collectives return what they are given."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def all_reduced(x: Tensor) -> Tensor:
+    """Return a sum over ranks, as tensor-parallel models by hand make it."""
+    dist.all_reduce(x := x.clone())
+    return x
+
+
+def functionally_reduced(x: Tensor) -> Tensor:
+    """Return the same by a functional collective."""
+    return all_reduce(x, "sum", dist.group.WORLD)
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("reduce", [all_reduced, functionally_reduced, torch.clone])
+def test_slopes_on_one_rank_tell_nothing_of_a_collective(
+    reduce: Callable[[Tensor], Tensor], in_backward: bool
+) -> None:
+    """Megatron's sum in forward and identity in backward; without the sum it is a wrong factor."""
+
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return 2 * (x if in_backward else reduce(x))
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return reduce(g) if in_backward else g
+
+    report, record = inspected(model_of(Summed))
+    assert record is not None
+    assert bool(found(report)) is (reduce is torch.clone)
+    assert ("calls a collective" in record.reason) is (reduce is not torch.clone)
 
 
 def test_each_kind_of_call_is_judged_where_it_is_made() -> None:

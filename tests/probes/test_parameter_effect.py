@@ -67,6 +67,13 @@ def test_a_smooth_path_without_gradient_is_inconclusive() -> None:
     assert record.forwards == 4
 
 
+def test_not_asked_for_by_name_it_warns() -> None:
+    """All probes leave the verdict of a healthy model alone, and say what was seen."""
+    report, _ = inspected(Read(detached), probes=True)
+    assert report.healthy
+    assert [(warning.check, warning.layer) for warning in report.warnings] == [(NAME, "encoder.1")]
+
+
 @pytest.mark.parametrize("loss", [None, lambda y: y.square().mean(), {"a": lambda y: y.mean()}])
 def test_whatever_the_loss_is(loss: Any) -> None:
     """A projection of ours is as good as a loss, and so are several."""

@@ -150,12 +150,23 @@ def test_probes_are_a_setting_as_any_other(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "probes"),
+    [("all", True), (["all"], True), ("none", False), ("auto", ["auto"]), ("padding", ["padding"])],
+)
+def test_all_and_none_are_words_wherever_they_stand(said: Any, probes: Any) -> None:
+    """A call and a marker spell them as an ini file does."""
+    settings = [Inspector(Rows(), probes=value)._settings for value in (said, probes)]
+    assert settings[0]["probes"].value == settings[1]["probes"].value
+
+
+@pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"probes": "causalty"}, SettingsError, "did you mean 'causality'"),
         ({"probes": 3}, SettingsError, "probes must be"),
         ({"batch_dim": "first"}, InspectionError, "batch_dim must be"),
         ({"batch_dim": 0, "probes": False}, InspectionError, "batch_dim= is for probes"),
+        ({"time_dim": "last"}, InspectionError, "time_dim must be"),
         ({"causal": True, "probes": None}, InspectionError, "causal= is for probes"),
         ({"causal": "yes"}, InspectionError, "causal must be"),
         ({"padding": torch.zeros(6, 9)}, InspectionError, "padding must be a boolean tensor"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,11 @@ def test_similarities_of_pairs_are_no_leak() -> None:
         (torch.randn(1, 12), Rows(), "one sample"),
         (torch.ones(8, 12), Rows(), "are equal"),
         ((torch.randn(8, 12), torch.randn(3, 12)), None, "no first dimension in common"),
-        (torch.randn(8, 12), nn.Sequential(Rows(), nn.Flatten(0)), "no output has a row"),
+        (
+            torch.randn(8, 12),
+            nn.Sequential(Rows(), nn.Flatten(0), nn.Linear(24, 5)),
+            "no output has a row",
+        ),
     ],
     ids=["one sample", "equal samples", "no common dimension", "no rows"],
 )
@@ -213,7 +218,7 @@ def test_an_output_may_have_its_samples_elsewhere(is_first: bool, leaks: bool) -
 
 
 def test_features_as_many_as_samples_are_no_samples() -> None:
-    """Two views of each sample, one after the other: what has their number are the features."""
+    """Two views of each sample, one after the other: rows become fewer with the batch."""
 
     class Views(nn.Linear):
         def forward(self, one: Tensor, other: Tensor) -> Tensor:
@@ -221,8 +226,59 @@ def test_features_as_many_as_samples_are_no_samples() -> None:
 
     model, views = Views(12, 8), (torch.randn(8, 12), torch.randn(8, 12))
     record = probed(model, views, probes=PROBE).probes[PROBE]
-    assert record.outcome is Outcome.NOT_TOLD
-    assert "no output has a row" in record.reason
+    assert (record.outcome, record.partings) == (Outcome.JUDGED, ())
+
+
+X = torch.randn(7, 6, 12, generator=torch.Generator().manual_seed(0))
+STATE = torch.zeros(1, 6, 16)
+LAYOUTS: dict[str, tuple[Any, Any, Callable[[Tensor], Any]]] = {
+    "flattened": (X.transpose(0, 1), None, lambda h: h.transpose(0, 1).flatten(0, 1)),
+    "flattened, time in front": (X.transpose(0, 1), None, lambda h: h.flatten(0, 1)),
+    "a first state tells": ((X, STATE), None, lambda h: h),
+    "a first state tells, flattened": ((X, STATE), None, lambda h: h.flatten(0, 1)),
+    "a first state tells, and comes back": ((X, STATE), None, lambda h: (h.flatten(0, 1), h[-1:])),
+    "the output and its target tell": (X, torch.zeros(6, 3), lambda h: h[-1]),
+    "moved, as its target": (X, torch.zeros(6, 7, 3), lambda h: h.transpose(0, 1)),
+}
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_samples_are_found_by_sizes(layout: str, leaks: bool) -> None:
+    """Flattened with time, or second in what has time in front."""
+    inputs, target, returned = LAYOUTS[layout]
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.GRU(12, 16), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor, state: Tensor | None = None) -> Any:
+            h = self.head(self.rnn(x if x.shape[0] == 7 else x.transpose(0, 1), state)[0])
+            return returned(h - h.mean(1, keepdim=True) if leaks else h)
+
+    loss = None if target is None else F.mse_loss
+    report = probed(Recurrent(), inputs, target, loss=loss, probes=PROBE)
+    assert report.probes[PROBE].outcome is Outcome.JUDGED, report.probes[PROBE].reason
+    assert bool(found(report, PROBE)) is leaks
+
+
+@pytest.mark.parametrize("probes", [True, PROBE])
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (nn.Sequential(Rows(), nn.Flatten(0), nn.Linear(24, 1), nn.Flatten(0)), torch.randn(8, 12)),
+        (nn.GRU(12, 16), X),
+        (Rows(), torch.randn(1, 12)),
+    ],
+    ids=["only a loss", "time in front, or a layer that takes samples for time", "one sample"],
+)
+def test_who_asks_for_all_gets_a_note(model: nn.Module, inputs: Tensor, probes: Any) -> None:
+    """What cannot be told touches the verdict only where it was asked for by name."""
+    report = probed(model, inputs, probes=probes)
+    assert report.probes[PROBE].outcome is Outcome.NOT_TOLD
+    assert report.verdict == ("healthy" if probes is True else "inconclusive")
+    assert (f"note: {PROBE} cannot tell" in str(report)) is (probes is True)
 
 
 def test_a_model_may_return_fewer_tensors_of_another_batch() -> None:

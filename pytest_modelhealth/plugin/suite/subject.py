@@ -139,7 +139,8 @@ class Subject:
         batch = made.batch
         says: dict[str, Any] = {}
         if any(settings.probes(name) for name in PROBES.values()):
-            says = {name: getattr(self.suite, name) for name in ("causal", "batch_dim", "padding")}
+            names = "causal", "batch_dim", "time_dim", "padding"
+            says = {name: getattr(self.suite, name) for name in names}
         with seeded(self.suite.seed), in_mode(made.model, _mode(made.model, training)):
             inspector = Inspector(made.model, settings=settings, calibrate=calibrate)
             return inspector.run_inspection(

@@ -71,6 +71,9 @@ class ModelHealthSuite:
     batch_dim: ClassVar[int | None] = None
     """The dimension of samples, where it is not the first."""
 
+    time_dim: ClassVar[int | None] = None
+    """The dimension of a sequence's steps, where sizes do not tell."""
+
     padding: ClassVar[Tensor | None] = None
     """True where there is padding, of shape (samples, length); ``None`` reads it off the batch."""
 
@@ -149,7 +152,7 @@ TESTS = tuple(name for name in vars(ModelHealthSuite) if name.startswith("test_"
 
 ATTRIBUTES = (
     "seed", "settings", "limits", "waivers", "skip", "expected_failures", "dtype", "backend",
-    "causal", "batch_dim", "padding", "make_optimizer",
+    "causal", "batch_dim", "time_dim", "padding", "make_optimizer",
 )  # fmt: skip
 """What a subclass may set."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,36 +24,84 @@ def neighbours(samples: int, parity: int) -> Tensor:
     return rows - rows % 2 if parity == 0 else (rows | 1).clamp(max=samples - 1)
 
 
-def overwritten(runs: Runs, samples: int, dimension: int, parity: int = 0) -> Inputs:
+class Samples(NamedTuple):
+    """Where the samples of a batch lie.
+
+    Args:
+        number: how many there are.
+        axes: their dimension in each of `Runs.tensors`; ``None`` where one has no row for each.
+        is_sure: whether the user said so, or it is the first dimension of every tensor.
+    """
+
+    number: int
+    axes: tuple[int | None, ...]
+    is_sure: bool = True
+
+    @property
+    def axis(self) -> int:
+        """Their dimension in the first tensor that has them."""
+        return next((axis for axis in self.axes if axis is not None), 0)
+
+    @classmethod
+    def along(cls, tensors: Sequence[Tensor], dimension: int, *, is_sure: bool = True) -> Samples:
+        """Return those along a dimension, as many as the first tensor that has it tells."""
+        count = next((t.shape[dimension] for t in tensors if t.ndim > dimension), 0)
+        has = (t.ndim > dimension and t.shape[dimension] == count for t in tensors)
+        return cls(count, tuple(dimension if one else None for one in has), is_sure)
+
+
+def samples_in(runs: Runs) -> Samples | None:
+    """Return where the samples lie; ``None`` where the tensors of the batch do not tell.
+
+    It is the first dimension, if all tensors have that in common; else a size that all have, as
+    of a sequence with time in front and the first state of a recurrence.
+    """
+    tensors, said = runs.tensors, runs.conventions.batch_dim
+    first = Samples.along(tensors, said or 0)
+    lacking = [t for t, axis in zip(tensors, first.axes, strict=True) if t.ndim and axis is None]
+    if said is not None or not lacking:
+        return first if any(axis is not None for axis in first.axes) else None
+    sizes = [list(tensor.shape) for tensor in tensors if tensor.ndim]
+    common = set(sizes[0]).intersection(*sizes[1:]) - {0, 1}
+    by_place = {max(shape.index(size) for shape in sizes): size for size in sorted(common)}
+    if not by_place:
+        return None
+    count = by_place[min(by_place)]
+    return Samples(
+        count, tuple(list(t.shape).index(count) if t.ndim else None for t in tensors), False
+    )
+
+
+def overwritten(runs: Runs, samples: Samples, parity: int = 0) -> Inputs:
     """Return the batch with every second sample replaced by a copy of its neighbour.
 
     Masks, ids and lengths stay together, and lengths in descending order stay so: it is always a
     valid batch.
     """
 
-    def change(_: int, tensor: Tensor) -> Tensor | None:
-        if tensor.ndim <= dimension or tensor.shape[dimension] != samples:
+    def change(number: int, tensor: Tensor) -> Tensor | None:
+        axis = samples.axes[number]
+        if axis is None:
             return None
-        return tensor.index_select(dimension, neighbours(samples, parity).to(tensor.device))
+        return tensor.index_select(axis, neighbours(samples.number, parity).to(tensor.device))
 
     return runs.changed(change)
 
 
-def first_samples(runs: Runs, count: int, samples: int, dimension: int) -> Inputs:
+def first_samples(runs: Runs, count: int, samples: Samples) -> Inputs:
     """Return the first `count` samples of the batch."""
 
-    def change(_: int, tensor: Tensor) -> Tensor | None:
-        if tensor.ndim <= dimension or tensor.shape[dimension] != samples:
-            return None
-        return tensor.narrow(dimension, 0, count).clone()
+    def change(number: int, tensor: Tensor) -> Tensor | None:
+        axis = samples.axes[number]
+        return None if axis is None else tensor.narrow(axis, 0, count).clone()
 
     return runs.changed(change)
 
 
-def all_equal(tensors: Sequence[Tensor], samples: int, dimension: int) -> bool:
+def all_equal(tensors: Sequence[Tensor], samples: Samples) -> bool:
     """Whether every sample of a batch is the same."""
-    rows = [t for t in tensors if t.ndim > dimension and t.shape[dimension] == samples]
-    return all(torch.equal(t, t.narrow(dimension, 0, 1).expand_as(t)) for t in rows)
+    rows = [(t, axis) for t, axis in zip(tensors, samples.axes, strict=True) if axis is not None]
+    return all(torch.equal(t, t.narrow(axis, 0, 1).expand_as(t)) for t, axis in rows)
 
 
 def rolled(runs: Runs) -> Inputs:

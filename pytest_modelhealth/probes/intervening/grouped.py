@@ -100,7 +100,8 @@ def nodes_in(runs: Runs) -> str:
         least, most = int(pairs.min()), int(pairs.max())
         for nodes in tensors:
             is_pointed_at = nodes.ndim and least >= 0 and len(nodes) // 2 <= most < len(nodes)
-            if nodes.is_floating_point() and is_pointed_at and len(nodes) > 2:
+            are_rows = nodes.is_floating_point() or len(nodes) != len(pairs)
+            if are_rows and is_pointed_at and len(nodes) > 2:
                 return (
                     f"the batch pairs its {len(nodes)} rows, as edges do, by a tensor of the shape "
                     f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"

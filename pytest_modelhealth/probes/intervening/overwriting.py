@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.probes.intervening.batches import (
+    Samples,
     all_equal,
     along,
     first_samples,
     kept,
     overwritten,
     rows_of,
+    samples_in,
 )
 from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding, largest
 from pytest_modelhealth.probes.intervening.grouped import (
@@ -77,74 +82,165 @@ def what_samples_see(runs: Runs) -> Seen:
 
 
 def _what_rows_see(runs: Runs) -> Seen:
-    dimension = runs.conventions.batch_dim or 0
-    samples, doubt = _samples(runs, dimension)
-    if doubt:
+    samples, doubt = _samples(runs)
+    if samples is None or doubt:
         return Seen(doubt=doubt, tried=False)
-    base = runs.base
-    if base.error:
-        return Seen(doubt=f"in evaluation mode the model raises {base.error}", tried=False)
-    rows = {n: _rows(t, samples, dimension) for n, t in enumerate(base.outputs)}
-    outputs = {n: axis for n, axis in rows.items() if axis is not None}
-    if not outputs:
-        return Seen(doubt=_NO_ROWS.format(samples), tried=False)
-    ran = [runs.forward(overwritten(runs, samples, dimension, parity)) for parity in (0, 1)]
-    if error := ran[0].error or ran[1].error:
-        return Seen(doubt=f"with {CHANGED} the model raises {error}")
-    return _Overwriting(runs, samples, dimension, outputs).of(ran)
+    if runs.base.error:
+        return Seen(doubt=f"in evaluation mode the model raises {runs.base.error}", tried=False)
+    first = _Overwriting(runs, samples)
+    seen = first.seen()
+    second = _second(runs, samples)
+    if second is None or not (seen.doubt or seen.partings):
+        return seen
+    other = _Overwriting(runs, second)
+    if first.outputs:
+        is_other = not seen.doubt and other.are_independent()
+        return _beside(runs, seen, samples, second) if is_other else seen
+    if not other.outputs:
+        return seen
+    along = other.seen()
+    if along.doubt or not along.partings or _leads(runs, second):
+        return along._replace(notes=(_ELSEWHERE.format(second.number), *along.notes))
+    return Seen(doubt=f"outputs have a row for each of {second.number} along {_SECOND}")
 
 
-def _samples(runs: Runs, dimension: int) -> tuple[int, str]:
-    """Return the size of the batch, or why it is not known."""
-    tensors = [t for t in runs.tensors if t.ndim]
+_SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
+_ELSEWHERE = "by the sizes of outputs and target, the samples are the {} of the second dimension"
+
+
+def _beside(runs: Runs, seen: Seen, first: Samples, second: Samples) -> Seen:
+    """Return what is known of rows that see each other, but not along the second dimension.
+
+    Time in front looks so, and a layer that takes samples for time, as without batch_first.
+    """
+    if first.number != second.number and _leads(runs, second):
+        return Seen(notes=(_ELSEWHERE.format(second.number),))
+    is_moved = any(list(t.shape[:2]) == [second.number, first.number] for t in runs.base.outputs)
+    if is_moved and _leads(runs, first):
+        return seen
+    return Seen(doubt=f"outputs are independent instead along {_SECOND}")
+
+
+def _leads(runs: Runs, samples: Samples) -> bool:
+    """Whether a target is given that has a row for each sample."""
+    sizes = {tensor.shape[0] for tensor in find_tensors(runs.request.target) if tensor.ndim}
+    return sizes == {samples.number}
+
+
+def _second(runs: Runs, samples: Samples) -> Samples | None:
+    """Return the samples along the second dimension, where every tensor has it too."""
+    if runs.conventions.batch_dim is not None or not samples.is_sure:
+        return None
+    second = Samples.along(runs.tensors, 1, is_sure=False)
+    has_all = all(axis == 1 for axis, t in zip(second.axes, runs.tensors, strict=True) if t.ndim)
+    return second if has_all and second.number > 1 else None
+
+
+def _samples(runs: Runs) -> tuple[Samples | None, str]:
+    """Return where the samples lie, or why it is not known."""
+    tensors, said = runs.tensors, runs.conventions.batch_dim
+    dimensional = [t for t in tensors if t.ndim]
     if runs.has_others:
-        return 0, "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
-    if not tensors:
-        return 0, "the batch holds no tensor with dimensions"
-    if runs.conventions.batch_dim is not None and not -1 < dimension < tensors[0].ndim:
-        shape = tuple(tensors[0].shape)
-        return 0, f"batch_dim={dimension} is no dimension of the batch, whose shape is {shape}"
-    samples = tensors[0].shape[dimension]
-    sizes = [t.shape[dimension] if t.ndim > dimension else 0 for t in tensors]
-    if runs.conventions.batch_dim is None and set(sizes) != {samples}:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
-        return 0, (
-            f"the tensors of the batch have no first dimension in common ({shapes}), so that it is "
-            "not known which is that of samples; say batch_dim=0 if it is the first"
-        )
-    if samples < 2:
-        return 0, f"the batch has {'one sample' if samples else 'no samples'}; give two or more"
-    if all_equal(tensors, samples, dimension):
-        return 0, "all samples of the batch are equal; give samples that differ"
+        return None, "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
+    if not dimensional:
+        return None, "the batch holds no tensor with dimensions"
+    samples = samples_in(runs)
+    if samples is None and said is not None:
+        shape = tuple(dimensional[0].shape)
+        return None, f"batch_dim={said} is no dimension of the batch, whose shape is {shape}"
+    if samples is None or (not samples.is_sure and (groups_in(runs) or nodes_in(runs))):
+        return None, _not_in_common(dimensional)
+    if samples.number < 2:
+        few = "one sample" if samples.number else "no samples"
+        return None, f"the batch has {few}; give two or more"
+    if all_equal(tensors, samples):
+        return None, "all samples of the batch are equal; give samples that differ"
     return samples, ""
 
 
-def _rows(output: Tensor, samples: int, dimension: int) -> int | None:
-    """Return the dimension of samples of an output: that of the batch, or the one of their number.
+def _not_in_common(tensors: list[Tensor]) -> str:
+    shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
+    return (
+        f"the tensors of the batch have no first dimension in common ({shapes}), and no other that "
+        "outputs follow, so that it is not known which is that of samples; say it by batch_dim="
+    )
 
-    Time in front is pooled away, or comes in front, as a loss over sequences asks for it.
+
+class _Rows(NamedTuple):
+    """Where an output has its samples.
+
+    Args:
+        axis: the dimension.
+        each: how many rows a sample has there, as where steps and samples are flattened into one.
     """
-    if not (output.is_floating_point() or output.is_complex()):
-        return None
-    axes = [axis for axis, size in enumerate(output.shape) if size == samples]
-    return dimension if dimension in axes else axes[0] if len(axes) == 1 else None
+
+    axis: int
+    each: int = 1
 
 
 class _Overwriting:
-    """What follows from the runs in which samples were overwritten."""
+    """What follows from overwriting samples.
 
-    def __init__(self, runs: Runs, samples: int, dimension: int, outputs: dict[int, int]) -> None:
-        self._runs = runs
-        self._samples, self._dimension = samples, dimension
-        self._outputs = outputs
+    Attributes:
+        outputs: the outputs that have rows for the samples, by number.
+    """
 
-    def of(self, ran: list[Ran]) -> Seen:
-        """Return what they see of each other."""
-        seen = self._seen(ran)
-        doubt = self._without_effect(ran)
+    def __init__(self, runs: Runs, samples: Samples) -> None:
+        self._runs, self._samples = runs, samples
+        rows = {n: self._rows(n, output) for n, output in enumerate(runs.base.outputs)}
+        self.outputs = {n: one for n, one in rows.items() if one is not None}
+
+    @cached_property
+    def _fewer(self) -> Ran:
+        return self._runs.forward(self._first(self._samples.number - 1))
+
+    @cached_property
+    def _ran(self) -> list[Ran]:
+        return [self._runs.forward(overwritten(self._runs, self._samples, p)) for p in (0, 1)]
+
+    def _rows(self, number: int, output: Tensor) -> _Rows | None:
+        """Return where the samples of an output are; ``None`` where it has no row for each.
+
+        It is the dimension that they have in the batch. Elsewhere, pooled, moved or flattened with
+        another, it is that which becomes smaller with the batch.
+        """
+        if not (output.is_floating_point() or output.is_complex()):
+            return None
+        count, sure = self._samples.number, self._samples.is_sure
+        axes = [axis for axis, size in enumerate(output.shape) if size and size % count == 0]
+        exact = [axis for axis in axes if output.shape[axis] == count]
+        if sure and self._samples.axis in exact:
+            return _Rows(self._samples.axis)
+        if not axes or self._fewer.error:
+            return _Rows(exact[0]) if sure and len(exact) == 1 else None
+        fewer = self._fewer.outputs[number : number + 1]
+        rows = [_Rows(axis, output.shape[axis] // count) for axis in (*exact, *axes)]
+        return next((one for one in rows if fewer and self._follows(output, one, fewer[0])), None)
+
+    def _follows(self, output: Tensor, rows: _Rows, fewer: Tensor) -> bool:
+        """Whether of one sample less an output has its rows less, and is else of the same shape."""
+        shape = list(output.shape)
+        shape[rows.axis] -= rows.each
+        return list(fewer.shape) == shape
+
+    def _is_row(self, output: int, fewer: Ran) -> bool:
+        """Whether of one sample less an output has its rows less, and pairs no samples."""
+        before, after = self._runs.base.outputs[output], fewer.outputs[output : output + 1]
+        return bool(after) and self._follows(before, self.outputs[output], after[0])
+
+    def seen(self) -> Seen:
+        """Return what samples see of each other."""
+        if not self.outputs:
+            tensors = [t for t in self._runs.tensors if t.ndim]
+            no_rows = _NO_ROWS.format(self._samples.number)
+            doubt = no_rows if self._samples.is_sure else _not_in_common(tensors)
+            return Seen(doubt=doubt, tried=False)
+        if error := self._ran[0].error or self._ran[1].error:
+            return Seen(doubt=f"with {CHANGED} the model raises {error}")
+        seen, doubt = self._differing(), self._without_effect()
         if seen and not doubt:
-            fewer = self._runs.forward(self._first(self._samples - 1))
-            seen = [] if fewer.error else [one for one in seen if not self._pairs(one[1], fewer)]
+            fewer = self._fewer
+            seen = [] if fewer.error else [one for one in seen if self._is_row(one[1], fewer)]
             doubt = "" if seen else self._no_samples(fewer)
         partings: list[Parting] = []
         if seen and not doubt:
@@ -159,23 +255,29 @@ class _Overwriting:
             partings += self._lost(alone)
         return Seen(tuple(partings), notes)
 
-    def _without_effect(self, ran: list[Ran]) -> str:
+    def are_independent(self) -> bool:
+        """Whether samples have an effect on themselves alone."""
+        if not self.outputs or self._ran[0].error or self._ran[1].error:
+            return False
+        return not self._differing() and not self._without_effect()
+
+    def _without_effect(self) -> str:
         """Return why no sample has an effect, on itself neither; ``""`` where one has."""
-        outputs = {n: self._runs.base.outputs[n] for n in self._outputs}
+        outputs = {n: self._runs.base.outputs[n] for n in self.outputs}
         if not any(bool(output.isfinite().any()) for output in outputs.values()):
             return "its outputs hold no finite number"
-        if any(_moved(outputs[n], one.outputs[n : n + 1]) for n in outputs for one in ran):
+        if any(_moved(outputs[n], one.outputs[n : n + 1]) for n in outputs for one in self._ran):
             return ""
         return (
             "the output is the same for all samples, so that none can be seen to have an effect; "
             "train for a step first"
         )
 
-    def _seen(self, ran: list[Ran]) -> list[tuple[Apart, int, int]]:
+    def _differing(self) -> list[tuple[Apart, int, int]]:
         """Return what differs in samples that were left alone, with its output and the parity."""
         return [
             (found, n, parity)
-            for parity, one in enumerate(ran)
+            for parity, one in enumerate(self._ran)
             for n, found in self._effects(one, parity).items()
             if not is_rounding(found, self._runs.base.outputs[n].dtype)
         ]
@@ -187,60 +289,45 @@ class _Overwriting:
                 f"with one sample less the model raises {fewer.error}: it is bound to the size of "
                 "this batch, whose rows are no samples"
             )
-        if all(self._is_bound(n, fewer) for n in self._outputs):
+        base, outputs = self._runs.base.outputs, fewer.outputs
+        if all(n < len(outputs) and outputs[n].shape == base[n].shape for n in self.outputs):
             return (
-                f"of one sample less its output still has {self._samples} rows, which are no "
-                "samples; give a batch of another size"
+                f"of one sample less its output still has {self._samples.number} rows, which are "
+                "no samples; give a batch of another size"
             )
-        if self._dimension not in self._outputs.values():
-            return _NO_ROWS.format(self._samples)
         return ""
 
     def _effects(self, ran: Ran, parity: int) -> dict[int, Apart]:
-
         effects = {}
-        for n, axis in self._outputs.items():
+        for n, rows in self.outputs.items():
             before = self._runs.base.outputs[n]
-            same = along(kept(self._samples, parity), before, axis)
-            found = apart(before, ran.outputs[n], same) if n < len(ran.outputs) else None
+            masks = (
+                _kept_in(before, rows, self._samples.number, parity) if n < len(ran.outputs) else ()
+            )
+            ways = [apart(before, ran.outputs[n], same) for same in masks]
+            found = min((one for one in ways if one is not None), default=None)
             if found is not None:
                 effects[n] = found
         return effects
 
     def _first(self, count: int) -> Inputs:
-        return first_samples(self._runs, count, self._samples, self._dimension)
-
-    def _pairs(self, output: int, fewer: Ran) -> bool:
-        """Whether another dimension of an output changes with the number of samples."""
-        if output >= len(fewer.outputs):
-            return True
-        shape = list(self._runs.base.outputs[output].shape)
-        shape[self._outputs[output]] -= 1
-        return list(fewer.outputs[output].shape) != shape
-
-    def _is_bound(self, output: int, fewer: Ran) -> bool:
-        """Whether an output has as many rows as before, of one sample less."""
-        return output < len(fewer.outputs) and (
-            fewer.outputs[output].shape == self._runs.base.outputs[output].shape
-        )
+        return first_samples(self._runs, count, self._samples)
 
     def _lost(self, alone: Ran) -> Iterator[Parting]:
-        for n, axis in self._outputs.items():
-            expected = list(self._runs.base.outputs[n].shape)
-            whole = tuple(expected)
-            expected[axis] = 1
-            if n >= len(alone.outputs) or alone.outputs[n].ndim >= len(expected):
+        for n in self.outputs:
+            whole = tuple(self._runs.base.outputs[n].shape)
+            if n >= len(alone.outputs) or alone.outputs[n].ndim >= len(whole):
                 continue
             shape = tuple(alone.outputs[n].shape)
-            detail = f"returns the shape {shape}, of {self._samples} samples {whole}"
+            detail = f"returns the shape {shape}, of {self._samples.number} samples {whole}"
             yield Parting("lost dimension", 0.0, "", detail=detail)
             return
 
     def _parting(self, found: Apart, parity: int) -> tuple[Parting, str]:
         """Return where samples see each other first, or why nothing can be told."""
-        runs = self._runs
-        before, after = runs.batch(), overwritten(runs, self._samples, self._dimension, parity)
-        place = where_they_part(runs, before, after, rows_of(self._samples, parity))
+        runs, samples = self._runs, self._samples
+        before, after = runs.batch(), overwritten(runs, samples, parity)
+        place = where_they_part(runs, before, after, rows_of(samples.number, parity))
         parting = parting_at(_kind(place), found, place)
         doubt = "" if place is None else self._doubt(place)
         return parting, doubt or runs.unsteady
@@ -255,36 +342,24 @@ class _Overwriting:
                 f"{record.label!r} has no running statistics (track_running_stats=False), so that "
                 "it normalises by the batch in evaluation mode too"
             )
-        if _has_weights_from_elsewhere(place, record, self._samples):
+        if _has_weights_from_elsewhere(place, record, self._samples.number):
             return (
                 f"{record.label!r} gives another output for equal inputs: its weights are made of "
                 "the batch, as where a model adapts to it"
             )
-        if self._is_time_major():
-            return (
-                "outputs are independent along their second dimension instead: if that is the one "
-                "of samples, say batch_dim=1"
-            )
         return ""
 
-    def _is_time_major(self) -> bool:
-        """Whether the second dimension behaves as that of samples does."""
 
-        runs, base = self._runs, self._runs.base
-        tensors = [t for t in runs.tensors if t.ndim]
-        sizes = {t.shape[1] if t.ndim > 1 else 0 for t in tensors}
-        size = sizes.pop() if len(sizes) == 1 else 0
-        judged = [base.outputs[n] for n in self._outputs]
-        if self._dimension or size < 2 or any(t.ndim < 2 or t.shape[1] != size for t in judged):
-            return False
-        ran = runs.forward(overwritten(runs, size, 1))
-        if ran.error:
-            return False
-        found = [
-            apart(base.outputs[n], ran.outputs[n], along(kept(size, 0), base.outputs[n], 1))
-            for n in self._outputs
-        ]
-        return all(one is not None and one.effect < 1e-6 for one in found)
+def _kept_in(output: Tensor, rows: _Rows, samples: int, parity: int) -> Iterator[Tensor]:
+    """Yield which places of an output are of samples that were left alone.
+
+    Where samples are flattened with other dimensions there is one for each order that these may
+    have.
+    """
+    index = torch.arange(samples * rows.each)
+    for inner in range(1, rows.each + 1):
+        if rows.each % inner == 0:
+            yield along(kept(samples, parity)[index // inner % samples], output, rows.axis)
 
 
 def _has_weights_from_elsewhere(place: Place, record: LayerRecord, samples: int) -> bool:

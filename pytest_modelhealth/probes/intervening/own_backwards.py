@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_modelhealth.capture.observing.flow.own_functions import is_own
 from pytest_modelhealth.capture.observing.flow.places import Place, line_of, place_of
@@ -255,6 +256,27 @@ class _UntellableError(Exception):
     """Why nothing can be told."""
 
 
+class _WithoutCollectives(TorchDispatchMode):
+    """Raises at a collective, before other ranks are waited for.
+
+    Slopes on one rank leave out what moves on the others, so that they tell nothing of its sum.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace in _COLLECTIVES:
+            name = func.overloadpacket.__name__.rstrip("_")
+            raise _UntellableError(
+                f"it calls a collective ({name}), whose slope on one rank is not that on all"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
+"""Namespaces of the operations of `torch.distributed`."""
+
+
 def _verdict(call: Call) -> Verdict:
     verdict = Verdict(call)
     try:
@@ -389,7 +411,8 @@ class _Trial:
         self._weights: list[Tensor | None] = []
         self.doubt = ""
         """Why slopes are lost to rounding; ``""`` where they are not."""
-        self._gradients = self._differentiated()
+        with _WithoutCollectives():  # type: ignore[no-untyped-call]
+            self._gradients = self._differentiated()
 
     @property
     def is_identity(self) -> bool:
@@ -430,6 +453,8 @@ class _Trial:
                 allow_unused=True,
                 materialize_grads=True,
             )
+        except _UntellableError:
+            raise
         except Exception as error:
             raise _UntellableError(f"its backward raises in float64: {said(error)}") from error
         return {place: gradient.detach() for place, gradient in zip(leaves, gradients, strict=True)}
@@ -442,6 +467,8 @@ class _Trial:
         torch.manual_seed(_SEED)
         try:
             return find_tensors(self.call.function.apply(*args))
+        except _UntellableError:
+            raise
         except Exception as error:
             raise _UntellableError(f"in float64 it raises {said(error)}") from error
 

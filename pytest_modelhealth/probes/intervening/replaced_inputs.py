@@ -10,21 +10,8 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.intervening.batches import Samples
 from pytest_modelhealth.probes.intervening.running import Runs, changeable
-
-
-def samples_of(tensors: Sequence[Tensor], dimension: int, is_given: bool) -> int:
-    """Return the number of samples; 0 where the tensors of a batch do not tell.
-
-    Args:
-        tensors: those of the batch.
-        dimension: that of samples.
-        is_given: whether the user said so; else all tensors must share it, edges and states do not.
-    """
-    sizes = [t.shape[dimension] if t.ndim > dimension else 0 for t in tensors if t.ndim]
-    if is_given:
-        sizes = [size for size in sizes if size][:1]
-    return sizes[0] if sizes and set(sizes) == {sizes[0]} else 0
 
 
 def named_inputs(runs: Runs) -> list[str]:
@@ -52,7 +39,7 @@ def _paths(value: Any, name: str) -> Iterator[tuple[Tensor, str]]:
         yield tensor, name if len(tensors) == 1 else f"{name}[{n}]"
 
 
-def replaced(runs: Runs, number: int, samples: int, dimension: int) -> Inputs | None:
+def replaced(runs: Runs, number: int, samples: Samples) -> Inputs | None:
     """Return the batch with one tensor that has the values of other samples.
 
     Some come twice: a mean over the batch would not see them change places.
@@ -60,18 +47,18 @@ def replaced(runs: Runs, number: int, samples: int, dimension: int) -> Inputs | 
     Args:
         runs: has the batch.
         number: that of the tensor.
-        samples: how many there are.
-        dimension: theirs.
+        samples: where they are.
 
     Returns:
         ``None`` where the tensor has no row for each sample, or all of its rows are equal.
     """
-    tensor = runs.tensors[number]
-    if tensor.ndim <= dimension or tensor.shape[dimension] != samples:
+    tensor, axis = runs.tensors[number], samples.axes[number]
+    if axis is None:
         return None
-    rows = torch.arange(samples, device=tensor.device)
-    for index in (rows - rows % 2, torch.zeros_like(rows), torch.full_like(rows, samples - 1)):
-        made = tensor.detach().index_select(dimension, index)
+    rows = torch.arange(samples.number, device=tensor.device)
+    last = torch.full_like(rows, samples.number - 1)
+    for index in (rows - rows % 2, torch.zeros_like(rows), last):
+        made = tensor.detach().index_select(axis, index)
         if not are_equal([tensor], [made]):
             return runs.changed(lambda n, _: made if n == number else None)  # noqa: B023
     return None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.batches import along
+from pytest_modelhealth.probes.intervening.batches import along, samples_in
 from pytest_modelhealth.probes.intervening.locating import Same
 from pytest_modelhealth.probes.intervening.running import Runs
 
@@ -29,21 +29,27 @@ class Sequence(NamedTuple):
         axis: their dimension of time.
         length: the number of steps.
         why: what shows that the model is to predict it, for people.
+        cut: how many steps of the batch are left out at its end.
     """
 
     tensors: tuple[int, ...]
     axis: int
     length: int
     why: str
+    cut: int = 0
 
     @property
     def half(self) -> int:
         """The first step that is changed: an odd one, since models merge steps by two and four."""
         return min(self.length // 2 | 1, self.length - 1)
 
+    def shorter(self, cut: int) -> Sequence:
+        """Return it without its last steps."""
+        return self._replace(length=self.length - cut, cut=self.cut + cut)
 
-def predicted(runs: Runs) -> Sequence | None:
-    """Return the sequence whose next step is asked for, read off target, labels and loss.
+
+def predicted(runs: Runs) -> list[Sequence]:
+    """Return the sequence whose next step target, labels and loss ask for, if there is one.
 
     A target that equals an input one step later asks for it. One that equals an input in the same
     place does so where the loss shifts inside: then it is flat at the last output alone.
@@ -52,26 +58,115 @@ def predicted(runs: Runs) -> Sequence | None:
     numbers = [n for n, t in enumerate(runs.tensors) if t.ndim]
     for target, is_label in _targets(runs):
         for number, tensor in zip(numbers, inputs, strict=True):
+            asked = runs.conventions.time_dim
             for axis in range(tensor.ndim):
+                if asked is not None and axis not in (asked, asked + tensor.ndim):
+                    continue
                 length = tensor.shape[axis]
                 if length < _SHORTEST:
                     continue
                 is_same = tensor is target and not is_label
                 if not is_same and _is_later(target, tensor, axis):
-                    return Sequence((number,), axis, length, "the target is it, one step later")
+                    return [Sequence((number,), axis, length, "the target is it, one step later")]
                 if _is_equal(target, tensor) and _is_shifted_inside(runs, target, axis, length):
                     why = "the target is it, and the loss looks one step ahead"
-                    return Sequence((number,), axis, length, why)
-    return None
+                    return [Sequence((number,), axis, length, why)]
+    return []
 
 
-def said_to_be(runs: Runs) -> Sequence | None:
-    """Return the sequences of a batch of which the user says that no output sees later steps."""
-    axis = 0 if runs.conventions.batch_dim == 1 else 1
-    numbered = [(n, t) for n, t in enumerate(runs.tensors) if t.ndim > axis and not _is_mask(t)]
-    length = next((t.shape[axis] for _, t in numbered), 0)
-    chosen = tuple(n for n, t in numbered if t.shape[axis] == length)
-    return Sequence(chosen, axis, length, "causal=True") if length >= 2 else None
+def said_to_be(runs: Runs) -> list[Sequence]:
+    """Return the sequences of a batch of which the user says that no output sees later steps.
+
+    Where it has several dimensions beside that of samples, time is one of which a step less gives
+    another output: channels and features are bound to weights. Else its size is in an output.
+    """
+    numbered = [(n, t) for n, t in enumerate(runs.tensors) if t.ndim and not _is_mask(t)]
+    if (axis := runs.conventions.time_dim) is not None:
+        numbered = [(n, t) for n, t in numbered if -t.ndim <= axis < t.ndim]
+        return [_along(numbered, axis % numbered[0][1].ndim)] if numbered else []
+    samples = samples_in(runs)
+    own = 0 if samples is None else samples.axis
+    numbered = [(n, t) for n, t in numbered if t.ndim > 1 and max(_sizes(t, own).values()) > 1]
+    if not numbered:
+        return []
+    sizes = _sizes(numbered[0][1], own)
+    sequences = [_along(numbered, axis) for axis, size in sizes.items() if size > 1]
+    if len(sequences) > 1 and not runs.base.error:
+        shapes = [output.shape for output in runs.base.outputs]
+        shorter = [(one, runs.forward(steps_of(runs, one.shorter(1)))) for one in sequences]
+        followed = [
+            one
+            for one, ran in shorter
+            if not ran.error and [output.shape for output in ran.outputs] != shapes
+        ]
+        returned = [one for one in sequences if any(one.length in shape[1:] for shape in shapes)]
+        sequences = followed or returned or sequences[:1]
+    return sequences
+
+
+def _sizes(tensor: Tensor, samples: int) -> dict[int, int]:
+    """Return the size of each dimension but that of samples."""
+    return {axis: size for axis, size in enumerate(tensor.shape) if axis != samples}
+
+
+def _along(numbered: list[tuple[int, Tensor]], axis: int) -> Sequence:
+    """Return the sequence along a dimension of the first tensor, and of those as long there."""
+    length = numbered[0][1].shape[axis]
+    alike = tuple(n for n, t in numbered if t.ndim > axis and t.shape[axis] == length)
+    return Sequence(alike, axis, length, f"causal=True, time is dimension {axis}")
+
+
+def unlike_widths(runs: Runs, sequence: Sequence) -> Sequence:
+    """Return a sequence of which no layer is as wide as it is long: some steps shorter, if need be.
+
+    Where channels are as many as steps, sizes do not tell which dimension of a layer is time.
+    """
+    widths = {size for p in runs.model.parameters() for size in p.shape}
+    for cut in range(min(_MOST_CUT, sequence.length - _SHORTEST) + 1):
+        shorter = sequence.shorter(cut)
+        if shorter.length not in widths:
+            is_run = not cut or not runs.forward(steps_of(runs, shorter)).error
+            return shorter if is_run else sequence
+    return sequence
+
+
+_MOST_CUT = 4
+
+
+def steps_of(runs: Runs, sequence: Sequence, *, changed: str = "") -> Inputs:
+    """Return the batch with the steps of a sequence, one half of which may be permuted.
+
+    What a step holds stays whole, and comes from the batch, so that every value is a valid one.
+
+    Args:
+        runs: has the batch.
+        sequence: what is changed. Where it leaves steps out, masks of its length do, too.
+        changed: ``"later"`` for the second half, ``"earlier"`` for the first one.
+    """
+    half = sequence.half
+    start, count = (0, half) if changed == "earlier" else (half, sequence.length - half)
+    samples = samples_in(runs)
+    own = 0 if samples is None else samples.axis
+
+    def change(number: int, tensor: Tensor) -> Tensor | None:
+        is_sequence = number in sequence.tensors
+        for axis in [sequence.axis] if is_sequence else _sizes(tensor, own):
+            if sequence.cut and tensor.shape[axis] == sequence.length + sequence.cut:
+                tensor = tensor.narrow(axis, 0, sequence.length)
+        made = tensor.clone()
+        if not is_sequence or not changed:
+            return made
+        steps = made.narrow(sequence.axis, start, count).movedim(sequence.axis, 0)
+        width = 2 if steps.ndim > 1 else 1
+        flat = steps.reshape(-1, *steps.shape[width:])
+        generator = torch.Generator().manual_seed(_SEED)
+        order = torch.randperm(len(flat), generator=generator)
+        if torch.equal(order, torch.arange(len(flat))):
+            order = order.roll(1)
+        steps.copy_(flat[order.to(flat.device)].reshape(steps.shape))
+        return made
+
+    return runs.changed(change)
 
 
 def _targets(runs: Runs) -> Iterator[tuple[Tensor, bool]]:
@@ -138,29 +233,6 @@ def _is_mask(tensor: Tensor) -> bool:
     return bool(((tensor == 0) | (tensor == 1)).all())
 
 
-def later_changed(runs: Runs, sequence: Sequence) -> Inputs:
-    """Return the batch with the second half of a sequence replaced by a permutation of its steps.
-
-    What a step holds stays whole, and comes from the batch, so that every value is a valid one.
-    """
-    half = sequence.half
-
-    def change(number: int, tensor: Tensor) -> Tensor | None:
-        if number not in sequence.tensors:
-            return None
-        made = tensor.clone()
-        later = made.narrow(sequence.axis, half, sequence.length - half)
-        steps = later.movedim(sequence.axis, 0)
-        width = 2 if steps.ndim > 1 else 1
-        flat = steps.reshape(-1, *steps.shape[width:])
-        generator = torch.Generator().manual_seed(_SEED)
-        order = torch.randperm(len(flat), generator=generator).to(flat.device)
-        steps.copy_(flat[order].reshape(steps.shape))
-        return made
-
-    return runs.changed(change)
-
-
 def seen(runs: Runs, sequence: Sequence) -> Tensor | None:
     """Return which places ``(samples, steps)`` hold no padding; ``None`` where all do.
 
@@ -168,16 +240,16 @@ def seen(runs: Runs, sequence: Sequence) -> Tensor | None:
     or an id that a row begins or ends with twice or more, there.
     """
     first = runs.tensors[sequence.tensors[0]]
-    if first.ndim < 2 or sequence.axis != 1:
+    if first.ndim < 2 or sequence.axis == 0:
         return None
-    shape = first.shape[:2]
+    shape = first.shape[0], sequence.length + sequence.cut
     for tensor in runs.tensors:
         if tensor is not first and tensor.shape == shape and _is_mask(tensor):
-            return tensor.bool()
+            return tensor.bool()[:, : sequence.length]
     if first.is_floating_point() or first.ndim != 2 or first.shape[1] < 2:
         return None
     padded = _first_run(first) | _first_run(first.flip(1)).flip(1)
-    return ~padded if bool(padded.any()) else None
+    return ~padded[:, : sequence.length] if bool(padded.any()) else None
 
 
 def _first_run(ids: Tensor) -> Tensor:
@@ -212,21 +284,13 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
             for mask in masks[1:]:
                 both = both & mask
             yield both
-        for axis, size in enumerate(tensor.shape if not axes else ()):
-            if size and size % length == 0:
+        for axis, size in enumerate(tensor.shape[:2] if axes else tensor.shape):
+            if size > length and size % length == 0:  # features may be as many
                 index = torch.arange(size)
                 yield along(index % length < half, tensor, axis)
                 yield along(index // (size // length) < half, tensor, axis)
 
     return same
-
-
-def step_axis(output: Tensor, sequence: Sequence) -> int | None:
-    """Return the dimension of time of an output: that of the input, or the one of its length."""
-    if output.ndim > sequence.axis and output.shape[sequence.axis] == sequence.length:
-        return sequence.axis
-    axes = [axis for axis, size in enumerate(output.shape) if size == sequence.length]
-    return axes[0] if len(axes) == 1 else None
 
 
 def reads(gradient: Tensor | None, output: Tensor, axis: int) -> Any:
