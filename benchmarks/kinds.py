@@ -129,11 +129,6 @@ def _(model: nn.Module, batch: Tensor) -> Any:
     return deploying.exported(model, batch).module()
 
 
-@kind("AOTInductor package", slow=True)
-def _(model: nn.Module, batch: Tensor) -> Any:
-    return deploying.package(model, batch)
-
-
 @kind("`torch.jit.script`")
 def _(model: nn.Module, batch: Tensor) -> Any:
     return torch.jit.script(model)

@@ -95,15 +95,6 @@ def through_file(program: ExportedProgram) -> ExportedProgram:
         return torch.export.load(path)
 
 
-def package(model: nn.Module, batch: Any) -> Any:
-    """Return an AOTInductor package, compiled, saved and loaded: some 20 s of a C++ compiler."""
-    with quietly():
-        path = torch._inductor.aoti_compile_and_package(
-            exported(model, batch), package_path=new_file(".pt2")
-        )
-        return torch._inductor.aoti_load_package(path)
-
-
 def rewritten(program: ExportedProgram, edit: Edit) -> ExportedProgram:
     """Return the program after a pass over its graph."""
     edit(program.graph_module.graph)

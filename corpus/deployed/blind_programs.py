@@ -18,7 +18,6 @@ from corpus.deploying import (
     frozen,
     nodes,
     optimised,
-    package,
     quietly,
     rewritten,
     through_file,
@@ -393,22 +392,3 @@ def _(model: GPT) -> nn.Module:
         node.kwargs = {**node.kwargs, "is_causal": False}
 
     return traced(model, edit)
-
-
-# ---- packages ------------------------------------------------------------------------------------
-
-
-@refactor("compiled ahead of time into a package", perceptron)
-def _(model: Perceptron) -> object:
-    return package(model, batch_of("perceptron"))
-
-
-@change(
-    "compiled ahead of time with one layer of an earlier checkpoint",
-    perceptron,
-    ("fc3", "mul*", "leaky_relu*"),
-    why="One layer's weights are of an earlier day of training.",
-)
-def _(model: Perceptron) -> object:
-    model.fc3.load_state_dict(checkpoint("perceptron", EARLIER).model.fc3.state_dict())
-    return package(model, batch_of("perceptron"))

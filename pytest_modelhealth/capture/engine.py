@@ -168,7 +168,7 @@ def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
         )
     raise InspectionError(
         f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module, a "
-        "torch.export.ExportedProgram, an ONNX model or a package of AOTInductor."
+        "torch.export.ExportedProgram or an ONNX model."
         f"{_hint(model)}"
     )
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from torch import fx, nn
 
 from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.pt2.archive import archive_of, is_pt2, only_model
 from pytest_modelhealth.capture.step.forward import observed_eagerly
 from pytest_modelhealth.capture.step.run import Watch, run_step
 from pytest_modelhealth.errors import InspectionError
@@ -93,13 +94,35 @@ def _is_program(model: object) -> bool:
 
 
 def _is_file(model: object) -> bool:
-    return is_pt2(model) and bool(archive_of(model).programs)
+    return isinstance(model, str | Path) and Path(model).suffix == ".pt2"
+
+
+def _programs(path: str | Path) -> list[str]:
+    """Return the names of the programs that `torch.export.save` wrote to a file."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            names = [Path(name) for name in file.namelist()]
+    except (OSError, zipfile.BadZipFile):
+        return []
+    return list(dict.fromkeys(name.stem for name in names if name.parts[1:2] == ("models",)))
 
 
 def _loaded(path: Any) -> Any:
     import torch.export
 
-    only_model(path, archive_of(path).programs, "exported_programs")
+    if not Path(path).exists():
+        raise InspectionError(f"there is no file {str(path)!r}")
+    names = _programs(path)
+    if not names:
+        raise InspectionError(
+            f"{str(path)!r} holds no model: it must be written by torch.export.save; a package of "
+            "AOTInductor shows its outputs alone"
+        )
+    if len(names) > 1:
+        raise InspectionError(
+            f"{str(path)!r} holds {len(names)} models ({', '.join(map(repr, names))}): pass one, "
+            f"torch.export.pt2_archive.load_pt2({str(path)!r}).exported_programs[{names[0]!r}]"
+        )
     try:
         return torch.export.load(path)
     except (RuntimeError, ValueError) as error:
