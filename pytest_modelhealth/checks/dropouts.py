@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.facts import at, flow_of
-from pytest_modelhealth.settings.layer_names import parent
+from pytest_modelhealth.settings.layer_names import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Violation
 
 _FEWEST_VALUES = 64
-_FEWEST_SAMPLES = 32
+FEWEST_SAMPLES = 32
+"""Of so many a branch that is dropped by the sample is never dropped by chance."""
 _ALL = 0.99
 _FUSED = "scaled_dot_product_attention"
 DRAWS = frozenset({"bernoulli", "rand", "rand_like", "new_rand", "uniform"})
@@ -60,17 +61,17 @@ def _is_off_by_rate(observation: Observation, record: LayerRecord) -> bool:
     rate = record.options.get("dropout_p" if record.activation or record.functional else "p")
     if "Dropout" in record.type_name or record.type_name == _FUSED:
         return isinstance(rate, int | float) and rate >= _ALL
-    if observation.samples < _FEWEST_SAMPLES * observation.batches:
+    if observation.samples < FEWEST_SAMPLES * observation.batches:
         return False
     return draws(observation, record)
 
 
 def draws(observation: Observation, record: LayerRecord) -> bool:
-    """Whether a module without parameters draws by itself, in training, what it keeps."""
+    """Whether a module without parameters or layers draws, in training, what it keeps."""
     flow = flow_of(observation)
     if record.parameters or record.functional or record.options.get("training") is not True:
         return False
-    if record.name not in flow:
+    if record.name not in flow or any(is_inside(n, record.name) for n in observation.layers):
         return False
     vertices, inside = flow.graph.vertices, flow.inside(record.name)
     made = inside.union(*(vertices[number].operands for number in inside))

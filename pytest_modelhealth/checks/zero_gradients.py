@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.dropouts import FEWEST_SAMPLES
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -221,7 +222,9 @@ class _Verdict:
             if name in drawn:
                 where = at(self._flow.cut_at(drawn[name]).line)
                 cause = f"it is multiplied by what is drawn at random{where}, {_DROPPED}"
-                yield self._finding(record, cause, affected, [], severity="warn")
+                is_chance = self._observation.samples < FEWEST_SAMPLES
+                severity: Severity = "warn" if is_chance else "fail"
+                yield self._finding(record, cause, affected, [], severity=severity)
                 continue
             if name in overtaken:
                 cause = f"of what {_named(self._flow.cut_at(self._picked[name]))} {_OVERTAKEN}"

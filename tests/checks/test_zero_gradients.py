@@ -804,6 +804,25 @@ def test_branch_that_stochastic_depth_dropped_is_warned_of(kind, is_module, insp
     assert report.healthy, report
     assert [(v.check, v.layer) for v in report.warnings] == [("missing_gradients", "branch.3")]
     assert "drawn at random" in report.warnings[0].cause
+    (many,) = inspect(MaybeLeftOut(DRAWS[kind], is_module), torch.randn(64, 16)).violations
+    assert (many.check, many.layer) == (
+        ("normalization", "drop") if is_module else ("missing_gradients", "branch.3")
+    )
+
+
+def test_model_that_draws_noise_and_starts_at_zero_drops_nothing(inspect):
+    """Diffusion draws its times and its noise itself, by a model whose last layer is zero."""
+
+    class Denoiser(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), zero_linear(32, 16))
+
+        def forward(self, x):
+            return self.net(x * torch.rand(len(x), 1))
+
+    report = inspect(Denoiser(), torch.randn(64, 16), torch.randn(64, 16), loss=F.mse_loss)
+    assert report.healthy, report
 
 
 class ClassToken(nn.Module):
