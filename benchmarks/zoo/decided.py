@@ -14,7 +14,7 @@ class Decision:
         models: shell patterns of the models' names.
         check: the name of the check, ``crash`` or ``differs``.
         kind: ``right`` where a fresh model of this kind does not train as it stands, ``false``
-            where its authors mean it so.
+            where its authors mean it so: a design is not failed, what is true of it warns.
         why: what was seen.
         setting: shell pattern of the settings.
     """

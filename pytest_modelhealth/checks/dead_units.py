@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.dropouts import draws
 from pytest_modelhealth.checks.facts import called, completed, flow_of, is_closed, leaves
 from pytest_modelhealth.checks.paths import maker
 from pytest_modelhealth.checks.weights import linear_maps
@@ -156,6 +157,8 @@ def can_die(record: LayerRecord, observation: Observation) -> bool:
         return False
     if not (out.count == given.count and given.min < 0.0 <= out.min):
         return False
+    if out.max == 0.0 and draws(observation, record):
+        return False  # stochastic depth, which dropped every sample of this batch
     return not any(is_inside(name, record.name) for name in observation.layers)
 
 

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.facts import at, flow_of
-from pytest_modelhealth.settings.layer_names import parent
+from pytest_modelhealth.settings.layer_names import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Violation
 
 _FEWEST_VALUES = 64
-_FEWEST_SAMPLES = 32
+FEWEST_SAMPLES = 32
+"""Of so many a branch that is dropped by the sample is never dropped by chance."""
 _ALL = 0.99
 _FUSED = "scaled_dot_product_attention"
-_DRAWS = frozenset({"bernoulli", "rand", "rand_like", "new_rand", "uniform", "native_dropout"})
-"""Operations by which a layer draws what it keeps."""
+DRAWS = frozenset({"bernoulli", "rand", "rand_like", "new_rand", "uniform"})
+"""Operations by which a layer, or a forward, draws what it keeps."""
 
 
 def drops_everything(
@@ -60,15 +61,21 @@ def _is_off_by_rate(observation: Observation, record: LayerRecord) -> bool:
     rate = record.options.get("dropout_p" if record.activation or record.functional else "p")
     if "Dropout" in record.type_name or record.type_name == _FUSED:
         return isinstance(rate, int | float) and rate >= _ALL
+    if observation.samples < FEWEST_SAMPLES * observation.batches:
+        return False
+    return draws(observation, record)
+
+
+def draws(observation: Observation, record: LayerRecord) -> bool:
+    """Whether a module without parameters or layers draws, in training, what it keeps."""
+    flow = flow_of(observation)
     if record.parameters or record.functional or record.options.get("training") is not True:
         return False
-    if observation.samples < _FEWEST_SAMPLES * observation.batches:
+    if record.name not in flow or any(is_inside(n, record.name) for n in observation.layers):
         return False
-    flow = flow_of(observation)
-    if record.name not in flow:
-        return False
-    made = (flow.graph.vertices[number] for number in flow.inside(record.name))
-    return any(vertex.function.strip("_") in _DRAWS for vertex in made)
+    vertices, inside = flow.graph.vertices, flow.inside(record.name)
+    made = inside.union(*(vertices[number].operands for number in inside))
+    return any(vertices[n].function.strip("_") in DRAWS | {"native_dropout"} for n in made)
 
 
 def drops_in_evaluation(

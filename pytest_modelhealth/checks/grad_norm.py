@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
@@ -23,11 +23,11 @@ from pytest_modelhealth.checks.freshness import looks_trained
 from pytest_modelhealth.checks.gradient_extremes import gradient_norm, singular, unmoving
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
 from pytest_modelhealth.checks.weights import is_scale, linear_maps
-from pytest_modelhealth.settings import Setting, Settings, Severity
+from pytest_modelhealth.settings import Limit, Setting, Settings, Severity
 from pytest_modelhealth.settings.layer_names import is_inside, parent
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FEWEST_LAYERS = 4
@@ -42,6 +42,11 @@ _LARGE_AT_THE_OUTPUT = 100.0
 _GREAT = 10.0
 """The gain of weights that magnify; He et al. (2015) start at 1.41."""
 _FLAT = frozenset({"sigmoid", "hardsigmoid", "tanh", "hardtanh", "softsign", "logsigmoid"})
+
+
+_WEIGHING = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm", "mul"})
+_VALUES = 2
+"""The place of the values among the operands of fused attention."""
 
 
 class GradNorm(Check):
@@ -342,7 +347,10 @@ def _vanishing(
 
     fed = flow.sweep(strong, max, by="gradient")
     starved = [r for r in sorted(records, key=completed) if r.name in weak and r.name not in fed]
-    near, explained = _arriving(records, observation), set[str]()
+    by_scores = _steering(observation) if starved else ()
+    steering = [r for r in starved if r.name in by_scores]
+    yield from _weak_steering([r for r in steering if _has_scale(r)], parts, limits)
+    near, explained = _arriving(records, observation), {r.name for r in steering}
     for first in starved:
         if first.name in explained or not _has_scale(first):
             continue
@@ -367,6 +375,56 @@ def _vanishing(
             cause=cause,
             affected=[r.name for r in starved if r.name in {first.name, *others} - {culprit.name}],
         )
+
+
+def _weak_steering(
+    starved: list[LayerRecord], parts: dict[str, float], limits: dict[str, Limit]
+) -> Iterator[Violation]:
+    """Yield what acts by the weights of an attention alone, of which little may come back."""
+    if not starved:
+        return
+    least = min(starved, key=lambda record: parts[record.name])
+    yield GradNorm.violation(
+        least,
+        f"its gradient is {parts[least.name]:.2g} of that in the layers after it: it vanished",
+        value=parts[least.name],
+        limit=limits[least.name],
+        cause="it reaches the loss by the scores of a softmax alone, which get little where the "
+        "weights are nearly even, as in a fresh attention, or one-hot, the less behind a small "
+        "scale: see that it grows in training",
+        affected=[record.name for record in starved if record is not least],
+        severity="warn",
+    )
+
+
+def _steering(observation: Observation) -> Collection[str]:
+    """Return what has no way to the loss but by the scores of a softmax that weighs values."""
+    flow, layers = flow_of(observation), observation.layers
+    scores = []
+    for number, vertex in enumerate(flow.graph.vertices):
+        record = layers.get(vertex.name) if vertex.kind == "call" else None
+        if record is None:
+            continue
+        is_fused = "keys" in record.options
+        if is_fused or (record.activation == "softmax" and _weighs(number, flow)):
+            places = range(len(vertex.operands))
+            scores += [(number, p) for p in places if not (is_fused and p == _VALUES)]
+    return flow.stopped(scores).names.keys() if scores else ()
+
+
+def _weighs(softmax: int, flow: Flow) -> bool:
+    """Whether what a softmax gives is multiplied with values."""
+    from pytest_modelhealth.report.flow import AS_IT_IS
+
+    weights = {softmax}
+    for number, vertex in enumerate(flow.graph.vertices[softmax:], softmax):
+        if weights.isdisjoint(vertex.operands):
+            continue
+        if vertex.function in _WEIGHING:
+            return True
+        if vertex.function in AS_IT_IS | {"native_dropout"} or "drop" in vertex.name:
+            weights.add(number)
+    return False
 
 
 def _shrinking_chains(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks.dropouts import DRAWS, draws
 from pytest_modelhealth.checks.facts import called, flow_of, gives_nothing, learns
 from pytest_modelhealth.settings.layer_names import parent
 
@@ -21,10 +22,8 @@ FLAT = frozenset(
 """Operations of autograd whose gradient is zero everywhere."""
 
 _LINEAR = frozenset(
-    {"add", "addmm", "alias", "as_strided", "baddbmm", "bmm", "cat", "clone", "contiguous", "div"}
-    | {"expand", "flatten", "mean", "mm", "mul", "neg", "permute", "repeat", "reshape", "select"}
-    | {"slice", "split", "split_with_sizes", "squeeze", "stack", "sub", "sum", "t", "to", "to_copy"}
-    | {"transpose", "unbind", "unflatten", "unsafe_view", "unsqueeze", "view"}
+    {"add", "addmm", "baddbmm", "bmm", "cat", "div", "mean", "mm", "mul", "neg", "repeat", "stack"}
+    | {"sub", "sum"}
 )
 """Operations that pass a gradient on wherever one arrives."""
 
@@ -68,6 +67,8 @@ class GradientStops:
         """What may be otherwise in another batch, or later."""
         self.perhaps: dict[Edge, str] = {}
         """A factor that may be zero: nothing shows its value."""
+        self.drawn: set[Edge] = set()
+        """A factor that is drawn at random, and may have kept nothing of this batch."""
         self._made: list[Edge] = []  # a factor that is made of constants, such as a mask
         factors = self._flow.factors(self._zeros, self._partly_zeros)
         for factor in factors:
@@ -88,7 +89,9 @@ class GradientStops:
     @cached_property
     def suspects(self) -> list[Edge]:
         """Operations that may be flat where they were evaluated."""
-        return self._into(lambda v: v.function not in _LINEAR | _PICK | _JOIN)
+        from pytest_modelhealth.report.flow import AS_IT_IS
+
+        return self._into(lambda v: v.function not in AS_IT_IS | _LINEAR | _PICK | _JOIN)
 
     @cached_property
     def cancelled(self) -> Mapping[str, Edge]:
@@ -166,13 +169,34 @@ class GradientStops:
         alive = {ways[name][0] for name in ways if self._learns(name)}
         for factor in factors:
             ((kind, name),) = factor.by
-            if kind in _BATCH:
+            if self._is_drawn(factor.edge):
+                self.drawn.add(factor.edge)
+            elif kind in _BATCH:
                 self.perhaps[factor.edge] = f"values of the batch ({name!r})"
             elif kind == "constant":
                 self._made.append(factor.edge)
             else:
                 is_sure = factor.edge[0] in alive
                 self.perhaps[factor.edge] = "" if is_sure else f"what is made of {name!r}"
+
+    def _is_drawn(self, edge: Edge) -> bool:
+        """Whether one of what something is multiplied with is made of random numbers alone."""
+        operands = self._flow.graph.vertices[edge[0]].operands
+        return any(self._is_random(o) for place, o in enumerate(operands) if place != edge[1])
+
+    def _is_random(self, number: int) -> bool:
+        vertices, seen, waiting = self._flow.graph.vertices, set[int](), [number]
+        is_random = False
+        while waiting:
+            vertex = vertices[number := waiting.pop()]
+            if vertex.function.strip("_") in DRAWS:
+                is_random = True
+            elif vertex.kind == "operation" and number not in seen:
+                waiting.extend(vertex.operands)
+            elif vertex.kind != "constant":
+                return False
+            seen.add(number)
+        return is_random
 
     def _learns(self, name: str) -> bool:
         is_layer = name in self._leaves
@@ -188,6 +212,8 @@ class GradientStops:
             self.designs[factor.edge] = ""
         elif any(self._could_learn(kind, name) for kind, name in factor.by):
             self.stuck[factor.edge] = names
+        elif any(kind == "call" and self._drops(name) for kind, name in factor.by):
+            self.drawn.add(factor.edge)
         elif kinds != {"constant"}:
             self.for_good[factor.edge] = f"it is multiplied by {self._what(factor)}"
         elif vertex.call < 0:
@@ -204,6 +230,9 @@ class GradientStops:
                 f"it is multiplied by `{names[0]}`, as the first state of a recurrence is: give a "
                 "batch of more steps"
             )
+
+    def _drops(self, layer: str) -> bool:
+        return draws(self._observation, self._observation.layers[layer])
 
     def _what(self, factor: Factor) -> str:
         kind, name = next(origin for origin in factor.by if origin[0] != "constant")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.computed_ids import destroyed
 from pytest_modelhealth.checks.facts import called, flow_of, largest_at
-from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating
+from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating, is_normalization
 from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import Extreme, LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 _FEWEST_VALUES = 16
@@ -47,7 +47,7 @@ class Inputs(Check):
         "Inputs are not all equal. Those that go into weights as they are have a root mean square "
         "of at most max_input_rms, 100 times as much in a table whose columns are not centred; "
         "images are not scaled to 1/255, not normalised twice and not nearly constant. Ids are "
-        "not all the same, nor are 8 samples or more."
+        "not all the same, nor are 8 samples or more, and over several batches no class is blank."
     )
     source = (
         "LeCun et al. (1998), Efficient BackProp: inputs with mean 0 and variance 1; raw 0-255 and "
@@ -79,13 +79,22 @@ class Inputs(Check):
             cause = "a placeholder, or data that did not load"
             yield Inputs.violation(root, message, value=0.0, limit=ALWAYS, cause=cause)
             return
+        blank = observation.odd_samples.get("blank")
+        if blank is not None:
+            who, place = blank
+            message = f"{who} hold one value throughout, {place.value:.3g} in {place}"
+            cause = "a folder that is empty of content: files that did not load, or placeholders"
+            yield Inputs.violation(root, message, value=place.value, limit=ALWAYS, cause=cause)
         inputs = flow_of(observation).inputs
         for name in inputs:
             given, taker = as_given(observation, name), _first_weights(observation, name)
             if taker is not None and given is not None and is_floating(given):
                 what = "its inputs" if len(inputs) == 1 else f"the values of {name}"
-                limit = settings["max_input_rms"]
-                yield from _values(root, given, f"go into {taker.label!r} as they are", what, limit)
+                limit, into = settings["max_input_rms"], f"go into {taker.label!r} as they are"
+                if _is_large(given, limit):
+                    yield _large(observation, given, taker, what, limit)
+                else:
+                    yield from _values(root, given, into, what)
         ids = list(_ids(observation))
         yield from ids
         if not ids and whole.std > 0.0:
@@ -132,27 +141,81 @@ def _targets_differ(observation: Observation, samples: int) -> bool:
     return any(t.shape in ((samples,), (samples, 1)) and t.min < t.max for t in targets)
 
 
+def _is_large(given: TensorStatistics, limit: Limit) -> bool:
+    return (
+        given.count >= _FEWEST_VALUES
+        and given.std > 0.0
+        and not _has_sentinel(given)
+        and given.rms > _allowed(given, limit)
+    )
+
+
+def _large(
+    observation: Observation, given: TensorStatistics, taker: LayerRecord, what: str, limit: Limit
+) -> Violation:
+    """Return that values are large: those of a few samples, or all.
+
+    What is no image may be so by design: before a normalisation, which takes the scale away, or
+    around another number than zero.
+    """
+    root, into = observation.layers[""], f"go into {taker.label!r} as they are"
+    who, place = observation.odd_samples.get("outlier", ("", None))
+    if place is not None and math.isclose(place.value, given.abs_max, rel_tol=1e-6):
+        return Inputs.violation(
+            root,
+            f"{who} are outliers, up to {_signed(root, place):.4g} in {place}, and {into}",
+            value=given.rms,
+            limit=limit,
+            cause="a broken file, another unit or a placeholder there, and not the scale of the "
+            "data: look at that sample, leave it out or clamp it",
+        )
+    message = (
+        f"{what}, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
+        f"{given.rms:.3g}, {into}"
+    )
+    return Inputs.violation(
+        root,
+        message,
+        value=given.rms,
+        limit=limit,
+        cause=_large_cause(given),
+        details=largest_at(root, "inputs"),
+        severity="warn" if _may_be_meant(observation, given, taker, limit) else "fail",
+    )
+
+
+def _signed(root: LayerRecord, place: Extreme) -> float:
+    """Return the value at a place with its sign, where that is known."""
+    known = root.largest.get("inputs")
+    return place.value if known is None else known.value
+
+
+def _may_be_meant(
+    observation: Observation, given: TensorStatistics, taker: LayerRecord, limit: Limit
+) -> bool:
+    if _is_image(given) or _is_white(given) or limit.origin != "default":
+        return False
+    takers = flow_of(observation).consumers(taker.name, as_it_is=True)
+    after = [observation.layers[name] for name in takers if name in observation.layers]
+    if after and all(map(is_normalization, after)):
+        return True
+    return not _is_centred(given) and given.rms <= _TABLE_FACTOR * limit.value
+
+
 def _values(
-    root: LayerRecord, given: TensorStatistics, into: str, what: str, limit: Limit
+    root: LayerRecord, given: TensorStatistics, into: str, what: str
 ) -> Iterator[Violation]:
     """Yield what is wrong first with the values of one tensor."""
     if given.count < _FEWEST_VALUES or given.std == 0.0:
         return
     broken: Limit | None
-    if given.min in _SENTINELS and given.max < _REAL * abs(given.min):
+    if _has_sentinel(given):
         value, broken = given.min, None
         message = f"{what} hold {given.min:g} beside values up to {given.max:.3g}, and {into}"
         cause = (
             f"{given.min:g} stands for a missing value in many tables: fill it in, or add a column "
             "that tells where it is missing"
         )
-    elif given.rms > _allowed(given, limit):
-        value, broken = given.rms, limit
-        message = (
-            f"{what}, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
-            f"{given.rms:.3g}, {into}"
-        )
-        cause = _large_cause(given)
     elif given.min >= 0.0 and abs(given.max * _WHITE - 1.0) < 0.02 and given.count >= 64:
         value, broken = given.max, ALWAYS
         message = f"{what} lie in [{given.min:.3g}, {given.max:.3g}], and {into}"
@@ -199,8 +262,15 @@ def _allowed(given: TensorStatistics, limit: Limit) -> float:
     Columns of a table differ in their units, none is centred, and networks cope to some degree.
     """
     is_table = len(given.shape) == 2 and not _is_white(given)
-    is_centred = abs(given.mean) < _CENTRED * given.std
-    return float(limit.value) * (_TABLE_FACTOR if is_table and not is_centred else 1.0)
+    return float(limit.value) * (_TABLE_FACTOR if is_table and not _is_centred(given) else 1.0)
+
+
+def _is_centred(given: TensorStatistics) -> bool:
+    return abs(given.mean) < _CENTRED * given.std
+
+
+def _has_sentinel(given: TensorStatistics) -> bool:
+    return given.min in _SENTINELS and given.max < _REAL * abs(given.min)
 
 
 def _is_white(given: TensorStatistics) -> bool:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.dropouts import FEWEST_SAMPLES
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -196,12 +197,17 @@ class _Verdict:
         doubts = stops.stopped(stops.doubts, *certain).names
         suspects = stops.stopped(stops.suspects, *certain).names
         perhaps = stops.stopped(stops.perhaps, *certain).names
+        drawn = stops.stopped(stops.drawn, *certain).names
+        drawn = {name: edge for name, edge in drawn.items() if edge in stops.drawn}
+        unread = self._unread_parameters(suspects)
+        yield from self._unread_stories({n: e for n, e in unread.items() if n in names})
         layers = [n for n in names if n in self.silent]
         overtaken = {n for n in layers if self._goes_on_in_vain(n)}
         layers = [n for n in layers if n in doubts or n in overtaken or not self._is_left_out(n)]
         if not any(map(learns, called(self._observation))):
             layers = layers[-1:]
-        weights = [n for n in names if n in suspects and self._is_flat(n, suspects[n])]
+        weights = [n for n in names if n in suspects.keys() - unread.keys()]
+        weights = [n for n in weights if self._is_flat(n, suspects[n])]
         for name in self._flow.last_of(*layers, *weights, by="gradient")[:_MOST]:
             if name in weights:
                 cause = f"{_named(self._flow.cut_at(suspects[name]))}, which it goes through, "
@@ -210,9 +216,16 @@ class _Verdict:
                 continue
             affected = [other for other in self._feeding([name]) if other in layers]
             factor = stops.perhaps.get(perhaps.get(name, _NONE))
-            if not affected or (factor == "" and name not in suspects):
+            if not affected or (factor == "" and name not in {*suspects, *drawn}):
                 continue
             record = self.silent[name]
+            if name in drawn:
+                where = at(self._flow.cut_at(drawn[name]).line)
+                cause = f"it is multiplied by what is drawn at random{where}, {_DROPPED}"
+                is_chance = self._observation.samples < FEWEST_SAMPLES
+                severity: Severity = "warn" if is_chance else "fail"
+                yield self._finding(record, cause, affected, [], severity=severity)
+                continue
             if name in overtaken:
                 cause = f"of what {_named(self._flow.cut_at(self._picked[name]))} {_OVERTAKEN}"
                 last = self.silent[affected[-1]]
@@ -226,6 +239,26 @@ class _Verdict:
                 yield self._check.inconclusive(record, text)
             else:
                 yield self._finding(record, self._cause(record, suspects.get(name)), affected, [])
+
+    def _unread_parameters(self, suspects: Mapping[str, Edge]) -> Mapping[str, Edge]:
+        """Return matrices of which all that they are for is left out after it was put together."""
+        unread = self._stops.stopped(self._stops.unread).names
+        return {
+            name: edge
+            for name, record in self.parameters.items()
+            if (edge := unread.get(name)) is not None
+            and not (name in suspects and suspects[name] < edge)
+            and len(record.parameters[name.rpartition(".")[2]].shape) >= _MATRIX
+        }
+
+    def _unread_stories(self, unread: Mapping[str, Edge]) -> Iterator[Finding]:
+        by_place: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for name, edge in unread.items():
+            by_place[self.parameters[name].name, edge[0]].append(name)
+        for names in by_place.values():
+            join = _named(self._flow.cut_at(unread[names[0]]))
+            owner = self.parameters[names[0]]
+            yield self._finding(owner, f"of what {join} {_NO_EFFECT}", [], names, severity="warn")
 
     def _is_flat(self, name: str, stop: Edge) -> bool:
         """Whether a matrix or a kernel passes one operation, in a layer to which a gradient comes.
@@ -353,6 +386,16 @@ _NOTHING_TO_LEARN = (
 _FLAT_HERE = (
     "the loss is flat at this output on this batch and not at others, as where a mask lets nothing "
     "through: give a batch that has something for it to learn"
+)
+
+_DROPPED = (
+    "as in stochastic depth, which kept none of the samples of this batch: give more of them; if "
+    "that does not help, its rate is 1"
+)
+
+_NO_EFFECT = (
+    "puts together only a part is taken later, and it has no effect on that, as where a class "
+    "token alone is read of the last block: leave it out there or freeze it, or read the rest"
 )
 
 _OVERTAKEN = (

@@ -86,6 +86,12 @@ def require_few(classes: int, batch: int) -> None:
 _LAMBDA = "by=lambda inputs, target: ..."
 
 
+def class_of_each(target: Any, samples: int) -> list[Label] | None:
+    """Return the class of each sample where a target holds such, ``None`` where it does not."""
+    is_one = isinstance(target, Tensor) and target.shape == (samples,) and target.dtype in _WHOLE
+    return target.tolist() if is_one else None
+
+
 def _read(labels: Any, said: str) -> list[Label]:
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "biufc":
         labels = torch.from_numpy(labels)

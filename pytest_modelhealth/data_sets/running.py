@@ -17,8 +17,9 @@ from pytest_modelhealth.checks.facts import called
 from pytest_modelhealth.data_sets.batches import Batches, noted, pair, require_how_many
 from pytest_modelhealth.data_sets.by_class import Classes
 from pytest_modelhealth.data_sets.extremes import Extremes
-from pytest_modelhealth.data_sets.labels import By, read_labels, require_by
+from pytest_modelhealth.data_sets.labels import By, class_of_each, read_labels, require_by
 from pytest_modelhealth.data_sets.modes import in_mode
+from pytest_modelhealth.data_sets.odd_samples import OddSamples
 from pytest_modelhealth.data_sets.words import notes
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
@@ -85,7 +86,7 @@ class Run:
         self._engine, self._model, self._settings = engine, model, settings
         self._limits, self._has_loss = limits, has_loss
         self._request, self._observe = request, observe
-        self._extremes = Extremes()
+        self._extremes, self._odd_samples = Extremes(), OddSamples()
         self._classes = None if limits.by is None else Classes()
 
     def over(self, batches: Any) -> Observation:
@@ -111,7 +112,11 @@ class Run:
                 "loader with drop_last of fewer samples than a batch; or max_batches=0"
             )
         merged = replace(self._extremes.after(merged), part=taken.part)
-        merged = replace(merged, by_class=self._by_class(merged))
+        merged = replace(
+            merged,
+            by_class=self._by_class(merged),
+            odd_samples=dict(self._odd_samples.found()),
+        )
         return replace(merged, notes=(*notes(merged), *merged.notes))
 
     @contextmanager
@@ -129,10 +134,12 @@ class Run:
         samples = batch_size(find_tensors((*given, target)))
         collectors: tuple[Collector, ...] = (self._extremes,)
         self._extremes.begin(index, samples)
+        labels = class_of_each(target, samples)
         if self._classes is not None and self._limits.by is not None:
             labels = read_labels(self._limits.by, inputs, target, samples, index)
             self._classes.begin(index, labels, given)
             collectors = (*collectors, self._classes)
+        self._odd_samples.see(index, samples, find_tensors(given), labels)
         request = self._request(inputs, target if self._has_loss else None)
         probing = None
         if index == 0:

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.costs import Costs
 from pytest_modelhealth.report.course import Course
-from pytest_modelhealth.report.data_sets import ByClass, Extremes, Part, larger_of_each, moved
+from pytest_modelhealth.report.data_sets import (
+    ByClass,
+    Extreme,
+    Extremes,
+    Part,
+    larger_of_each,
+    moved,
+)
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.probing import Probed
@@ -551,6 +558,9 @@ class Observation:
         removable: the units that can go; ``None`` where nobody asked for them.
         part: that a run over batches ended before the last one; ``None`` where all were run.
         by_class: statistics by class; ``None`` where that was not asked for, and of merged runs.
+        odd_samples: samples of a run over batches that stand out: by kind, ``blank`` where all of
+            a class or a batch hold one value throughout, ``outlier`` where few are far larger than
+            the rest, who they are, in words, and where the first or the largest stood.
         ranks: how it was put together from several ranks; ``None`` where it is of one process.
     """
 
@@ -580,6 +590,7 @@ class Observation:
     removable: Removable | None = None
     part: Part | None = None
     by_class: ByClass | None = None
+    odd_samples: Mapping[str, tuple[str, Extreme]] = field(default_factory=dict)
     ranks: Ranks | None = None
 
     @property
@@ -623,7 +634,7 @@ class Observation:
             samples=self.samples + other.samples,
             notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
             errors=(*self.errors, *other.errors),
-            loss_calls=self.loss_calls,
+            loss_calls=_loss_calls(self, other),
             loss_path=self.loss_path,
             unregistered=self.unregistered,
             tasks=self.tasks,
@@ -641,8 +652,25 @@ class Observation:
             replayed=self.replayed,
             unlisted=self.unlisted,
             removable=self.removable,
+            odd_samples={
+                **{k: (who, p.moved(self.batches)) for k, (who, p) in other.odd_samples.items()},
+                **self.odd_samples,
+            },
             ranks=_merged_role(self.ranks, other.ranks),
         )
+
+
+def _loss_calls(a: Observation, b: Observation) -> tuple[LossCall, ...]:
+    """Return those of the first; in evaluation batches of one class each hold several together."""
+    root = a.layers.get("")
+    if root is None or root.options.get("training") or len(a.loss_calls) != len(b.loss_calls):
+        return a.loss_calls
+    return tuple(
+        replace(one, targets=replace(one.targets, only=None))
+        if one.targets and other.targets and one.targets.only != other.targets.only
+        else one
+        for one, other in zip(a.loss_calls, b.loss_calls, strict=True)
+    )
 
 
 def _mean_loss(a: Observation, b: Observation) -> float | None:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -134,6 +135,59 @@ def test_small_gate_on_a_residual_branch_is_healthy(batch, inspect):
 
     model = nn.Sequential(nn.Linear(16, 16), Block(), Block(), nn.Linear(16, 4))
     assert inspect(model, batch).healthy
+
+
+class Relative(nn.Module):
+    """Residual attention with positions that a small network makes, or whose values vanish."""
+
+    def __init__(self, scale, values, is_fused):
+        super().__init__()
+        self.qkv, self.place, self.proj = nn.Linear(16, 48), nn.Linear(2, 8), nn.Linear(16, 16)
+        self.bias, self.is_fused, self.values = nn.Linear(8, 1), is_fused, values
+        self.gamma = nn.Parameter(torch.full((16,), scale))
+        nn.init.normal_(self.bias.weight, std=0.02)
+
+    def forward(self, x, places):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        bias = self.bias(torch.relu(self.place(places)))[None, ..., 0] * self.values
+        if self.is_fused:
+            made = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(len(x), -1, -1))
+        else:
+            made = F.dropout((q @ k.transpose(1, 2) / 4 + bias).softmax(-1), 0.0) @ v
+        return x + self.gamma * self.proj(made)
+
+
+class ByClassToken(nn.Module):
+    """Tokens behind a stem, attended once, of which one that starts near zero is read."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.attention, self.head = Relative(**options), nn.Linear(16, 4)
+        self.stem, self.token = nn.Linear(16, 16), nn.Parameter(1e-6 * torch.randn(1, 1, 16))
+        self.register_buffer("places", torch.randn(9, 9, 2))
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.stem(x)], 1)
+        return self.head(F.layer_norm(self.attention(x, self.places)[:, 0], (16,)))
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_positions_that_act_by_scores_alone_only_warn(is_fused, inspect):
+    """Nearly even weights send little back to what makes positions, the less behind a scale."""
+    model, batch = ByClassToken(scale=1e-5, values=1e-3, is_fused=is_fused), torch.randn(16, 8, 16)
+    report = inspect(model, batch)
+    assert found(report) == []
+    assert [v.layer for v in report.warnings if v.check == "grad_norm"] == ["attention.place"]
+    assert "the scores of a softmax alone" in report.warnings[0].cause
+
+
+def test_softmax_that_weighs_nothing_is_no_attention(batch, inspect):
+    """Layers before a softmax in mid-network have vanished as others have."""
+    layers = [nn.Linear(16, 16) for _ in range(5)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, 1e-3)
+    model = nn.Sequential(*layers, nn.Softmax(-1), nn.Linear(16, 16), nn.Linear(16, 4))
+    assert found(inspect(model, batch))
 
 
 def test_scale_of_the_loss_is_no_fault(mlp, batch, inspect):

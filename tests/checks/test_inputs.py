@@ -197,10 +197,40 @@ def test_ids_all_alike_beside_more_positions_than_words(inspect):
     ids=["prices", "fractions", "counts", "pixels"],
 )
 def test_raw_images_are_said_of_images_only(make, is_image, inspect):
-    """Whole numbers that end at 0 and 255 are pixels; prices are large in another way."""
+    """Whole numbers that end at 0 and 255 are pixels; prices are only warned of."""
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4))
-    violation = next(v for v in inspect(model, make()).violations if v.check == "inputs")
+    report = inspect(model, make())
+    told = report.violations if is_image else report.warnings
+    (violation,) = [v for v in told if v.check == "inputs"]
     assert ("images" in violation.cause) is is_image
+    assert found(report) == [""] * is_image
+
+
+@pytest.mark.parametrize(
+    ("make", "norm", "severity"),
+    [
+        (lambda x: 100 + x, None, "warn"),
+        (lambda x: 100 * x, None, "fail"),
+        (lambda x: 100 * x, nn.BatchNorm1d(12), "warn"),
+        (lambda x: 100 * x, nn.InstanceNorm1d(12), "warn"),
+        (lambda x: 1e5 + x, None, "fail"),
+        (lambda x: x, None, None),
+    ],
+    ids=["vary little", "centred", "then BatchNorm", "then a norm", "huge", "standardised"],
+)
+def test_features_that_are_large_by_design_only_warn(make, norm, severity, inspect):
+    """Around another number than zero, or before what takes the scale away."""
+    first = nn.Conv1d(6, 12, 3)
+    layers = [first, norm] if norm else [first]
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+    batch = make(torch.randn(64, 6, 10))
+    model(batch)
+    report = inspect(model, batch)
+    told = [v.severity for v in (*report.violations, *report.warnings) if v.check == "inputs"]
+    assert told == ([severity] if severity else [])
+    assert found(report) == [""] * (severity == "fail")
+    limited = inspect(model, batch, settings={"max_input_rms": 0.5})
+    assert found(limited) == [""]
 
 
 def test_limit_is_the_users(mlp, batch, inspect):

@@ -61,9 +61,34 @@ def zero_linear(*sizes, **options):
     return layer
 
 
+class Standard(nn.Conv1d):
+    """A convolution by weights of mean 0 and variance 1 a channel times a gain of zero (NF-Net)."""
+
+    def __init__(self):
+        super().__init__(16, 16, 1)
+        self.gain = zeros(16, 1, 1)
+
+    def forward(self, x):
+        weight = F.batch_norm(
+            self.weight.reshape(1, 16, -1), None, None, (0.5 * self.gain).view(-1), training=True
+        )
+        return F.conv1d(x[:, :, None], weight.reshape_as(self.weight), self.bias)[:, :, 0]
+
+
+def no_gain(layer):
+    """The layer, whose gain starts at zero."""
+    nn.init.zeros_(layer.parametrizations.weight.original0)
+    return layer
+
+
 FAULTS = {
     "a number": (lambda m, h: h * 0.0, {}, "the number 0"),
     "a buffer": (lambda m, h: m.gate * h, {"gate": torch.zeros(16)}, "the buffer 'gate'"),
+    "a buffer times a draw": (
+        lambda m, h: h * (m.gate * torch.rand(len(h), 1)),
+        {"gate": torch.zeros(16)},
+        "the buffer 'gate'",
+    ),
     "a frozen gate": (lambda m, h: m.gate * h, {"gate": zeros(16, learns=False)}, "frozen"),
     "a frozen layer": (
         lambda m, h: m.last(h),
@@ -153,6 +178,11 @@ DESIGNS = {
     "a part of what a layer makes": (
         lambda m, h: h * m.gate(h.detach()).chunk(2, -1)[1],
         {"gate": zero_linear(16, 32)},
+    ),
+    "weights that are standardised times a gain": (lambda m, h: m.last(h), {"last": Standard()}),
+    "weights that are normalised to a gain": (
+        lambda m, h: m.last(h),
+        {"last": no_gain(nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)))},
     ),
 }  # fmt: skip
 
@@ -727,6 +757,101 @@ def test_few_samples_may_all_have_been_left_out(samples, is_sure, inspect):
     doubted = [f for f in report.judgement.inconclusive if f.check == "missing_gradients"]
     assert (sure, [f.layer for f in doubted]) == (["branch"], []) if is_sure else ([], ["branch"])
     assert all("give 4 or more" in f.reason for f in doubted)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth, which is drawn in one of several ways and keeps next to nothing."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        return x * self.draw(x, (len(x), *[1] * (x.ndim - 1)))
+
+
+class MaybeLeftOut(nn.Module):
+    """Two residual branches with activations, one of which is dropped, by a module or in place."""
+
+    def __init__(self, draw, is_module=True):
+        super().__init__()
+        self.kept, self.branch = (
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+            for _ in range(2)
+        )
+        self.drop, self.head = DropPath(draw) if is_module else draw, nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = x + self.kept(x)
+        made = self.branch(x)
+        is_module = isinstance(self.drop, nn.Module)
+        made = self.drop(made) if is_module else made * self.drop(made, (len(x), 1))
+        return self.head(x + made)
+
+
+DRAWS = {
+    "timm": lambda x, shape: x.new_empty(shape).bernoulli_(1e-9).div_(1e-9),
+    "transformers": lambda x, shape: (1e-9 + torch.rand(shape)).floor_(),
+    "compared": lambda x, shape: (torch.rand(shape) < 1e-9).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+@pytest.mark.parametrize("kind", DRAWS)
+def test_branch_that_stochastic_depth_dropped_is_warned_of(kind, is_module, inspect):
+    """No unit is dead and no gradient cut: the draw kept none of the samples of this batch."""
+    report = inspect(MaybeLeftOut(DRAWS[kind], is_module), torch.randn(8, 16))
+    assert report.healthy, report
+    assert [(v.check, v.layer) for v in report.warnings] == [("missing_gradients", "branch.3")]
+    assert "drawn at random" in report.warnings[0].cause
+    (many,) = inspect(MaybeLeftOut(DRAWS[kind], is_module), torch.randn(64, 16)).violations
+    assert (many.check, many.layer) == (
+        ("normalization", "drop") if is_module else ("missing_gradients", "branch.3")
+    )
+
+
+def test_model_that_draws_noise_and_starts_at_zero_drops_nothing(inspect):
+    """Diffusion draws its times and its noise itself, by a model whose last layer is zero."""
+
+    class Denoiser(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), zero_linear(32, 16))
+
+        def forward(self, x):
+            return self.net(x * torch.rand(len(x), 1))
+
+    report = inspect(Denoiser(), torch.randn(64, 16), torch.randn(64, 16), loss=F.mse_loss)
+    assert report.healthy, report
+
+
+class ClassToken(nn.Module):
+    """A last attention with relative positions of patches, of which the class token is read."""
+
+    def __init__(self, read, affine):
+        super().__init__()
+        self.qkv, self.relative = nn.Linear(16, 48), nn.Parameter(torch.randn(9, 16) / 4)
+        self.norm, self.head = nn.LayerNorm(16, elementwise_affine=affine), nn.Linear(16, 4)
+        self.read = read
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.transpose(1, 2)
+        near = torch.einsum("nqc,kc->nqk", q[:, 1:], self.relative[torch.arange(x.shape[1] - 1)])
+        scores[:, 1:, 1:] = (scores[:, 1:, 1:].reshape(near.shape) + near).view(near.shape)
+        return self.head(self.read(self.norm(x + scores.softmax(-1) @ v)))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("read", "count"), [(lambda x: x[:, 0], 1), (lambda x: x.mean(1), 0)])
+def test_positions_of_what_is_not_read_are_warned_of(read, count, affine, inspect):
+    """MViT: they have no effect on the class token of the last block."""
+    report = inspect(ClassToken(read, affine), torch.randn(16, 10, 16))
+    assert report.violations == ()
+    assert [(v.check, v.tensor) for v in report.warnings] == [
+        ("missing_gradients", "relative")
+    ] * count
+    assert all("class token" in v.cause for v in report.warnings)
 
 
 def test_queries_and_keys_that_are_both_zero(batch, inspect, only):

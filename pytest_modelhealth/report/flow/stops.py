@@ -76,6 +76,7 @@ class Values:
             (function in PRODUCTS | MATRIX_PRODUCTS and not function.startswith("add"))
             or (function in _KEEP_ZERO and are_zero[0])
             or (function in SUMS and all(are_zero) and len(operands) > 1)
+            or (function in SCALED and all(are_zero[1:3]) and len(operands) > 1)
         ):
             self._set(number, vertex)
         elif operands and function in _PARTS and operands[0] in self._partly:
