@@ -1,4 +1,4 @@
-"""What a run over batches takes, and what statistics by class add, as a ratio to bare steps.
+"""What a run over batches takes, as a ratio to bare steps.
 
 Usage: ``python -m benchmarks.data_sets [--rounds 9] [--batches 8] [STEP ...]``
 
@@ -26,7 +26,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.data_sets.extremes import Extremes
 
 USUAL = ("example CNN", "example GPT", "BERT-like", "ResNet-50")
-RUNS = ("bare steps again", "inspections", "merged", "run_batches", 'by="target"')
+RUNS = ("bare steps again", "inspections", "merged", "run_batches")
 CLASSES = 10
 
 
@@ -54,8 +54,8 @@ def ratios(step: Step, batches: int, rounds: int) -> list[str]:
         for inputs, _ in pairs:
             _ = Inspector(step.model).run_inspection(inputs, loss=step.loss_of).verdict
 
-    def over(**options: Any) -> None:
-        _ = Inspector(step.model).run_batches(pairs, loss=loss, progress=False, **options).verdict
+    def over() -> None:
+        _ = Inspector(step.model).run_batches(pairs, loss=loss, progress=False).verdict
 
     def merged() -> None:
         with without_places():
@@ -66,7 +66,6 @@ def ratios(step: Step, batches: int, rounds: int) -> list[str]:
         "inspections": inspections,
         "merged": merged,
         "run_batches": over,
-        'by="target"': lambda: over(by="target"),
     }
     found = time_in_turns(bare, runs, rounds, step.forget_gradients)
     return [found[name].ratio("cpu") for name in RUNS]

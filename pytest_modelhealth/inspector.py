@@ -18,7 +18,6 @@ from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.data_sets.batches import require_batches, require_how_many
-from pytest_modelhealth.data_sets.labels import By
 from pytest_modelhealth.data_sets.running import Limits, Run
 from pytest_modelhealth.errors import (
     InspectionError,
@@ -281,7 +280,6 @@ class Inspector:
         backward: Backward = None,
         scaler: GradScaler | None = None,
         training: bool | None = None,
-        by: By | None = None,
         max_batches: int | None = None,
         max_seconds: float | None = None,
         progress: bool | None = None,
@@ -308,11 +306,6 @@ class Inspector:
             scaler: as in `run_inspection`.
             training: ``True`` runs the model in training mode, ``False`` in evaluation mode, and
                 each module has its own mode again afterwards; ``None`` takes the model as it is.
-            by: keep statistics by class, too: ``"target"`` takes the class of a sample from the
-                target, integers, booleans or strings of shape (samples,); a function
-                ``by(inputs, target)`` returns such. Pairs are then inputs and target without a
-                `loss`, too. ``report.by_class`` has them, and which unit never fires for which
-                class; at most 1,000 classes.
             max_batches: stop after so many.
             max_seconds: stop after the batch that passes these, on several ranks after the batch in
                 which one of them does. ``report.part`` says how many batches of how many were seen,
@@ -321,15 +314,13 @@ class Inspector:
                 once, ``False`` never, ``None`` after two seconds; on a terminal only.
 
         Raises:
-            InspectionError: there was no batch, a batch is no pair although there is a loss or
-                ``by="target"``, `by` gives no class a sample or too many classes, or an argument
-                is of a wrong type.
-            Exception: whatever the batches, the model, the loss or `by` raise, with a note on the
-                batch.
+            InspectionError: there was no batch, a batch is no pair although there is a loss, or
+                an argument is of a wrong type.
+            Exception: whatever the batches, the model or the loss raise, with a note on the batch.
         """
         require_batches(batches, "run_batches")
         self._begin()
-        limits = Limits(training, by, max_batches, max_seconds, progress)
+        limits = Limits(training, max_batches, max_seconds, progress)
 
         def request(inputs: Any, target: Any) -> Request:
             return self._request(inputs, target, loss, backward, scaler)
@@ -343,7 +334,7 @@ class Inspector:
             return self._reported(run().over(batches), self._settings)
         from pytest_modelhealth.ranks.joint import time_is_up, together
 
-        with together(company, by):
+        with together(company):
             observation = run(partial(time_is_up, company)).over(batches)
             observation = self._settled(observation, over_batches=True)
         return self._reported(observation, self._settings)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +31,8 @@ class OddSamples:
         self._first: dict[Label | None, Extreme] = {}
         self._blank_batch: tuple[int, Extreme] | None = None
 
-    def see(
-        self, batch: int, samples: int, given: list[Tensor], labels: Sequence[Label] | None
-    ) -> None:
-        """See the tensors of a batch, and the class of each sample where that is known."""
+    def see(self, batch: int, samples: int, given: list[Tensor], target: Any) -> None:
+        """See the tensors of a batch, and the class of each sample where the target holds it."""
         are_blank, first = np.ones(samples, dtype=bool), None
         for number, tensor in enumerate(given):
             if tensor.ndim < 2 or len(tensor) != samples or not tensor.numel():
@@ -50,7 +49,7 @@ class OddSamples:
                 first = low if first is None and is_enough else first
         if first is None:
             return
-        for sample, label in enumerate(labels or repeat(None, samples)):
+        for sample, label in enumerate(_classes(target, samples)):
             self._all[label] += 1
             if are_blank[sample]:
                 self._blank[label] += 1
@@ -84,3 +83,11 @@ class OddSamples:
             who = f"{far.sum()} of {len(values)} samples"
             yield "outlier", (who, Extreme(float(values[worst]), batch, sample))
             return
+
+
+def _classes(target: Any, samples: int) -> Iterable[Label | None]:
+    """Return the class of each sample: of a target with a whole number for each."""
+    is_one = isinstance(target, Tensor) and target.shape == (samples,)
+    if is_one and not target.is_floating_point() and not target.is_complex():
+        return target.tolist()  # type: ignore[no-any-return]
+    return repeat(None, samples)

@@ -12,19 +12,14 @@ from pytest_modelhealth.capture import Engine, Request
 from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
-from pytest_modelhealth.checks.dead_units import can_die, silent_units
-from pytest_modelhealth.checks.facts import called
 from pytest_modelhealth.data_sets.batches import Batches, noted, pair, require_how_many
-from pytest_modelhealth.data_sets.by_class import Classes
 from pytest_modelhealth.data_sets.extremes import Extremes
-from pytest_modelhealth.data_sets.labels import By, class_of_each, read_labels, require_by
 from pytest_modelhealth.data_sets.modes import in_mode
 from pytest_modelhealth.data_sets.odd_samples import OddSamples
-from pytest_modelhealth.data_sets.words import notes
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probing import Probing
-from pytest_modelhealth.report import ByClass, Observation
+from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
 MakeRequest = Callable[[Any, Any], Request]
@@ -40,7 +35,6 @@ class Limits:
     """
 
     training: bool | None
-    by: By | None
     max_batches: int | None
     max_seconds: float | None
     progress: bool | None
@@ -54,7 +48,6 @@ class Limits:
             )
         if not isinstance(self.training, bool | None):
             raise InspectionError(f"training must be True, False or None, not {self.training!r}")
-        require_by(self.by)
 
 
 class Run:
@@ -87,7 +80,6 @@ class Run:
         self._limits, self._has_loss = limits, has_loss
         self._request, self._observe = request, observe
         self._extremes, self._odd_samples = Extremes(), OddSamples()
-        self._classes = None if limits.by is None else Classes()
 
     def over(self, batches: Any) -> Observation:
         """Return what was seen of all batches.
@@ -112,12 +104,7 @@ class Run:
                 "loader with drop_last of fewer samples than a batch; or max_batches=0"
             )
         merged = replace(self._extremes.after(merged), part=taken.part)
-        merged = replace(
-            merged,
-            by_class=self._by_class(merged),
-            odd_samples=dict(self._odd_samples.found()),
-        )
-        return replace(merged, notes=(*notes(merged), *merged.notes))
+        return replace(merged, odd_samples=dict(self._odd_samples.found()))
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
@@ -132,47 +119,23 @@ class Run:
         arguments = Inputs.of(inputs)
         given = arguments.args, arguments.kwargs
         samples = batch_size(find_tensors((*given, target)))
-        collectors: tuple[Collector, ...] = (self._extremes,)
         self._extremes.begin(index, samples)
-        labels = class_of_each(target, samples)
-        if self._classes is not None and self._limits.by is not None:
-            labels = read_labels(self._limits.by, inputs, target, samples, index)
-            self._classes.begin(index, labels, given)
-            collectors = (*collectors, self._classes)
-        self._odd_samples.see(index, samples, find_tensors(given), labels)
+        self._odd_samples.see(index, samples, find_tensors(given), target)
         request = self._request(inputs, target if self._has_loss else None)
         probing = None
         if index == 0:
             probing = Probing(self._engine, request, self._settings, Conventions())
-        seen = self._observe(request, collectors)
+        seen = self._observe(request, (self._extremes,))
         self._extremes.end()
-        if self._classes is not None:
-            self._classes.end()
         return seen if probing is None else probing.after(seen)
 
     def _split(self, batch: Any, index: int) -> tuple[Any, Any]:
         if self._has_loss:
             return pair(batch, f"batch {index}", _LOSS)
-        if self._limits.by == "target":
-            return pair(batch, f"batch {index}", _BY)
-        is_pair = isinstance(batch, tuple | list) and len(batch) == 2
-        return (batch[0], batch[1]) if self._limits.by is not None and is_pair else (batch, None)
-
-    def _by_class(self, seen: Observation) -> ByClass | None:
-        if self._classes is None:
-            return None
-        ran = {record.name: record for record in called(seen)}
-        mortal = [name for name, record in ran.items() if can_die(record, seen)]
-        return self._classes.result(
-            ran, mortal, lambda name, part, largest: silent_units(ran[name], part, largest)
-        )
+        return batch, None
 
 
 _LOSS = (
     "a loss needs the target. One batch goes into run_inspection(inputs, target=..., loss=...); "
     "without a target leave loss out or bind it beforehand"
-)
-_BY = (
-    'by="target" takes the class from the target; by=lambda inputs, target: ... takes it from the '
-    "inputs, such as inputs['labels'] of a dictionary"
 )

@@ -91,7 +91,7 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
 
 
 @contextmanager
-def together(company: Company, by: object) -> Iterator[None]:
+def together(company: Company) -> Iterator[None]:
     """Let all ranks know if one fails between its batches.
 
     Raises:
@@ -101,11 +101,6 @@ def together(company: Company, by: object) -> Iterator[None]:
         raise InspectionError(
             "run_batches does not run a pipeline, of which one rank has the inputs and another the "
             "targets: give each batch to run_inspection"
-        )
-    if by is not None:
-        raise InspectionError(
-            "by is not for an inspection on several ranks: inspect the whole data set in one "
-            "process for statistics by class, or ranks=False inspects what this rank has"
         )
     company.kept = {}
     try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_modelhealth.rendering.places import called_at, class_place, defined_at
 from pytest_modelhealth.rendering.summary import STATISTICS
-from pytest_modelhealth.report import ROLES, ByClass, HealthReport, LayerRecord, LossCall, Violation
+from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, LossCall, Violation
 from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 FORMAT_VERSION = 1
@@ -57,7 +57,6 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "costs": None if seen.costs is None else asdict(seen.costs),
         "course": None if seen.course is None else asdict(seen.course),
         "part": None if seen.part is None else asdict(seen.part),
-        "by_class": None if seen.by_class is None else _by_class(seen.by_class),
         "ranks": None if seen.ranks is None else asdict(seen.ranks),
         "replayed": None if seen.replayed is None else asdict(seen.replayed),
         "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
@@ -112,21 +111,6 @@ def _layer(record: LayerRecord, source: str) -> dict[str, Any]:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}
         data[role] = tensors.get("") if role in ONE_TENSOR else tensors
     return data
-
-
-def _by_class(found: ByClass) -> dict[str, Any]:
-    """Return what was found by class; a class is a key as `str` spells it."""
-    return {
-        "samples": {str(label): count for label, count in found.samples.items()},
-        "silent": [asdict(one) for one in found.silent],
-        "alike": list(found.alike),
-        "judged": list(found.judged),
-        "left_out": dict(found.left_out),
-        "statistics": {
-            str(label): {layer: _statistics(seen) for layer, seen in layers.items()}
-            for label, layers in found.statistics.items()
-        },
-    }
 
 
 def _violation(report: HealthReport, violation: Violation) -> dict[str, Any]:

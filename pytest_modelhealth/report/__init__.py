@@ -5,7 +5,7 @@ This package imports neither torch nor numpy.
 
 from pytest_modelhealth.report.costs import Costs, LayerCosts, Shape, Size
 from pytest_modelhealth.report.course import Course, CourseEvent, LossSummary
-from pytest_modelhealth.report.data_sets import ByClass, Extreme, Label, Part, SilentUnits
+from pytest_modelhealth.report.data_sets import Extreme, Label, Part
 from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import (
     Call,
@@ -64,7 +64,6 @@ __all__ = [
     "MEASURED",
     "ROLES",
     "BrokenCheck",
-    "ByClass",
     "Call",
     "ClassTargets",
     "Costs",
@@ -107,7 +106,6 @@ __all__ = [
     "Reference",
     "Replayed",
     "Shape",
-    "SilentUnits",
     "Size",
     "Status",
     "Step",

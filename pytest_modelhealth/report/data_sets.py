@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.statistics import TensorStatistics
+from dataclasses import dataclass, replace
 
 Label = int | bool | str
 """A class of samples, as the batches name it."""
@@ -76,49 +72,3 @@ class Part:
         seen = f"{self.batches:,} of {self.of:,}" if self.of is not None else f"{self.batches:,}"
         noun = "batch" if (self.batches if self.of is None else self.of) == 1 else "batches"
         return f"{seen} {noun} ({self.ended_by} ended the run)"
-
-
-@dataclass(frozen=True)
-class SilentUnits:
-    """Units of a layer that fire for some class, and never for this one.
-
-    Args:
-        layer: name of the layer.
-        label: the class.
-        units: their indices.
-        of: how many units of the layer fire for some class.
-        samples: how many samples of the class were seen.
-    """
-
-    layer: str
-    label: Label
-    units: tuple[int, ...]
-    of: int
-    samples: int
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether that is every unit that fires for other classes."""
-        return len(self.units) == self.of
-
-
-@dataclass(frozen=True)
-class ByClass:
-    """Statistics by class of the samples.
-
-    Args:
-        samples: how many samples of each class were seen, the classes in order.
-        statistics: by class, then by layer, those of the activations of its samples.
-        silent: units that fire for some class and never for another, in layers whose units can
-            fall silent, where most of a layer is silent first.
-        alike: classes of two samples or more that differ, and whose outputs are all the same.
-        judged: the layers whose units can fall silent: activations with a flat side.
-        left_out: layers that were called and are not split, with the reason.
-    """
-
-    samples: Mapping[Label, int] = field(default_factory=dict)
-    statistics: Mapping[Label, Mapping[str, TensorStatistics]] = field(default_factory=dict)
-    silent: tuple[SilentUnits, ...] = ()
-    alike: tuple[Label, ...] = ()
-    judged: tuple[str, ...] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)

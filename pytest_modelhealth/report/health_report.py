@@ -17,7 +17,7 @@ from pytest_modelhealth.errors import (
     suggest,
 )
 from pytest_modelhealth.report.asked import HasVerdict, Renderer
-from pytest_modelhealth.report.data_sets import ByClass, Part
+from pytest_modelhealth.report.data_sets import Part
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.judgement import (
     Inconclusive,
@@ -127,14 +127,6 @@ class HealthReport(HasVerdict):
     def part(self) -> Part | None:
         """That a run over batches ended before the last one; ``None`` where all were run."""
         return self.observation.part
-
-    @property
-    def by_class(self) -> ByClass | None:
-        """Statistics by class, where ``run_batches(..., by=...)`` was asked for them.
-
-        ``report.render("by_class")`` says which layer, unit and class never fire.
-        """
-        return self.observation.by_class
 
     @property
     def loss(self) -> float | None:

@@ -21,7 +21,6 @@ from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.costs import Costs
 from pytest_modelhealth.report.course import Course
 from pytest_modelhealth.report.data_sets import (
-    ByClass,
     Extreme,
     Extremes,
     Part,
@@ -557,7 +556,6 @@ class Observation:
             where that could be.
         removable: the units that can go; ``None`` where nobody asked for them.
         part: that a run over batches ended before the last one; ``None`` where all were run.
-        by_class: statistics by class; ``None`` where that was not asked for, and of merged runs.
         odd_samples: samples of a run over batches that stand out: by kind, ``blank`` where all of
             a class or a batch hold one value throughout, ``outlier`` where few are far larger than
             the rest, who they are, in words, and where the first or the largest stood.
@@ -589,7 +587,6 @@ class Observation:
     unlisted: str = ""
     removable: Removable | None = None
     part: Part | None = None
-    by_class: ByClass | None = None
     odd_samples: Mapping[str, tuple[str, Extreme]] = field(default_factory=dict)
     ranks: Ranks | None = None
 

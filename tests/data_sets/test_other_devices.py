@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -63,22 +61,3 @@ def test_gradients_under_a_loss_scale_have_the_values_without(device: str) -> No
         found, truth = (r[name].largest["gradients"] for r in (scaled, plain))
         assert (found.batch, found.sample) == (truth.batch, truth.sample)
         assert found.value == pytest.approx(truth.value, rel=1e-5)
-
-
-def test_classes_are_those_of_the_cpu(device: str) -> None:
-    """What never fires, and the statistics of each class."""
-    pairs = list(batches(*labelled()))
-    there = [(x.to(device), y.to(device)) for x, y in pairs]
-    model = Planted()
-    found = Inspector(copy.deepcopy(model).to(device)).run_batches(there, by="target").by_class
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "__init__", OF_LEDGER)
-        here = Inspector(model).run_batches(pairs, by="target").by_class
-    assert found is not None
-    assert here is not None
-    assert found.silent == here.silent
-    assert found.alike == here.alike
-    for label in here.samples:
-        ours, theirs = found.statistics[label]["act"], here.statistics[label]["act"]
-        assert (ours.count, ours.zero_count) == (theirs.count, theirs.zero_count)
-        assert ours.mean == pytest.approx(theirs.mean, rel=1e-5)

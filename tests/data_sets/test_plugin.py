@@ -1,4 +1,4 @@
-"""In a test: what a failure says of places, classes and the part of the data."""
+"""In a test: what a failure says of places and the part of the data."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ inputs[130, 3] = float("nan")
 
 def test_nan(inspector):
     pairs = batches(inputs, labels)
-    inspector(Planted()).run_batches(pairs, loss=F.cross_entropy, by="target", max_batches=4)
+    inspector(Planted()).run_batches(pairs, loss=F.cross_entropy, max_batches=4)
 
 def test_seconds(inspector):
     pairs = list(batches(inputs, labels))
     made = inspector(Planted(), checks="dead_units")
-    report = made.run_batches(pairs, max_seconds=0, by="target")
+    report = made.run_batches(pairs, loss=F.cross_entropy, max_seconds=0)
     report.assert_healthy()
 """
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_a_failure_names_sample_class_and_part(
+def test_a_failure_names_sample_and_part(
     pytester: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:
     """One line each, here and in a worker."""
@@ -35,7 +35,6 @@ def test_a_failure_names_sample_class_and_part(
     result.stdout.fnmatch_lines(
         [
             "*unhealthy: Planted (finite): 1 NaN*the first in batch 2, sample 2 at [[]2, 3[]]",
-            "*note: by class: act: no unit fires for class 7 *",
         ]
     )
     assert "of 4 batches (max_batches=4 ended the run)" in result.stdout.str()

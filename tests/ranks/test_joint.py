@@ -196,7 +196,6 @@ def rough() -> dict[str, Any]:
     found["models"] = inspected_by_all(net(width=16 + 4 * rank), x, y, ranks=True)
     batches = [(x, y)] * (3 - rank)
     found["uneven"] = outcome(lambda: Inspector(model).run_batches(batches, loss=loss))
-    found["by"] = outcome(lambda: Inspector(model).run_batches(batches, loss=loss, by="target"))
 
     def failing() -> Any:
         yield x, y
@@ -259,7 +258,6 @@ def test_ranks_that_do_not_do_the_same_are_told_so() -> None:
     )
     assert first["uneven"] == second["uneven"]
     assert "rank 1 came to the end of its inspection, after 2 batches" in first["uneven"]
-    assert "by is not for an inspection on several ranks" in first["by"]
     assert first["loader"].startswith("OSError: disk gone")
     assert "rank 0 of 2 raised OSError: disk gone in its batches" in second["loader"]
     assert first["missing"] == second["missing"]

@@ -11,7 +11,6 @@ from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
 from pytest_modelhealth.report import (
     ROLES,
-    ByClass,
     Extreme,
     HealthReport,
     LayerRecord,
@@ -54,7 +53,6 @@ def _of(report: HealthReport) -> dict[str, Any]:
         "samples": seen.samples,
         "batches": seen.batches,
         "part": None if seen.part is None else asdict(seen.part),
-        "by_class": None if seen.by_class is None else _by_class(seen.by_class),
         "ranks": None if seen.ranks is None else _ranks(seen.ranks),
         "backward": seen.backward,
         "notes": seen.notes,
@@ -177,18 +175,6 @@ def _ranks(found: Ranks) -> dict[str, Any]:
         "engine": found.engine,
         "groups": [asdict(group) for group in found.groups],
         "losses": [{"loss": loss, "rank": rank} for loss, rank in found.losses],
-    }
-
-
-def _by_class(found: ByClass) -> dict[str, Any]:
-    """Return what never fires for which class; the statistics are left to ``report.to_dict()``."""
-    return {
-        "samples": [[label, samples] for label, samples in found.samples.items()],
-        "silent": [
-            {"layer": one.layer, "class": one.label, "units": one.units, "of": one.of}
-            for one in found.silent[:MOST_SILENT]
-        ],
-        "alike": found.alike,
     }
 
 
