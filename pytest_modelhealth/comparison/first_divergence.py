@@ -163,7 +163,8 @@ class Search:
         changed = self._values(name)
         if changed:
             story = f"{given}, other weights, other output"
-            return self._made(pair, "parameters", first, story, changed)
+            cause = _joined(changed, *other_settings(pair, self.a, self.b, self.modules))
+            return self._made(pair, "parameters", first, story, cause)
         owns = self.a.layers[name].parameters and self.b.layers[pair.candidate or ""].parameters
         is_same = owns and self.changed[name].are_all_read
         same = f"{given}, same weights" if is_same else given
@@ -200,9 +201,11 @@ class Search:
         before = self._last_good(first)
         after = f" after {self._label(before)}" if before else ""
         what = self._operations(pair) or f"its own code{after} changed"
-        story = f"every layer before is right, {seen} is not: {what}"
+        story = (
+            f"{'every layer before' if before else 'all before'} is right, {seen} is not: {what}"
+        )
         changed = self._values(parent)
-        cause = _joined(changed, self._settings(pair))
+        cause = _joined(changed, self._settings(pair), self._why_unseen(parent))
         return self._made(pair, "parameters" if changed else "computation", first, story, cause)
 
     def _backward(self, first: TensorResult) -> Divergence:
@@ -242,6 +245,26 @@ class Search:
             return ""
         label = self._label(pair.name)
         return self.operations.change(pair.reference, pair.candidate, label, backward=backward)
+
+    @cached_property
+    def _unseen(self) -> dict[str, str]:
+        """Layers that run in the candidate and cannot be seen, and why."""
+        layers = self.b.observation.layers
+        unseen = Status.OPAQUE, Status.UNSUPPORTED
+        return {
+            x.name: layers[y.name].reason
+            for _, x, y in self.alignment.aligned
+            if y.status in unseen and x.status not in unseen
+        }
+
+    def _why_unseen(self, parent: str) -> str:
+        """Return which layers in one around them are not seen in the candidate, and why."""
+        names = [name for name in self._unseen if is_inside(name, parent)]
+        more = f" and {len(names) - MOST_CALLS} more" if len(names) > MOST_CALLS else ""
+        named = ", ".join(map(self._label, names[:MOST_CALLS]))
+        return (
+            f"{named}{more}: not seen in the candidate, {self._unseen[names[0]]}" if names else ""
+        )
 
     def _calls_of(self, name: str) -> CallChange | None:
         """Return what became of the calls of a layer, or of one around it."""

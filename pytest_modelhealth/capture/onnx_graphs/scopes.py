@@ -33,9 +33,9 @@ def _with_scopes(nodes: list[Read]) -> list[Read]:
     operation is a part of that, and so is what stands between parts of one operation. What one
     layer alone reads from belongs to it; anything else lies in the innermost layer around all that
     it stands between. What rounds the output of a layer with others in it is that layer's: it may
-    cut values off in the place of an activation; of any other it is neither the layer's nor the next
-    one's. Where no node says its layer, an activation is of
-    the model: it may be a layer itself.
+    cut values off in the place of an activation; of any other layer it is neither that layer's nor
+    the next one's. Where no node says its layer, an activation is of the model: it may be a layer
+    itself.
     """
     is_said = any(map(_says_scopes, nodes))
     known = {read.operation: read for read in nodes if read.operation}
