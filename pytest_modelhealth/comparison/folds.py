@@ -28,12 +28,12 @@ def with_folds(alignment: Alignment, a: Trace, b: Trace, store: TensorStore) -> 
         fold = chains.fold(pair)
         if fold is not None and pair.reference is not None:
             found |= dict.fromkeys((pair.reference, *fold.layers), fold)
-    reasons: dict[str | None, Fold | Unseen] = {**_out_of_sight(alignment, a, b), **found}
-    pairs = (replace(p, reason=reasons.get(p.reference, p.reason)) for p in alignment.pairs)
+    reasons = _out_of_sight(alignment, a, b) | found
+    pairs = (replace(p, reason=reasons.get(p.reference or "", p.reason)) for p in alignment.pairs)
     return replace(alignment, pairs=tuple(pairs))
 
 
-def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> dict[str, Unseen]:
+def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> dict[str, Fold | Unseen]:
     """Return the functions of the reference that may well run in the candidate, unseen.
 
     In scripts and compiled code none is seen, inside a transform of `torch.func` each is seen

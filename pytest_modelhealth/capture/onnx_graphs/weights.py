@@ -104,15 +104,17 @@ class Constants:
         return float(found.values) if found is not None and is_one else None
 
     def constant(self, name: str) -> _Constant | None:
-        """Return the constant of a name, if it is one."""
-        if name in self._state:
-            return _Constant(tensor_of(self._state[name], self._folder))
+        """Return the constant of a name, if it is one that torch has a dtype for."""
         node = self._makers.get(name)
         kind = "" if node is None else node.op_type
-        if kind == "Constant" and attribute(node, "value") is not None:
-            return _Constant(tensor_of(attribute(node, "value"), None))
-        given = self.constant(node.input[0]) if kind in _PASSING else None
-        if given is None or given.scale is not None:
+        stored = attribute(node, "value") if kind == "Constant" else self._state.get(name)
+        if stored is not None:
+            try:
+                return _Constant(tensor_of(stored, self._folder))
+            except TypeError:
+                return None
+        given = self.constant(node.input[0]) if node is not None and kind in _PASSING else None
+        if node is None or given is None or given.scale is not None:
             return None
         if kind == "DequantizeLinear":
             return self._rounded(node.input, 0, attribute(node, "axis", 1))
@@ -178,8 +180,8 @@ class Constants:
         parts = [self.constant(name) for name in names[place : place + 3] if name]
         if any(part is None or part.scale is not None for part in parts) or len(parts) < 2:
             return None
-        values, *steps = (part.values for part in parts if part is not None)
-        return _Constant(values, *steps, axis=axis % max(values.ndim, 1))
+        values, scale, *zero = (part.values for part in parts if part is not None)
+        return _Constant(values, scale, zero[0] if zero else None, axis % max(values.ndim, 1))
 
 
 def weights_of_layers(reads: Iterable[Read], constants: Constants) -> dict[str, Tensor]:
