@@ -24,6 +24,13 @@ IMPLIED: Mapping[str, Settings] = {
 """What an operator of ONNX can be set to, and torch's layers always are, by kind of layer."""
 
 
+_PLUMBING = frozenset(
+    "add cat div expand full mean mul ones permute pow reshape rsub select slice split squeeze stack "
+    "sub sum transpose unsqueeze view zeros".split()
+)
+"""Operators that set up no layer: arithmetic, and how tensors are laid out."""
+
+
 def graph_settings(module: nn.Module) -> dict[str, Any] | None:
     """Return the settings of a layer that its graph says; ``None`` where its own code runs."""
     if isinstance(module, torch.jit.ScriptModule):
@@ -60,6 +67,8 @@ def of_node(node: fx.Node) -> dict[str, Any]:
 
 def of_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call that are no tensors by name, those left out as well."""
+    if schema.name.partition("::")[2].rstrip("_") in _PLUMBING:
+        return {}
     given = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
     given |= {one.name: value for one, value in zip(schema.arguments, args, strict=False)}
     return {name: value for name, value in (given | dict(kwargs)).items() if _is_plain(value)}
