@@ -25,8 +25,9 @@ IMPLIED: Mapping[str, Settings] = {
 
 
 _PLUMBING = frozenset(
-    "add cat div expand full mean mul ones permute pow reshape rsub select slice split squeeze stack "
-    "sub sum transpose unsqueeze view zeros".split()
+    {"add", "div", "mean", "mul", "pow", "rsub", "sub", "sum"}
+    | {"cat", "expand", "full", "ones", "permute", "reshape", "select", "slice", "split"}
+    | {"squeeze", "stack", "transpose", "unsqueeze", "view", "zeros"}
 )
 """Operators that set up no layer: arithmetic, and how tensors are laid out."""
 
