@@ -115,14 +115,12 @@ class Causes:
 def _call_phrase(pair: Pair, x: Alignable, y: Alignable, calls: int) -> str:
     """Return what became of the calls of a layer; ``""`` where as much went through it.
 
-    So it does where a batch is taken in parts. What ran unseen was called, if not by hooks. In the
-    candidate there are as many `calls`, wherever they are, less those of other layers.
+    So it does where a batch is taken in parts. What ran unseen was called, if not by hooks, and
+    inside a transform of `torch.func` one call is of all samples. In the candidate there are as
+    many `calls`, wherever they are, less those of other layers.
     """
-    if (
-        x.calls in (y.calls, calls)
-        or Status.OPAQUE in (x.status, y.status)
-        or pair.reason is not None
-    ):
+    unseen = not {x.status, y.status}.isdisjoint((Status.OPAQUE, Status.UNSUPPORTED))
+    if x.calls in (y.calls, calls) or unseen or pair.reason is not None:
         return ""
     if not calls:
         return "" if y.trained and not y.calls else "no longer called"

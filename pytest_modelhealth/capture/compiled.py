@@ -36,6 +36,7 @@ class CompiledEngine(Engine):
     """
 
     compiled: ClassVar[bool] = True
+    shows_functions: ClassVar[bool] = False
     why_not_measured: ClassVar[str] = (
         "the costs of compiled code are not measured, as it fuses layers; leave out "
         'compiled="observe" for those of the model as it runs uncompiled'

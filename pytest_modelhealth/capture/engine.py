@@ -84,6 +84,9 @@ class Engine(ABC):
     compiled: ClassVar[bool] = False
     """Whether this engine observes compiled code as it runs compiled."""
 
+    shows_functions: ClassVar[bool] = True
+    """Whether functions that a forward calls, such as `F.relu`, are seen as layers."""
+
     spans_ranks: ClassVar[bool] = False
     """Whether a model of this kind is one of several ranks, of which each runs a part."""
 

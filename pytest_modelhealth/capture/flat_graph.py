@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.graph_settings import of_node
 from pytest_modelhealth.capture.observing.source_lines import source_line
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.transcript.playing import operator
@@ -95,6 +96,7 @@ class GraphRuntime(Runtime):
                     inputs=tuple(n.name for n in node.all_input_nodes if n not in self._constant),
                     outputs=(node.name,),
                     source=source_line(node.meta.get("stack_trace")),
+                    settings=of_node(node),
                 )
                 for node in flowing
                 if node.op == "call_function"

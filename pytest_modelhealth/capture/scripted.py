@@ -34,6 +34,7 @@ class ScriptEngine(Engine):
     """
 
     precedence = 1
+    shows_functions: ClassVar[bool] = False
     why_not_measured: ClassVar[str] = (
         "the costs of a script are not measured, as it calls no hooks that would tell its layers "
         "apart; the module that it was made of has them"

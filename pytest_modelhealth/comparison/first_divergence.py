@@ -9,7 +9,8 @@ from functools import cached_property
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
-from pytest_modelhealth.comparison.model_changes import Changed, Modules, other_settings
+from pytest_modelhealth.comparison.layer_settings import are_known, other_settings
+from pytest_modelhealth.comparison.model_changes import Changed, Modules
 from pytest_modelhealth.comparison.operations import Operations
 from pytest_modelhealth.comparison.precision import other_dtypes
 from pytest_modelhealth.comparison.results import TensorResult
@@ -83,7 +84,7 @@ class Search:
         if calls is not None:
             return self._called([calls], first, story)
         pair = self._pair_or_stand_in(name)
-        return self._made(pair, "buffers", first, story, self._settings(pair) or _NO_SETTING)
+        return self._made(pair, "buffers", first, story, self._settings(pair) or self._code(pair))
 
     def _forward(self, first: TensorResult) -> Divergence:
         name, role = first.key.layer, first.key.role
@@ -162,10 +163,12 @@ class Search:
         changed = self._values(name)
         if changed:
             story = f"{given}, other weights, other output"
-            return self._made(pair, "parameters", first, story, changed)
+            cause = _joined(changed, *other_settings(pair, self.a, self.b, self.modules))
+            return self._made(pair, "parameters", first, story, cause)
         owns = self.a.layers[name].parameters and self.b.layers[pair.candidate or ""].parameters
-        same = f"{given}, same weights" if owns else given
-        cause = _joined(self._settings(pair), self._operations(pair)) or _NO_SETTING
+        is_same = owns and self.changed[name].are_all_read
+        same = f"{given}, same weights" if is_same else given
+        cause = _joined(self._settings(pair), self._operations(pair)) or self._code(pair)
         return self._made(
             pair, "computation", first, f"{same}, other output", first.coarse or cause
         )
@@ -198,9 +201,11 @@ class Search:
         before = self._last_good(first)
         after = f" after {self._label(before)}" if before else ""
         what = self._operations(pair) or f"its own code{after} changed"
-        story = f"every layer before is right, {seen} is not: {what}"
+        story = (
+            f"{'every layer before' if before else 'all before'} is right, {seen} is not: {what}"
+        )
         changed = self._values(parent)
-        cause = _joined(changed, self._settings(pair))
+        cause = _joined(changed, self._settings(pair), self._why_unseen(parent))
         return self._made(pair, "parameters" if changed else "computation", first, story, cause)
 
     def _backward(self, first: TensorResult) -> Divergence:
@@ -240,6 +245,26 @@ class Search:
             return ""
         label = self._label(pair.name)
         return self.operations.change(pair.reference, pair.candidate, label, backward=backward)
+
+    @cached_property
+    def _unseen(self) -> dict[str, str]:
+        """Layers that run in the candidate and cannot be seen, and why."""
+        layers = self.b.observation.layers
+        unseen = Status.OPAQUE, Status.UNSUPPORTED
+        return {
+            x.name: layers[y.name].reason
+            for _, x, y in self.alignment.aligned
+            if y.status in unseen and x.status not in unseen
+        }
+
+    def _why_unseen(self, parent: str) -> str:
+        """Return which layers in one around them are not seen in the candidate, and why."""
+        names = [name for name in self._unseen if is_inside(name, parent)]
+        more = f" and {len(names) - MOST_CALLS} more" if len(names) > MOST_CALLS else ""
+        named = ", ".join(map(self._label, names[:MOST_CALLS]))
+        return (
+            f"{named}{more}: not seen in the candidate, {self._unseen[names[0]]}" if names else ""
+        )
 
     def _calls_of(self, name: str) -> CallChange | None:
         """Return what became of the calls of a layer, or of one around it."""
@@ -420,13 +445,17 @@ class Search:
                 found.setdefault(phrase, []).append(self._label(pair.name))
         return found
 
+    def _code(self, pair: Pair) -> str:
+        """Return what is left where all settings of a layer are the same; ``""`` if not seen."""
+        return _NO_SETTING if are_known(pair, self.modules) else ""
+
     def _settings(self, pair: Pair) -> str:
         """Return in what the two layers of a pair differ: their type, mode and settings."""
         if pair.reference is None or pair.candidate is None:
             return ""
         x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
         is_other = x.kind != y.kind or (x.type_name != y.type_name and x.functional == y.functional)
-        what = retyped(x.type_name, y.type_name) if is_other else ""
+        what = retyped(x.type_name, y.type_name) if is_other and y.type_name else ""
         dtypes = other_dtypes(pair, self.a, self.b)
         return _joined(what, dtypes, *other_settings(pair, self.a, self.b, self.modules))
 

@@ -11,10 +11,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pytest_modelhealth.alignment.result import Alignment, Fold, Pair, Split
+from pytest_modelhealth.alignment.result import Alignment, Fold, Pair, Split, Unseen
 from pytest_modelhealth.capture.observing.store import TensorStore
+from pytest_modelhealth.capture.onnx_graphs.operators import is_rounding
 from pytest_modelhealth.comparison.measures import gap
 from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.report import Status
 from pytest_modelhealth.settings.layer_names import ancestors
 
 
@@ -26,13 +28,34 @@ def with_folds(alignment: Alignment, a: Trace, b: Trace, store: TensorStore) -> 
         fold = chains.fold(pair)
         if fold is not None and pair.reference is not None:
             found |= dict.fromkeys((pair.reference, *fold.layers), fold)
-    pairs = (
-        pair
-        if pair.reference is None or pair.reference not in found
-        else replace(pair, reason=found[pair.reference])
-        for pair in alignment.pairs
-    )
+    reasons = _out_of_sight(alignment, a, b) | found
+    pairs = (replace(p, reason=reasons.get(p.reference or "", p.reason)) for p in alignment.pairs)
     return replace(alignment, pairs=tuple(pairs))
+
+
+def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> dict[str, Fold | Unseen]:
+    """Return the functions of the reference that may well run in the candidate, unseen.
+
+    In scripts and compiled code none is seen, inside a transform of `torch.func` each is seen
+    once for all samples, and where a value is rounded to few bits, its ends cut off what is
+    outside as a ReLU does.
+    """
+    mapped = {y.kind for y in b.layers.values() if y.status is Status.UNSUPPORTED}
+    flow = b.observation.flow
+    rounds = flow is not None and any(map(is_rounding, {v.name for v in flow.graph.vertices}))
+    return {
+        pair.reference: Unseen()
+        for pair in alignment.pairs
+        if pair.reference is not None
+        and pair.candidate is None
+        and pair.reason is None
+        and (layer := a.layers[pair.reference]).functional
+        and (
+            not b.shows_functions
+            or layer.kind in mapped
+            or (rounds and layer.kind in ("relu", "relu6", "hardtanh"))
+        )
+    }
 
 
 class _Chains:

@@ -1,12 +1,9 @@
-"""How two layers that are the same differ: in their values, mode and settings."""
+"""How two layers that are the same differ in their values."""
 
 from __future__ import annotations
 
-import math
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +14,7 @@ from pytest_modelhealth.comparison.folded_weights import folded_parameters
 from pytest_modelhealth.comparison.links import parameter_names
 from pytest_modelhealth.comparison.quantisation import fitted
 from pytest_modelhealth.comparison.trace import Trace
-from pytest_modelhealth.layers import has_forward, is_quantised, own_parameters
-from pytest_modelhealth.report import MEASURED, LayerRecord
+from pytest_modelhealth.layers import own_parameters, type_name
 from pytest_modelhealth.statistics.quantised import is_dequantisable, step
 from pytest_modelhealth.tolerance import epsilon_of
 
@@ -42,78 +38,17 @@ class Changed:
     Args:
         parameters: the parameters, by name.
         others: buffers, and parameters of another size, which a layer may not read in full.
+        are_all_read: whether each parameter of the reference has a counterpart.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
+    are_all_read: bool = False
 
     @property
     def phrases(self) -> tuple[str, ...]:
         """Both."""
         return *self.parameters.values(), *self.others.values()
-
-
-_PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)
-_UNTOLD = {"training", "layer_idx", "layer_id", "call_super_init", "dump_patches"}
-
-
-def other_settings(
-    pair: Pair, a: Trace, b: Trace, modules: tuple[Modules, Modules]
-) -> Iterator[str]:
-    """Yield in what the modes and settings of the two layers of a pair differ."""
-    if pair.reference is None or pair.candidate is None:
-        return
-    ours, theirs = modules[0].get(pair.reference), modules[1].get(pair.candidate)
-    if ours is not None and theirs is not None:
-        has_mode = has_forward(theirs) and not is_quantised(theirs)
-        has_mode = has_mode and None not in (ours.training, theirs.training)
-        if has_mode and ours.training != theirs.training:
-            yield f"it {_mode(theirs)}, the reference {_mode(ours)}"
-        yield from _settings_difference(ours, theirs)
-    layers = a.observation.layers[pair.reference], b.observation.layers[pair.candidate]
-    yield from _options_difference(*layers)
-
-
-def _mode(module: nn.Module) -> str:
-    return "is in training mode" if module.training else "is in evaluation mode"
-
-
-def _settings_difference(reference: nn.Module, candidate: nn.Module) -> Iterator[str]:
-    """Yield each public attribute of both that differs: ``"eps is 1e-12, was 1e-05"``."""
-    theirs = vars(candidate)
-    for name, ours in vars(reference).items():
-        if name.startswith("_") or name in _UNTOLD or name not in theirs:
-            continue
-        other = theirs[name]
-        if _is_plain(ours) and _is_plain(other):
-            if ours != other and not (_is_nan(ours) and _is_nan(other)):
-                yield f"{name} is {other}, was {ours}"
-        elif _named(ours) != _named(other):
-            yield f"{name} is {_named(other)}, was {_named(ours)}"
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in (tuple, list):
-        return all(map(_is_plain, value))
-    return issubclass(type(value), _PLAIN)
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def _named(value: Any) -> str:
-    """Return the name of a function; ``""`` for any other object."""
-    if issubclass(type(value), types.FunctionType | types.BuiltinFunctionType):
-        return str(value.__qualname__)
-    return ""
-
-
-def _options_difference(x: LayerRecord, y: LayerRecord) -> Iterator[str]:
-    if x.functional or y.functional:
-        for name, ours in x.options.items():
-            if name in y.options and y.options[name] != ours and name not in MEASURED:
-                yield f"{name} is {y.options[name]}, was {ours}"
 
 
 def changed_values(
@@ -135,17 +70,21 @@ def changed_values(
     if folded:
         epsilon = max(epsilon, FOLDED)
     buffers = dict(x._buffers.items())
+    kinds = type_name(x), type_name(y)
+    is_own = not type(x).forward.__module__.startswith("torch.nn.")
+    may_turn = kinds[0] != kinds[1] and (is_own or bool(kinds[1]))  # a layer of the user's own may
     parameters: dict[str, str] = {}
     others: dict[str, str] = {}
     for name, theirs in names.items():
         own, other = folded.get(name, _value(x, name)), _value(y, theirs)
         if own is None or other is None or own is other:
             continue
-        phrase = _values_difference(name, own, other, epsilon)
+        phrase = _values_difference(name, own, other, epsilon, may_turn)
         if phrase:
             is_read = name not in buffers and own.numel() == other.numel()
             (parameters if is_read else others)[name] = phrase
-    return Changed(parameters, others)
+    every = {name for name, own in x._parameters.items() if own is not None}
+    return Changed(parameters, others, every <= names.keys())
 
 
 def _names(known: Mapping[str, str], x: nn.Module, y: nn.Module) -> dict[str, str]:
@@ -183,7 +122,9 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def _values_difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float) -> str:
+def _values_difference(
+    name: str, ours: Tensor, theirs: Tensor, epsilon: float, may_turn: bool
+) -> str:
     if ours.is_meta or theirs.is_meta:
         return ""
     with torch.no_grad():
@@ -205,11 +146,16 @@ def _values_difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float) 
         apart = ((x - y).abs() > allowed) & (rounded != y)
         apart |= x.isnan() != y.isnan()
         count = int(apart.sum())
-        if not count or (x.ndim == 2 and x.shape[0] == x.shape[1] and torch.equal(x, y.T)):
+        is_turned = (
+            x.ndim == 2 and x.shape == y.T.shape and bool(((x - y.T).abs() <= allowed).all())
+        )
+        if not count or (is_turned and may_turn):
             return ""
+        if is_turned:
+            return f"{name} is transposed"
         place = tuple(int(i) for i in apart.nonzero()[0])
         at = f"[{', '.join(map(str, place))}]" if place else ""
         return (
             f"{name} differs in {count:,} of {x.numel():,} values: "
-            f"{name}{at} is {y[place].item():.6g}, was {x[place].item():.6g}"
+            f"{name}{at} is {y[place].item() + 0:.6g}, was {x[place].item() + 0:.6g}"
         )

@@ -12,6 +12,7 @@ from pytest_modelhealth.comparison.links import is_adapted
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.sides import Side
 from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.report import Status
 from pytest_modelhealth.settings.layer_names import ancestors
 
 
@@ -82,7 +83,8 @@ def _without_numbers(search: Search, divergence: Divergence | None) -> Iterator[
     changed |= {one for name, _ in search.alignment.calls for one in (name, *ancestors(name))}
     for _, ours, theirs in search.alignment.aligned:
         least = min(ours.calls, theirs.calls)
-        if ours.calls != theirs.calls and least and ours.name not in changed:
+        is_seen = Status.UNSUPPORTED not in (ours.status, theirs.status)
+        if ours.calls != theirs.calls and least and is_seen and ours.name not in changed:
             those = "the first call is" if least == 1 else f"the first {least} calls are"
             times = called(ours.calls, theirs.calls)
             yield f"{ours.name}: {times}, on as many numbers; {those} compared"

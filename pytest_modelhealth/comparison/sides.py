@@ -217,7 +217,12 @@ def run(
         )
     engine, entries = side.engine, keeper.entries
     return Trace(
-        observation, entries, keeper.output, engine.flat_outputs, is_ordered=engine.runs_in_torch
+        observation,
+        entries,
+        keeper.output,
+        engine.flat_outputs,
+        is_ordered=engine.runs_in_torch,
+        shows_functions=engine.shows_functions,
     )
 
 

@@ -63,6 +63,7 @@ class Trace:
         output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
         is_flat: whether the tensors of the output stand in a row, however the model nested them.
         is_ordered: whether tensors of a call come in the order of its arguments and outputs.
+        shows_functions: whether functions that a forward calls are seen as layers.
     """
 
     observation: Observation
@@ -70,6 +71,7 @@ class Trace:
     output: str
     is_flat: bool = False
     is_ordered: bool = True
+    shows_functions: bool = True
 
     @cached_property
     def layers(self) -> dict[str, Alignable]:

@@ -9,18 +9,30 @@ from typing import Any
 
 import torch
 
+from pytest_modelhealth.capture.graph_settings import merged
 from pytest_modelhealth.capture.onnx_graphs.nodes import Read
 from pytest_modelhealth.capture.onnx_graphs.operators import function_of, is_rounding
+from pytest_modelhealth.capture.onnx_graphs.settings import settings_of, settings_of_call
 from pytest_modelhealth.capture.transcript.ordering import in_order
 from pytest_modelhealth.capture.transcript.playing import operator
 from pytest_modelhealth.capture.transcript.program import Node, Scope
 
 Classes = Mapping[str, str]
 """Classes of layers by their names."""
+Numbers = Callable[[str], float | None]
 
 
-def joined(reads: Sequence[Read], outputs: Iterable[str], classes: Classes) -> Iterator[Node]:
-    """Yield the operations of the exported program, of which a node may be a part only."""
+def joined(
+    reads: Sequence[Read], outputs: Iterable[str], classes: Classes, number: Numbers
+) -> Iterator[Node]:
+    """Yield the operations of the exported program, of which a node may be a part only.
+
+    Args:
+        reads: the nodes.
+        outputs: names of what the model returns.
+        classes: the classes of layers that do not say theirs.
+        number: returns the constant number of a name, where it is one.
+    """
     readings = Counter(name for read in reads for name in read.node.input)
     readings.update(outputs)
     values = _Values(reads)
@@ -29,14 +41,17 @@ def joined(reads: Sequence[Read], outputs: Iterable[str], classes: Classes) -> I
         made = [name for part in parts for name in part.node.output if name]
         inside = Counter(name for part in parts for name in part.node.input)
         used = tuple(name for name in made if readings[name] > inside[name])
+        function = _function(first)
+        said = settings_of_call(first.call, function)
         yield Node(
             scopes=tuple(
                 s if s.type_name else Scope(s.path, classes.get(s.path, "")) for s in first.scopes
             ),
-            function=_function(first),
+            function=function,
             inputs=tuple(values.given(parts)),
             outputs=used or tuple(filter(None, parts[-1].node.output)),
             source=first.source,
+            settings={**said, **merged(settings_of(part.node, number) for part in parts)},
         )
 
 

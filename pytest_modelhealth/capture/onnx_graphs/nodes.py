@@ -26,8 +26,7 @@ class Read(NamedTuple):
             one by itself.
         scopes: the layers around it, outermost first, without the model.
         root: class of the model.
-        target: the operator of `torch.ops` that the operation is.
-        arguments: names of what that is called with, in order.
+        call: the call of an operator of `torch.ops` that the operation is.
         source: ``path:line`` of the user's code.
         node: the node.
     """
@@ -35,8 +34,7 @@ class Read(NamedTuple):
     operation: str
     scopes: tuple[Scope, ...]
     root: str
-    target: str
-    arguments: tuple[str, ...]
+    call: str
     source: str
     node: Any
 
@@ -46,19 +44,28 @@ class Read(NamedTuple):
         known = metadata(node)
         names, classes = _list(known.get(_SCOPES)), _list(known.get(_CLASSES))
         if not names or len(names) != len(classes):
-            return cls("", _scopes_in(node.name), "", "", (), "", node)
+            return cls("", _scopes_in(node.name), "", "", "", node)
         scopes = tuple(map(Scope, names[1:-1], classes[1:-1]))
         _, _, call = known.get(_NODE, "").partition(" = ")
-        target = _TARGET.search(call)
         return cls(
             operation=names[-1],
             scopes=scopes,
             root=classes[0],
-            target=target[1] if target else "",
-            arguments=tuple(_ARGUMENT.findall(call)),
+            call=call,
             source=source_line(known.get(_TRACE)),
             node=node,
         )
+
+    @property
+    def target(self) -> str:
+        """The operator of `torch.ops` that the operation is."""
+        found = _TARGET.search(self.call)
+        return found[1] if found else ""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of what that is called with, in order."""
+        return _ARGUMENT.findall(self.call)
 
 
 def metadata(proto: Any) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pytest_modelhealth.capture.onnx_graphs.operators import class_of
 from pytest_modelhealth.capture.onnx_graphs.quantised import quantised_weights
 from pytest_modelhealth.capture.onnx_graphs.scopes import with_scopes
 from pytest_modelhealth.capture.onnx_graphs.values import tensor_of
+from pytest_modelhealth.capture.onnx_graphs.weights import Constants, weights_of_layers
 from pytest_modelhealth.capture.transcript.program import Program
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -38,12 +39,14 @@ def program_of(model: Any, folder: Path | None) -> Program:
     held |= quantised_weights(
         [(r.node, r.scopes[-1].path) for r in nodes if r.scopes], state, folder
     )
+    constants = Constants([read.node for read in nodes], state, folder)
+    held |= weights_of_layers(nodes, constants)
     held |= _shared(nodes, held)
     outputs = tuple(value.name for value in graph.output)
     buffers = {name for name in held if kinds.get(name) == "BUFFER"}
     return Program(
         type_name=root,
-        nodes=tuple(joined(nodes, outputs, _guessed_classes(nodes, state))),
+        nodes=tuple(joined(nodes, outputs, _guessed_classes(nodes, state), constants.number)),
         inputs=tuple(value.name for value in graph.input if value.name not in state),
         outputs=outputs,
         parameters={name: tensor for name, tensor in held.items() if name not in buffers},

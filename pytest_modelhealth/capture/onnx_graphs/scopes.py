@@ -33,8 +33,9 @@ def _with_scopes(nodes: list[Read]) -> list[Read]:
     operation is a part of that, and so is what stands between parts of one operation. What one
     layer alone reads from belongs to it; anything else lies in the innermost layer around all that
     it stands between. What rounds the output of a layer with others in it is that layer's: it may
-    cut values off in the place of an activation. Where no node says its layer, an activation is of
-    the model: it may be a layer itself.
+    cut values off in the place of an activation; of any other layer it is neither that layer's nor
+    the next one's. Where no node says its layer, an activation is of the model: it may be a layer
+    itself.
     """
     is_said = any(map(_says_scopes, nodes))
     known = {read.operation: read for read in nodes if read.operation}
@@ -70,8 +71,8 @@ def _between(
     """Return the layers around a node that stands between others."""
     before = list(dict.fromkeys(one.scopes for one in given))
     after = list(dict.fromkeys(one.scopes for one in taken))
-    if is_rounding(read.node.op_type) and len(before) == 1 and before[0] in inside:
-        return before[0]
+    if is_rounding(read.node.op_type) and len(before) == 1:
+        return before[0] if before[0] in inside else _common(before + after)
     return _common(after if len(after) == 1 else before + after)
 
 

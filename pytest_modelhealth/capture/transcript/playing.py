@@ -17,6 +17,7 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.step.forward import observed_eagerly
 from pytest_modelhealth.capture.transcript.program import Node
+from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 
 
 class Operator:
@@ -73,8 +74,9 @@ class Playback(TorchFunctionMode):
     def play(self, node: Node, given: Sequence[Tensor], result: Any) -> None:
         """Call the function of an operation, which returns `result`, from the user's line."""
         self._expected, self._result = node.function, result
+        said = node.settings if node.function in FUNCTIONAL_LAYERS else {}
         try:
-            called_at(node.source)(handle_torch_function, node.function, (), *given)
+            called_at(node.source)(handle_torch_function, node.function, (), *given, **said)
         finally:
             self._expected = self._result = None
 
@@ -98,8 +100,8 @@ def observed_playback(recorder: Recorder, playback: Playback) -> Iterator[Hooks]
         yield hooks
 
 
-def _call(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 @cache

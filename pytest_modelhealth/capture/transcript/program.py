@@ -38,6 +38,7 @@ class Node:
         inputs: names of the values that it takes, those of parameters and constants too.
         outputs: names of the values that it makes.
         source: ``path:line`` of the user's code that it came from, ``""`` where it is not known.
+        settings: what it is called with besides tensors, by torch's names for it.
     """
 
     scopes: tuple[Scope, ...]
@@ -45,6 +46,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     source: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

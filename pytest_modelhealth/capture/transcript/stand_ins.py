@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.engine import Request
+from pytest_modelhealth.capture.graph_settings import merged
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.capture.transcript.calls import Call, call_of
@@ -32,6 +34,7 @@ class StandIn(nn.Module):
         self._ty = type_name
         self._opaque = opaque
         self._source = ""
+        self._settings: Mapping[str, Any] = {}
         self._playing: tuple[Run, Call] | None = None
         self.training = False
 
@@ -62,6 +65,12 @@ class StandInModel(StandIn):
             self._layer(path)._opaque = reason
         for path in program.training:
             self._layer(path).training = True
+        own: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for node in program.nodes:
+            if node.scopes:
+                own[node.scopes[-1].path].append(node.settings)
+        for path, operations in own.items():
+            self._layer(path)._settings = merged(operations)
         self._add_state(program)
 
     def _add_called(self, call: Call) -> None:

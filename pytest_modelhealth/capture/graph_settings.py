@@ -1,0 +1,112 @@
+"""How a layer of a deployed model is set up, as its graph says it, in the words of torch's modules.
+
+The operators of torch name their arguments as its modules name their attributes: `eps`, `stride`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+Settings = Mapping[str, Any]
+
+IMPLIED: Mapping[str, Settings] = {
+    "hardsigmoid": {"alpha": 1 / 6, "beta": 0.5},
+    "relu6": {"min_val": 0.0, "max_val": 6.0},
+    "selu": {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805},
+    "Linear": {"transA": 0},
+    "LSTM": {"activations": ("Sigmoid", "Tanh", "Tanh"), "input_forget": 0},
+    "GRU": {"activations": ("Sigmoid", "Tanh"), "linear_before_reset": 1},
+}
+"""What an operator of ONNX can be set to, and torch's layers always are, by kind of layer."""
+
+
+_PLUMBING = frozenset(
+    {"add", "div", "mean", "mul", "pow", "rsub", "sub", "sum"}
+    | {"cat", "expand", "full", "ones", "permute", "reshape", "select", "slice", "split"}
+    | {"squeeze", "stack", "transpose", "unsqueeze", "view", "zeros"}
+)
+"""Operators that set up no layer: arithmetic, and how tensors are laid out."""
+
+
+def graph_settings(module: nn.Module) -> dict[str, Any] | None:
+    """Return the settings of a layer that its graph says; ``None`` where its own code runs."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return merged(_of_script(node) for node in _nodes(module))
+    if "_settings" in vars(module):  # a stand-in
+        return vars(module)["_settings"]  # type: ignore[no-any-return]
+    graph = vars(module).get("graph")
+    return merged(map(of_node, graph.nodes)) if isinstance(graph, fx.Graph) else None
+
+
+def merged(operations: Iterable[Settings]) -> dict[str, Any]:
+    """Return what the operations of a layer say; nothing of what two of them say differently.
+
+    An operation that pads takes that from the one behind it.
+    """
+    found: dict[str, Any] = {}
+    unclear = set()
+    for settings in operations:
+        for name, value in settings.items():
+            if name in found and found[name] != value:
+                unclear.add(name)
+            found[name] = value
+    if "pad" in found:
+        unclear.add("padding")
+    return {name: value for name, value in found.items() if name not in unclear}
+
+
+def of_node(node: fx.Node) -> dict[str, Any]:
+    """Return what a node of a graph of torch's operators is called with besides tensors."""
+    schema = getattr(node.target, "_schema", None)
+    is_call = node.op == "call_function" and schema is not None
+    return of_call(schema, node.args, node.kwargs) if is_call else {}
+
+
+def of_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that are no tensors by name, those left out as well."""
+    if schema.name.partition("::")[2].rstrip("_") in _PLUMBING:
+        return {}
+    given = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
+    given |= {one.name: value for one, value in zip(schema.arguments, args, strict=False)}
+    return {name: value for name, value in (given | dict(kwargs)).items() if _is_plain(value)}
+
+
+def defaults_of(function: str) -> dict[str, Any]:
+    """Return what arguments of an activation are where a call leaves them out."""
+    overloads = getattr(torch.ops.aten, function, None)
+    return {} if overloads is None else of_call(_first(overloads)._schema, (), {})
+
+
+def _first(overloads: Any) -> Any:
+    return getattr(overloads, overloads.overloads()[0])
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a word or several; an empty list stands for a default."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str)
+
+
+def _nodes(module: Any) -> Iterable[Any]:
+    """Return the operations of a trace; a script has its settings as attributes."""
+    has_forward = "forward" in module._c._method_names()
+    return module.graph.nodes() if has_forward else ()
+
+
+def _of_script(node: Any) -> dict[str, Any]:
+    schema = node.schema()
+    if schema.startswith("("):  # an operation of the language
+        return {}
+    return of_call(torch._C.parse_schema(schema), [_constant(one) for one in node.inputs()], {})
+
+
+def _constant(value: Any) -> Any:
+    node = value.node()
+    if node.kind() == "prim::ListConstruct":
+        return [_constant(one) for one in node.inputs()]
+    return node.output().toIValue() if node.kind() == "prim::Constant" else None

@@ -1,0 +1,310 @@
+"""Causes in deployed copies are read from their graphs: the setting or weight that differs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import Comparison, compare
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+X, SERIES, IMAGES = torch.randn(8, 16), torch.randn(4, 10, 16), torch.randn(4, 4, 8, 8)
+
+
+def between(*layers: nn.Module) -> nn.Sequential:
+    """Two layers around others."""
+    return nn.Sequential(nn.Linear(16, 16), *layers, nn.Linear(16, 16)).eval()
+
+
+def convolutions(**settings: Any) -> nn.Sequential:
+    """A convolution after another."""
+    return nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, **settings)).eval()
+
+
+class Functional(nn.Module):
+    """Calls its activation, whose slope the module does not keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.leaky_relu(self.fc(x)))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer both ways."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+        self.rnn = kind(16, 8, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(self.fc(x))[0]
+
+
+def exported(model: nn.Module, x: Tensor, path: Any, is_new: bool) -> Any:
+    """The ONNX model of a module, by the exporter of either kind."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    options = {"external_data": False, "verbose": False} if is_new else {}
+    torch.onnx.export(model, (x,), path, dynamo=is_new, opset_version=20, **options)
+    return onnx.load(path)
+
+
+def edited(proto: Any, operator: str, **attributes: Any) -> Any:
+    """A copy whose last node of an operator has other attributes."""
+    from onnx import helper
+
+    made = copy.deepcopy(proto)
+    node = [one for one in made.graph.node if one.op_type == operator][-1]
+    kept = [one for one in node.attribute if one.name not in attributes]
+    del node.attribute[:]
+    node.attribute.extend([*kept, *(helper.make_attribute(*one) for one in attributes.items())])
+    return made
+
+
+def reweighted(proto: Any, shape: tuple[int, ...], change: Callable[[Any], Any]) -> Any:
+    """A copy with the last initializer of a shape changed."""
+    from onnx import numpy_helper
+
+    made = copy.deepcopy(proto)
+    one = [one for one in made.graph.initializer if tuple(one.dims) == shape][-1]
+    values = change(numpy_helper.to_array(one)).copy()
+    one.CopyFrom(numpy_helper.from_array(values, one.name))
+    return made
+
+
+def cause_of(comparison: Comparison) -> str:
+    """The cause of what is not equivalent."""
+    assert not comparison.equivalent
+    assert comparison.first_divergence is not None
+    return comparison.first_divergence.cause
+
+
+SETTINGS = {
+    "LayerNormalization": (
+        between(nn.LayerNorm(16)), X / 99, {"epsilon": 1e-3}, "eps is 0.001, was 1e-05"
+    ),
+    "BatchNormalization": (
+        between(nn.ReLU(), nn.BatchNorm1d(16)), X, {"epsilon": 0.5}, "eps is 0.5, was 1e-05"
+    ),
+    "LeakyRelu": (
+        between(nn.LeakyReLU(0.2)), X, {"alpha": 0.01}, "negative_slope is 0.01, was 0.2"
+    ),
+    "LeakyRelu function": (
+        Functional().eval(), X, {"alpha": 0.2}, "negative_slope is 0.2, was 0.01"
+    ),
+    "Softmax": (between(nn.Softmax(-1)), SERIES, {"axis": 1}, "dim is 1, was -1"),
+    "Gelu": (
+        between(nn.GELU()), 3 * X, {"approximate": "tanh"}, "approximate is tanh, was none"
+    ),
+    "HardSigmoid": (between(nn.Hardsigmoid()), X, {"alpha": 0.2}, "alpha is 0.2, was 0.16666"),
+    "Conv padding": (
+        convolutions(padding=1), IMAGES, {"pads": [0, 0, 2, 2]},
+        "padding is (0, 0, 2, 2), was (1, 1)",
+    ),
+    "Conv stride": (convolutions(), IMAGES, {"strides": [2, 1]}, "stride is (2, 1), was (1, 1)"),
+    "Conv dilation": (
+        convolutions(padding=2), IMAGES, {"dilations": [2, 2]}, "dilation is (2, 2), was (1, 1)"
+    ),
+    "Conv groups": (
+        convolutions(groups=4, padding="same"), IMAGES, {"group": 2}, "groups is 2, was 4"
+    ),
+    "AveragePool": (
+        nn.Sequential(nn.Conv2d(4, 4, 1), nn.AvgPool2d(3, 1, 1)).eval(), IMAGES,
+        {"count_include_pad": 0}, "count_include_pad is False, was True",
+    ),
+    "LSTM": (
+        Recurrent(nn.LSTM).eval(), SERIES, {"activations": ["Sigmoid", "Relu", "Tanh"] * 2},
+        "activations is ('Sigmoid', 'Relu', 'Tanh'), was ('Sigmoid', 'Tanh', 'Tanh')",
+    ),
+    "GRU": (
+        Recurrent(nn.GRU).eval(), SERIES, {"linear_before_reset": 0},
+        "linear_before_reset is 0, was 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("case", SETTINGS)
+def test_a_setting_of_an_onnx_graph_is_named_with_both_values(tmp_path, case, is_new):
+    """The export as it is has no difference, and not a word on its settings."""
+    model, x, attributes, cause = SETTINGS[case]
+    proto = exported(model, x, tmp_path / "model.onnx", is_new)
+    right = compare(model, proto, x)
+    assert right.equivalent, right
+    assert not any(", was " in note or " was " in note for note in right.notes), right.notes
+    if case == "Conv groups":  # as many weights as two groups need
+        proto = reweighted(proto, (4, 1, 3, 3), lambda w: w.repeat(2, 1))
+    wrong = compare(model, edited(proto, case.partition(" ")[0], **attributes), x)
+    assert cause in cause_of(wrong), wrong
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize(
+    ("model", "x", "shape", "change", "cause"),
+    [
+        (between(), X, (16, 16), lambda w: w.T, "weight is transposed"),
+        (between(), SERIES, (16, 16), lambda w: w.T, "weight is transposed"),
+        (Recurrent(nn.LSTM).eval(), SERIES, (2, 32, 8), lambda w: w * 2, "weight_hh_l0 differs in"),
+        (Recurrent(nn.GRU).eval(), SERIES, (2, 24, 16), lambda w: w * 2, "weight_ih_l0 differs in"),
+    ],
+    ids=["Gemm", "MatMul", "LSTM", "GRU"],
+)
+def test_weights_are_compared_as_the_operator_takes_them(
+    tmp_path, model, x, shape, change, cause, is_new
+):
+    """Whatever the exporter calls them, and turned as it has them."""
+    proto = exported(model, x, tmp_path / "model.onnx", is_new)
+    wrong = compare(model, reweighted(proto, shape, change), x)
+    assert cause in cause_of(wrong), wrong
+    assert "other weights" in wrong.first_divergence.story
+    if shape == (16, 16) and x is X:
+        turned = compare(model, edited(proto, "Gemm", transB=0), x)
+        assert cause in cause_of(turned)
+
+
+class Calibration:
+    """Gives one batch."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._batches = iter([{"x": x.numpy()}])
+
+    def get_next(self) -> Any:
+        """Return it, and then none."""
+        return next(self._batches, None)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("x", [X, SERIES], ids=["Gemm", "MatMul"])
+def test_a_scale_of_eight_bits_is_one_of_the_layer_that_it_scales(tmp_path, x, per_channel):
+    """A doubled scale is other weights there; its copy without a fault is equivalent."""
+    onnx = pytest.importorskip("onnx")
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    model, file = (
+        between(nn.ReLU(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16)),
+        tmp_path / "m.onnx",
+    )
+    torch.onnx.export(model, (x,), file, dynamo=True, input_names=["x"], external_data=False)
+    made = tmp_path / "int8.onnx"
+    quantization.quantize_static(file, made, Calibration(x), per_channel=per_channel)
+    right = compare(model, made, x)
+    assert right.equivalent, right
+    proto = onnx.load(made)
+    sizes = {one.name: tuple(one.dims) for one in proto.graph.initializer}
+    weight = next(n for n in sizes if sizes[n] in ((16, 24), (24, 16)) and n.endswith("_quantized"))
+    scale = f"{weight.removesuffix('_quantized')}_scale"
+    for one in proto.graph.initializer:
+        if one.name == scale:
+            one.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(one) * 2, scale))
+    wrong = compare(model, proto, x)
+    assert wrong.first_divergence.layer in ("2", "4"), wrong
+    assert "weight differs in" in cause_of(wrong), wrong
+
+
+@pytest.mark.parametrize("kind", ["traced", "scripted", "exported", "flat"])
+def test_a_trace_and_an_exported_program_say_their_settings_too(kind):
+    """Their modules have no attributes; the operators in their graphs have arguments."""
+    model, wrong = between(nn.LayerNorm(16)), between(nn.LayerNorm(16, eps=0.1))
+    wrong.load_state_dict(model.state_dict())
+
+    def deployed(one: nn.Module) -> Any:
+        if kind == "traced":
+            return torch.jit.trace(one, (X,))
+        if kind == "scripted":
+            return torch.jit.script(one)
+        program = torch.export.export(one, (X,))
+        return program.module() if kind == "flat" else program
+
+    assert compare(model, deployed(model), X).equivalent
+    assert cause_of(compare(model, deployed(wrong), X)) == "eps is 0.1, was 1e-05"
+
+
+class Own(nn.Module):
+    """A module of the user's own, whose attribute has the name of a setting inside."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.fc, self.dim, self.factor = nn.Linear(16, 16), 7, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.fc(x), x], dim=-1).cumsum(dim=-1) * self.factor
+
+
+def test_what_was_not_read_is_not_said(tmp_path):
+    """No untouched settings, no changed code, no blank type: nothing of an own module is known."""
+    model, wrong = nn.Sequential(Own(), nn.Linear(32, 4)), nn.Sequential(Own(2.0), nn.Linear(32, 4))
+    wrong.load_state_dict(model.state_dict())
+    proto = exported(wrong, X, tmp_path / "model.onnx", False)
+    for candidate in (proto, torch.jit.trace(wrong, (X,))):
+        comparison = compare(model, candidate, X)
+        assert comparison.first_divergence.layer == "0"
+        for word in ("settings are the same", "same weights", "it is a ,", "dim is"):
+            assert word not in str(comparison), comparison
+
+
+def test_zero_is_written_without_a_sign():
+    """A weight that became -0 is 0."""
+    model = between()
+    wrong = copy.deepcopy(model)
+    wrong[0].weight.data[0, 0] = -0.0
+    assert "weight[0, 0] is 0, was" in cause_of(compare(model, wrong, X))
+
+
+class Mapped(nn.Module):
+    """Normalises within each sample: plainly, or by a map over the samples or over another axis."""
+
+    def __init__(self, axis: int | None = None) -> None:
+        super().__init__()
+        self.fc, self.norm, self.head = nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.axis is None:
+            h = torch.stack([F.relu(self.fc(one) - one.mean(0)) for one in x])
+        else:
+            h = torch.vmap(lambda one: F.relu(self.fc(one) - one.mean(0)), self.axis, self.axis)(x)
+        return self.head(F.gelu(self.norm(h)))
+
+
+class Averaged(nn.Module):
+    """Divides a sum by the length, which a trace keeps as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.fc(x)).sum(1) / float(x.shape[1]))
+
+
+def test_nobody_removed_a_function_that_cannot_be_seen():
+    """A map over the wrong axis and a length baked in lie in the code of the model around it."""
+    plain, mapped, other = Mapped(), Mapped(0), Mapped(1)
+    for one in (mapped, other):
+        one.load_state_dict(plain.state_dict())
+    right = compare(plain, mapped, SERIES)
+    assert right.equivalent, right
+    assert "called" not in str(right), right
+    wrong = compare(plain, other, SERIES)
+    assert wrong.first_divergence.label == "Mapped", wrong
+    for word in ("removed", "called"):
+        assert word not in str(wrong), wrong
+    assert "inside a torch.func transform" in cause_of(wrong)
+
+    model = Averaged()
+    trace = torch.jit.trace(model, (SERIES,))
+    assert compare(model, trace, SERIES).equivalent
+    wrong = compare(model, trace, SERIES[:, :6])
+    assert wrong.first_divergence.label == "Averaged", wrong
+    assert "removed" not in str(wrong), wrong
+    assert "its own code after fc changed" in wrong.first_divergence.story
