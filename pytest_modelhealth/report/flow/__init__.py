@@ -3,6 +3,7 @@
 from pytest_modelhealth.report.flow.flow import Flow
 from pytest_modelhealth.report.flow.graph import (
     AS_IT_IS,
+    FILLED,
     LOSS,
     OUTPUT,
     PRODUCTS,
@@ -28,6 +29,7 @@ from pytest_modelhealth.report.flow.recurrence import Recurrence
 
 __all__ = [
     "AS_IT_IS",
+    "FILLED",
     "LOSS",
     "OUTPUT",
     "PRODUCTS",

@@ -253,6 +253,10 @@ AS_IT_IS = WHOLE | frozenset(
 
 SUMS = frozenset({"add", "iadd", "sub", "rsub", "subtract", "radd", "isub", "addcmul"})
 PRODUCTS = frozenset({"mul", "imul", "multiply", "rmul"})
+ZEROS = frozenset({"0", "zeros", "zeros_like", "new_zeros"})
+"""What a constant of zeros is called: the number, or the function that made it."""
+FILLED = ZEROS | frozenset({"ones", "ones_like", "new_ones", "full", "full_like", "new_full"})
+"""What constants of one value are called."""
 SAME = {"iadd": "add", "radd": "add", "imul": "mul", "rmul": "mul", "multiply": "mul"} | {
     "isub": "sub",
     "subtract": "sub",
