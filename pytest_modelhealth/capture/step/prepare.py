@@ -18,7 +18,7 @@ from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.recorder import Placements, Recorder
 from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.observing.source_lines import note_source_lines
-from pytest_modelhealth.capture.observing.tensors import find_tensors, version
+from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a, version
 from pytest_modelhealth.capture.step.apart import Inspection
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.company import Company
@@ -173,6 +173,15 @@ def _sources(
             yield kind, (layer.name, name), tensor
     for tensor in (*state.leaves, *state.tensors):
         yield Kind.UNKNOWN, ("attribute",), tensor
+    kept = {id(names): names for module in state.modules if (names := _globals(type(module)))}
+    for name, value in (item for names in kept.values() for item in [*names.items()]):
+        if is_a(value, Tensor):
+            yield Kind.UNKNOWN, (name,), value
+
+
+def _globals(kind: type[nn.Module]) -> dict[str, Any]:
+    """Return the names of the file in which a class has its forward."""
+    return getattr(kind.forward, "__globals__", {})
 
 
 def named_inputs(arguments: Inputs) -> Iterator[Source]:

@@ -15,6 +15,9 @@ By = Literal["value", "gradient"]
 LOSS, OUTPUT = "loss", "output"
 """What the ends of a run are called in questions, unless a layer has that name."""
 
+UNSEEN = "unseen code"
+"""The operation of a `Cut` at a tensor that was made where nothing shows it."""
+
 
 class Kind(StrEnum):
     """What a vertex is."""
@@ -137,7 +140,8 @@ class Cut:
     """An operation by which values pass and gradients do not.
 
     Args:
-        operation: its name (``"detach"``), or that of the layer that cut.
+        operation: its name (``"detach"``), or that of the layer that cut; `UNSEEN` where a tensor
+            comes in that nothing shows being made, and that may be made of `source`.
         source: the layer or source before it.
         target: the layer after it, ``"output"`` or ``"loss"``.
         line: ``path:line`` of the user's code, where it is known.

@@ -15,6 +15,7 @@ from pytest_modelhealth.report.flow.graph import (
     PRODUCTS,
     SOURCES,
     SUMS,
+    UNSEEN,
     WHOLE,
     ZEROS,
     By,
@@ -280,6 +281,9 @@ class Index:
         vertex = self.graph.vertices[number]
         around = set(self._around(vertex.call))
         before = self._maker(operand, around, among) or vertex.name
+        if vertex.kind is Kind.UNKNOWN:
+            lines = (self.graph.vertices[taker].line for taker in self.takers[number])
+            return Cut(UNSEEN, before, self._next_home(number), next(lines, ""))
         after = self.homes[number]
         if after is None or after == before:  # it may lie at the end of a layer's own forward
             after = self._next_home(number)
