@@ -64,6 +64,7 @@ class Status(StrEnum):
 
     OBSERVED = "observed"
     NOT_CALLED = "not_called"
+    PARAMETERS_READ = "parameters_read"
     NO_GRAD_PATH = "no_grad_path"
     UNUSED_IN_LOSS = "unused_in_loss"
     ALIAS_OF_INPUT = "alias_of_input"
@@ -291,9 +292,12 @@ FULLNESS = (
     Status.NO_GRAD_PATH,
     Status.UNSUPPORTED,
     Status.OPAQUE,
+    Status.PARAMETERS_READ,
     Status.NOT_CALLED,
 )
 """What became of a layer, from what tells most to what tells least."""
+UNCALLED = frozenset({Status.NOT_CALLED, Status.PARAMETERS_READ})
+"""What became of layers that no call shows."""
 
 
 def _all_equal(a: bool | None, b: bool | None) -> bool | None:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.flow import Source
+from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.recorder import Placements, Recorder
@@ -56,7 +57,7 @@ class Step:
         notes: what a reader should know.
         is_differentiated: whether a backward pass is asked for and can be run.
         no_gradients, loss_path, unregistered, task_gradients, given: as in `Observation`.
-        read: ids of the parameters that functions were given, where those are seen.
+        functions: who saw which parameters functions were given, where those are seen.
         company: what this rank has of the model, where that may be spread over several.
     """
 
@@ -77,7 +78,7 @@ class Step:
     loss_path: LossPath | None = None
     unregistered: tuple[UnregisteredParameter, ...] = ()
     task_gradients: tuple[TaskGradients, ...] = field(default=())
-    read: set[int] | None = None
+    functions: FunctionalLayers | None = None
     given: tuple[GivenTensor, ...] = ()
     company: Company | None = None
 
