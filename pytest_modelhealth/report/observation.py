@@ -482,6 +482,7 @@ class UnregisteredParameter:
             ``"attribute"`` if it is kept as such, ``"made"`` if the forward made it.
         count: number of its elements.
         gradient: statistics of its gradient.
+        line: ``path:line`` of the user's code that first uses one without a path, if known.
     """
 
     path: str
@@ -489,6 +490,7 @@ class UnregisteredParameter:
     kind: str
     count: int
     gradient: TensorStatistics | None
+    line: str = ""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class Origins:
         self._begins = [-1]  # their first numbers
         self._by_number: dict[int | tuple[int, int], int] = {}
         self._plain = KnownTensors[int]()
+        self.leaves: dict[int, int] = {}
+        """The vertices of leaves that are none of the sources, by id: the graph holds these."""
         self._sources: dict[int, Source] = {}
         self._unnamed: Iterator[Source] = iter(())
         self._source_vertices: dict[int, int] = {}
@@ -282,6 +284,8 @@ class Origins:
             vertex = self._rows.add(Kind.OPERATION, "tensor", guessed, live=live)
         else:
             vertex = self._of_unseen(live)
+        if live:
+            self.leaves[id(tensor)] = vertex
         self._plain.put(tensor, vertex)
         return vertex
 
