@@ -49,7 +49,7 @@ class UnregisteredParameters(Check):
             if made := len(leaves) - len(paths):
                 lines = dict.fromkeys(near(one.line) for one in leaves if one.line)
                 used = f" (used at {', '.join([*lines][:_SHOWN])})" if lines else ""
-                paths.insert(0, f"{made} made by the forward{used}")
+                paths.insert(0, f"{made} that only the graph holds{used}")
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
             yield self.violation(
                 place(observation, layer),
@@ -75,6 +75,6 @@ def _cause(leaves: list[UnregisteredParameter]) -> str:
             "nn.ParameterList or nn.ParameterDict"
         )
     return (
-        "the forward makes them anew, so that no optimizer holds them: make each nn.Parameter "
-        "once, in __init__"
+        "the forward makes them anew, or what is kept is computed of them (nn.Parameter(...) * 2), "
+        "so that no optimizer holds them: make each nn.Parameter once, in __init__, and keep it"
     )

@@ -282,8 +282,9 @@ class Index:
         around = set(self._around(vertex.call))
         before = self._maker(operand, around, among) or vertex.name
         if vertex.kind is Kind.UNKNOWN:
-            lines = (self.graph.vertices[taker].line for taker in self.takers[number])
-            return Cut(UNSEEN, before, self._next_home(number), next(lines, ""))
+            vertices, takers = self.graph.vertices, sorted(self.forward({number}, "value"))
+            line = next((vertices[taker].line for taker in takers if vertices[taker].line), "")
+            return Cut(UNSEEN, before, self._next_home(number), line)
         after = self.homes[number]
         if after is None or after == before:  # it may lie at the end of a layer's own forward
             after = self._next_home(number)
@@ -333,7 +334,7 @@ class Index:
             met.add(vertex)
             for taker in self.takers[vertex]:
                 home = self.homes[taker]
-                if home is not None:
+                if home is not None and self.graph.vertices[taker].kind is not Kind.UNKNOWN:
                     return home
                 todo.append(taker)
         return next(reversed(list(self.ends(met))), OUTPUT)

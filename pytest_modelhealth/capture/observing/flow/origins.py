@@ -59,6 +59,8 @@ class Origins:
         self._plain = KnownTensors[int]()
         self.leaves: dict[int, int] = {}
         """The vertices of leaves that are none of the sources, by id: the graph holds these."""
+        self.earlier: int | None = None
+        """The last vertex of what was computed before the run."""
         self._sources: dict[int, Source] = {}
         self._unnamed: Iterator[Source] = iter(())
         self._source_vertices: dict[int, int] = {}
@@ -201,7 +203,7 @@ class Origins:
             return self._of_leaf(node.variable)
         if number < self._first and number not in self._by_number and self._marks is None:
             vertex = self._rows.add(Kind.UNKNOWN, "made before the run", live=True)
-            self._by_number[number] = vertex
+            self._by_number[number] = self.earlier = vertex
         return self._known(node, number, output)
 
     def _add_node(self, node: Any, number: int, output: int) -> None:

@@ -156,8 +156,8 @@ class FlowRecorder:
             return ()
 
     def line_of_leaf(self, leaf: Tensor) -> str:
-        """Return the line that first uses a leaf that the forward made; ``""`` if unknown."""
-        vertex = self._origins.leaves.get(id(leaf))
+        """Return the line that first uses a leaf, or what was made of it; ``""`` if unknown."""
+        vertex = self._origins.leaves.get(id(leaf), self._origins.earlier)
         return "" if vertex is None else self._rows.line_after(vertex)
 
     @property
