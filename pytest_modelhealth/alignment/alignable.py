@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from pytest_modelhealth.report import LayerRecord, Status
+from pytest_modelhealth.report import UNCALLED, LayerRecord, Status
 from pytest_modelhealth.settings.layer_names import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -140,7 +140,7 @@ class Alignable:
     @property
     def is_inert(self) -> bool:
         """Whether it gives what it takes, or is never called."""
-        idle = self.status in (Status.ALIAS_OF_INPUT, Status.NOT_CALLED)
+        idle = self.status is Status.ALIAS_OF_INPUT or self.status in UNCALLED
         return idle or self.type_name == "Identity"
 
     def has_other_values(self, other: Alignable) -> bool:

@@ -114,7 +114,7 @@ def _watched(
         inspection.apart(), untouched(inspection, step.batch), observed_eagerly(recorder)
     ) as hooks:
         inspection.hooks = hooks
-        step.read = hooks.functions.read if hooks.functions.is_on else None
+        step.functions = hooks.functions if hooks.functions.is_on else None
         recorder.expect(_microbatch(stages, step.samples, schedule), _scale(schedule))
         first_calls = [_FirstCall(stage, step) for stage in stages]
         for stage in stages:

@@ -103,7 +103,8 @@ def _equal_outputs(
     if not root.equal_samples or _is_compared_with_itself(flow_of(observation)):
         return
     culprit, before = _where_samples_became_equal(observation)
-    if _starts_at_zero(culprit) or _is_another_checks(culprit):
+    starts_at_zero = _starts_at_zero(culprit)
+    if _is_another_checks(culprit) or (starts_at_zero and _is_head(culprit, observation)):
         return
     if needed is not None:
         reason = (
@@ -119,8 +120,16 @@ def _equal_outputs(
         yield Collapse.inconclusive(culprit, reason)
     else:
         message = f"its output is the same for all {observation.samples} samples"
-        cause = _cause(culprit, observation)
-        yield Collapse.violation(culprit, message, value=0.0, limit=ALWAYS, cause=cause)
+        cause = _STARTS_AT_ZERO if starts_at_zero else _cause(culprit, observation)
+        is_meant = starts_at_zero and _is_added_to_what_learns(culprit, observation)
+        yield Collapse.violation(
+            culprit,
+            message,
+            value=0.0,
+            limit=ALWAYS,
+            cause=f"{cause}; {_LEARNT}" if is_meant else cause,
+            severity="warn" if is_meant else "fail",
+        )
 
 
 def _dropped_inputs(observation: Observation) -> Iterator[Violation]:
@@ -201,6 +210,30 @@ def _is_compared_with_itself(flow: Flow) -> bool:
 def _starts_at_zero(record: LayerRecord) -> bool:
     """Whether a head or a gate that starts at zero makes a layer's output constant."""
     return any(s.abs_max == 0.0 for n, s in trainable(record).items() if "bias" not in n)
+
+
+def _is_head(record: LayerRecord, observation: Observation) -> bool:
+    """Whether no other weights come between a layer and the output."""
+    flow = flow_of(observation)
+    after = flow.reach(record.name) & flow.feeding("output") if flow.graph.outputs else ()
+    return not any(linear_maps(observation.layers[n]) for n in after if n in observation.layers)
+
+
+def _is_added_to_what_learns(record: LayerRecord, observation: Observation) -> bool:
+    """Whether parameters that no batch asks for get to the output past a layer, as latents do."""
+    flow, layers = flow_of(observation), observation.layers
+    beside = flow.feeding("output") - flow.branch(record.name) - flow.reach(record.name)
+    sources = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "parameter"}
+    return any(n in sources or (n in layers and bool(trainable(layers[n]))) for n in beside)
+
+
+_STARTS_AT_ZERO = (
+    "its weights start or ended at zero, and nothing that tells samples apart goes past it: zero "
+    "suits the last layer of a residual branch, gates and heads only"
+)
+_LEARNT = (
+    "where it is added to what is learnt for all samples alike, as to latents, it may be meant"
+)
 
 
 def _is_another_checks(record: LayerRecord) -> bool:

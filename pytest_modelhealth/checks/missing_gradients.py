@@ -220,19 +220,23 @@ def _is_sure(story: _Story, observation: Observation, flow: Flow) -> bool:
 
 def _why(story: _Story, flow: Flow) -> tuple[str, str]:
     """Return how it comes about, and what to look at."""
-    from pytest_modelhealth.report.flow import near
+    from pytest_modelhealth.report.flow import UNSEEN, near
 
     record, name, is_used = story.culprit
     reads = "its forward reads them, and " if name != record.name else ""
     if name not in flow:
         return "the output does not depend on what comes of them", f"{reads}{_CUT}"
     if not is_used:
-        return "what it returns is computed in vain", f"nobody takes it: it is dropped, {_VAIN}"
+        cause = f"{_ignoring(name, flow)}: it is dropped, {_VAIN}"
+        return "what it returns is computed in vain", cause
     if record.grad_off:
         where = at(near(flow.line(record.name)))
         return f"it runs under torch.no_grad(){where}", f"the graph is cut there: {_LEARN}"
     if story.cut is not None and _is_returned_alone(story.cut, name, flow):
         return f"the loss leaves it out; it is only returned, by {near(str(story.cut))}", _TERM
+    if story.cut is not None and story.cut.operation == UNSEEN:
+        where = f"before {story.cut.target!r}{at(near(story.cut.line))}"
+        return f"nothing is seen to take it; a tensor of unseen origin comes in {where}", _UNSEEN
     if story.cut is not None:
         return near(str(story.cut)), f"{reads}the graph is cut there: {_LEARN}"
     if record.status == "no_grad_path":
@@ -241,6 +245,18 @@ def _why(story: _Story, flow: Flow) -> tuple[str, str]:
         return "the graph leads there, and none comes back", f"{_NONE}: {_LEARN}"
     takers = map(repr, flow.consumers(name, as_it_is=True))
     return f"the graph is cut before {next(takers, 'the loss')}", _CUT
+
+
+def _ignoring(name: str, flow: Flow) -> str:
+    """Return who is given what a layer returned and makes nothing of it, if that is known."""
+    from pytest_modelhealth.report.flow import near
+
+    returned = [vertex for call in flow.calls(name) for vertex in call.outputs]
+    made = flow.after(*returned)
+    for call in flow.graph.calls:
+        if not made.isdisjoint(call.inputs) and made.isdisjoint(flow.inside(call.layer)):
+            return f"{call.layer!r} is given it{at(near(call.line))} and takes nothing of it"
+    return "nobody takes it"
 
 
 def _is_returned_alone(cut: Cut, name: str, flow: Flow) -> bool:
@@ -261,6 +277,10 @@ _CUT = (
 _VAIN = (
     "overwritten or not used any more, or the graph is cut where its values leave it: .item(), "
     ".tolist(), .numpy(), torch.tensor(...)"
+)
+_UNSEEN = (
+    "it is dropped, or cut where nothing shows it: in a script, vmap or compiled code. If that "
+    "tensor is a constant that an object or a closure keeps, make it a buffer (register_buffer)"
 )
 _LEARN = "if it should learn, take away what cuts; if not, freeze it by requires_grad_(False)"
 _NONE = "the graph is cut in a backward: that of an autograd.Function after it returns None"

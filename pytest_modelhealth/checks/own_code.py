@@ -23,12 +23,14 @@ class Difference(NamedTuple):
         said: what to say.
         at_an_end: whether it can be meant of the first or the last block: what they alone scale, or
             give in, is theirs.
+        is_constant: whether a constant stands there, which nothing that the block reads explains.
     """
 
     block: str
     inner: str
     said: str
     at_an_end: bool = False
+    is_constant: bool = False
 
 
 def differences(
@@ -119,8 +121,31 @@ def _compared(
     for one in new:
         said = f"{phrase(one, 'its')} is in it alone{near_line(one.line)}"
         yield Difference(block, inner, said, at_an_end=one.name not in _REDUCTIONS)
-    if not gone and not new and (pair := rewired(usual, now)):
+    if not gone and not new and (taken_for_it := _without_residual(flow, block, usual, now)):
+        said = f"{taken_for_it}, a residual"
+        yield Difference(block, inner, said, is_constant=True)
+    elif not gone and not new and (pair := rewired(usual, now)):
         was, is_ = pair
         if not any(_is_left_out(flow, block, name) for name in was.operands):
             said = f"{function(is_)} takes {taken(is_, was, 'its')}{near_line(is_.line)}, theirs "
             yield Difference(block, inner, said + taken(was, is_, "their"))
+
+
+def _without_residual(flow: Flow, block: str, usual: list[Operation], now: list[Operation]) -> str:
+    """Return where a sum takes a number, a constant or a buffer in place of the block's input."""
+    from pytest_modelhealth.report.flow import SUMS
+    from pytest_modelhealth.report.flow.differences import near_line
+
+    fixed = {v.name.removeprefix(f"{block}.") for v in flow.graph.vertices if v.kind in _FIXED}
+    for was, is_ in zip(usual, now, strict=False):
+        residual, others = _FIRST_INPUT.difference(is_.operands), set(is_.operands)
+        if was.name != is_.name or was.name not in SUMS or residual.isdisjoint(was.operands):
+            continue
+        others -= set(was.operands)
+        if others <= fixed:
+            named = " and ".join(f"`{name}`" for name in sorted(others)) or "a number"
+            return f"the sum takes {named}{near_line(is_.line)} in place of its input"
+    return ""
+
+
+_FIXED = frozenset({"constant", "buffer"})

@@ -31,9 +31,9 @@ _SQUASHING = frozenset({"softmax", "log_softmax", "softmin"})
 def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerRecord]:
     """Return the layers from `record` to the next weights, those last, ``[]`` where none follow.
 
-    Only layers that take the output before them as it is are on it: a sum with a residual stream, a
-    product with a gate, a concatenation end the way, so that it is empty for zero-initialised
-    branches, gates and heads.
+    Only layers that take the output before them as it is, or a constant added to it, are on it: a
+    sum with a residual stream, a product with a gate, a concatenation end the way, so that it is
+    empty for zero-initialised branches, gates and heads.
     """
     way: list[LayerRecord] = []
     here = record
@@ -153,7 +153,7 @@ _FAR, _NEAR = 3.0, 1.5
 
 
 def _takers(observation: Observation, record: LayerRecord) -> Iterator[LayerRecord]:
-    """Yield the layers that take the output of `record` as it is, the first to run first."""
-    for name in flow_of(observation).consumers(record.name, as_it_is=True):
+    """Yield the layers that take what `record` gives, or its sum with a constant, in order."""
+    for name in flow_of(observation).consumers(record.name, shifted=True):
         if name in observation.layers:
             yield observation.layers[name]

@@ -65,11 +65,15 @@ class RemovableUnits(Check):
             else:
                 yield self.violation(
                     record,
-                    f"{len(layer.removable):,} of {layer.units:,} units can go: {_kinds(layer)} "
-                    f"over {layer.samples:,} samples",
+                    f"{len(layer.removable):,} of {layer.units:,} units "
+                    f"{'have no effect' if layer.read_by else 'can go'}: {_kinds(layer)} over "
+                    f"{layer.samples:,} samples",
                     value=layer.fraction,
                     limit=limit,
-                    cause="the layer is wider than what it learnt, or its units died in training",
+                    cause="the layer is wider than what it learnt, or its units died in training"
+                    + (
+                        f"; to be masked, not cut: read by {layer.read_by}" if layer.read_by else ""
+                    ),
                     independent=True,
                 )
 

@@ -148,7 +148,7 @@ def _otherwise(
         found = [one for one in codes if one.block == name]
         if read and _reads_otherwise(flow, name, read[name], fewest, set(lacking)):
             lacking = {trait: said for trait, said in lacking.items() if trait[0] == "call"}
-            found = []
+            found = [one for one in found if one.is_constant]
         where = {one.inner for one in found}
         if not lacking and len(where) == 1:
             yield name, found[0].inner, [one.said for one in found]

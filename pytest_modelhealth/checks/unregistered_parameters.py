@@ -41,9 +41,15 @@ class UnregisteredParameters(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield one violation for each layer that keeps such leaves."""
+        from pytest_modelhealth.report.flow import near
+
         for layer, group in groupby(observation.unregistered, key=lambda one: one.layer):
             leaves = list(group)
-            paths = [one.path or "one that only the graph holds" for one in leaves]
+            paths = [one.path for one in leaves if one.path]
+            if made := len(leaves) - len(paths):
+                lines = dict.fromkeys(near(one.line) for one in leaves if one.line)
+                used = f" (used at {', '.join([*lines][:_SHOWN])})" if lines else ""
+                paths.insert(0, f"{made} that only the graph holds{used}")
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
             yield self.violation(
                 place(observation, layer),
@@ -69,6 +75,6 @@ def _cause(leaves: list[UnregisteredParameter]) -> str:
             "nn.ParameterList or nn.ParameterDict"
         )
     return (
-        "the forward makes them anew, so that no optimizer holds them: make each nn.Parameter "
-        "once, in __init__"
+        "the forward makes them anew, or what is kept is computed of them (nn.Parameter(...) * 2), "
+        "so that no optimizer holds them: make each nn.Parameter once, in __init__, and keep it"
     )

@@ -40,10 +40,6 @@ _PURE = frozenset({"mul", "rsub", "sub", "add", "neg", "eq", "ne", "lt", "gt", "
     "bitwise_not", "invert", "logical_not", "bool", "long", "int", "type", "cpu", "cuda", "div",
 }  # fmt: skip
 """Operations that change nothing but what they return, where they have one operand."""
-_FILLED = frozenset({"zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"}) | {
-    "full", "full_like", "new_full",
-}  # fmt: skip
-"""Functions that make a constant of one value."""
 _LOOK_UPS = frozenset({"embedding", "index", "index_select", "getitem"})
 
 
@@ -272,13 +268,15 @@ def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
 
 def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
     """Yield the parameters of which a function is asked for one row by a constant."""
+    from pytest_modelhealth.report.flow import FILLED
+
     for vertex in flow.graph.vertices:
         if vertex.function not in _LOOK_UPS or len(vertex.operands) != 2:
             continue
         table, made = (_made_of(flow, operand) for operand in vertex.operands)
         if {one.kind for one in table} != {"parameter"} or not made:
             continue
-        if any(one.name not in _FILLED or one.kind != "constant" for one in made):
+        if any(one.name not in FILLED or one.kind != "constant" for one in made):
             continue
         layer, _, own = table[0].name.rpartition(".")
         shape = observation.layers[layer].parameters[own].shape

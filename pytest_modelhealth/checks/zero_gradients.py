@@ -80,7 +80,7 @@ class _Verdict:
         stops, names = self._stops, [*self.silent, *self.parameters]
         for_good = stops.stopped(stops.for_good).names
         designs = self._by_design()
-        stuck = stops.stopped(stops.for_good, stops.stuck).names
+        stuck = self._held
         in_time = stops.stopped(stops.for_good, stops.stuck, stops.designs).names
         known = {n: for_good[n] for n in names if n in for_good}
         for name in [n for n in names if n in stuck and n not in {*known, *designs}]:
@@ -315,6 +315,11 @@ class _Verdict:
         return stops.stopped(stops.unread, stops.masks, stops.perhaps, stops.designs).names
 
     @cached_property
+    def _held(self) -> Mapping[str, Edge]:
+        stops = self._stops
+        return stops.stopped(stops.for_good, stops.stuck).names
+
+    @cached_property
     def _unread(self) -> frozenset[Edge]:
         return frozenset(self._stops.unread)
 
@@ -359,6 +364,13 @@ class _Verdict:
             return (
                 f"{_named(self._flow.cut_at(difference))} takes from it what is made of itself, "
                 "and leaves nothing: a mean over a dimension of size one"
+            )
+        held = self._stops.stuck.get(self._held.get(record.name, _NONE))
+        if held:
+            named = " and ".join(map(repr, held))
+            return (
+                f"the weights of {named} behind it are all zero and get no gradient either, as "
+                "what comes to them tells nothing apart: initialise them at random"
             )
         after = self._after(record)
         if not after:

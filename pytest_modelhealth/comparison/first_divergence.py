@@ -15,7 +15,7 @@ from pytest_modelhealth.comparison.operations import Operations
 from pytest_modelhealth.comparison.precision import other_dtypes
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.trace import Key, Trace
-from pytest_modelhealth.report import Status
+from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.settings.layer_names import is_inside
 
 _OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
@@ -318,7 +318,7 @@ class Search:
         A `ModuleList` only holds others: what stands between these is in the code around it.
         """
         layers = self.a.layers
-        while name and (self._pair(name) is None or layers[name].status is Status.NOT_CALLED):
+        while name and (self._pair(name) is None or layers[name].status in UNCALLED):
             name = _parent(name)
         return name
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_modelhealth.ranks.company import Company, digest
 from pytest_modelhealth.ranks.placing import Key
-from pytest_modelhealth.report import LayerRecord, Observation, Status
+from pytest_modelhealth.report import UNCALLED, LayerRecord, Observation
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.flow.graph import Graph
 from pytest_modelhealth.report.observation import FULLNESS, MEASURED
@@ -142,7 +142,7 @@ def _merged(one: Observation, other: Observation) -> Observation:
 
 
 def _order(record: LayerRecord) -> tuple[bool, int]:
-    return record.status is Status.NOT_CALLED, 0  # a stable sort keeps the order of the ranks
+    return record.status in UNCALLED, 0  # a stable sort keeps the order of the ranks
 
 
 def _merged_record(one: LayerRecord, other: LayerRecord) -> LayerRecord:

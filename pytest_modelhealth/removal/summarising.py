@@ -80,7 +80,7 @@ def summarised(
         samples: on how many units were found.
     """
     layers = prover.layers
-    cut = _Cut(layers, costs)
+    cut = _Cut({name: one for name, one in layers.items() if not one.read_by}, costs)
     parameters = list(prover.beside.model.parameters())
     return Removable(
         layers={name: cut.priced(layers[name]) for name in found if name in layers},

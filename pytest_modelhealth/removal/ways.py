@@ -10,6 +10,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
+from math import prod
 
 from torch import Tensor, nn
 
@@ -18,6 +20,8 @@ from pytest_modelhealth.report import Graph, Kind, Observation
 from pytest_modelhealth.report.flow.graph import MATRIX_PRODUCTS
 from pytest_modelhealth.report.removable import UnitSlice
 
+_Means = tuple[int, ...] | None
+"""The sizes beside the units of which a mean was taken on the way; ``None`` without one."""
 Place = tuple[str, int]
 """A call of a layer: its name, and how many calls of it came before."""
 
@@ -140,25 +144,25 @@ def routes(observation: Observation, modules: Mapping[str, nn.Module]) -> dict[s
     flow = observation.flow
     if flow is None:
         return {}
-    ways = _Ways(flow.graph, modules, _dimensions(observation))
+    ways = _Ways(flow.graph, modules, _shapes(observation))
     called = dict.fromkeys(call.layer for call in flow.graph.calls)
     found = (ways.route(name) for name in called if makes_units(modules.get(name)))
     return {route.layer: route for route in found if route is not None}
 
 
-def _dimensions(observation: Observation) -> dict[str, int]:
-    """Return how many dimensions the output of each layer had."""
+def _shapes(observation: Observation) -> dict[str, tuple[int, ...]]:
+    """Return the shape of the output of each layer."""
     records = observation.layers.values()
-    return {r.name: len(r.activations.shape) for r in records if r.activations is not None}
+    return {r.name: r.activations.shape for r in records if r.activations is not None}
 
 
 class _Ways:
     """The graph of a run, and what lies next to each vertex."""
 
     def __init__(
-        self, graph: Graph, modules: Mapping[str, nn.Module], dimensions: Mapping[str, int]
+        self, graph: Graph, modules: Mapping[str, nn.Module], shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        self._graph, self._modules, self._dimensions = graph, modules, dimensions
+        self._graph, self._modules, self._shapes = graph, modules, shapes
         self._takers: list[list[int]] = [[] for _ in graph.vertices]
         for number, vertex in enumerate(graph.vertices):
             for operand in dict.fromkeys(vertex.operands):
@@ -231,7 +235,9 @@ class _Ways:
         if isinstance(module, _NORMS):
             is_of_units = module.num_features == units_of(self._modules[layer])
             in_place = not _is_linear(self._modules[layer])
-            return "norm" if is_of_units and (in_place or self._dimensions.get(name) == 2) else ""
+            return (
+                "norm" if is_of_units and (in_place or len(self._shapes.get(name, ())) == 2) else ""
+            )
         return "activation" if self._activation(name) in _ZERO_AT_ZERO else ""
 
     def _activation(self, name: str) -> str | None:
@@ -243,9 +249,10 @@ class _Ways:
 
     def _readers(self, layer: str, start: int) -> Iterator[tuple[str, int] | str]:
         """Yield each layer whose weight reads the units, with the columns of one, or what else."""
-        todo, met = [(start, False)], set[int]()
+        todo: list[tuple[int, bool, _Means]] = [(start, False, None)]
+        met = set[int]()
         while todo:
-            vertex, is_flat = todo.pop()
+            vertex, is_flat, means = todo.pop()
             for taker in self._takers[vertex]:
                 if taker in met:
                     continue
@@ -255,15 +262,17 @@ class _Ways:
                     is_view = found.function in _FLATTENED
                     is_alike = found.function.startswith(_POOLINGS)
                     if is_view or is_alike or found.function in _UNCHANGED:
-                        todo.append((taker, is_flat or is_view))
+                        is_mean = found.function == "mean"
+                        beside = self._beside(layer, vertex) if is_mean else means
+                        todo.append((taker, is_flat or is_view, beside))
                     elif not self._is_ours(taker):
                         yield f"`{found.function}`"
                 elif isinstance(module := self._modules.get(found.name), nn.Flatten):
-                    todo.append((taker, True))
+                    todo.append((taker, True, means))
                 elif makes_units(module):
-                    yield self._columns(layer, found.name, is_flat=is_flat)
+                    yield self._columns(layer, found.name, is_flat=is_flat, means=means)
                 elif isinstance(module, _UNIFORM) or self._is_uniform_activation(found.name):
-                    todo.append((taker, is_flat))
+                    todo.append((taker, is_flat, means))
                 else:
                     yield found.name
 
@@ -271,13 +280,27 @@ class _Ways:
         activation = self._activation(name)
         return activation is not None and activation not in _ACROSS_UNITS | {"prelu"}
 
-    def _columns(self, layer: str, name: str, *, is_flat: bool) -> tuple[str, int] | str:
+    def _beside(self, layer: str, vertex: int) -> tuple[int, ...]:
+        """Return the sizes of what a layer gave but for samples and units; none if not known."""
+        found = self._graph.vertices[vertex]
+        shape = self._shapes.get(found.name, ()) if found.kind is Kind.CALL else ()
+        units = len(shape) + _unit_dimension(self._modules[layer])
+        return tuple(size for place, size in enumerate(shape) if place not in (0, units))
+
+    def _columns(
+        self, layer: str, name: str, *, is_flat: bool, means: _Means
+    ) -> tuple[str, int] | str:
         """Return a reader with the columns of one unit, or say why that is not known."""
         module, source = self._modules[name], self._modules[layer]
         units, weight = units_of(source), held(module, "weight")
         if weight is None or getattr(module, "groups", 1) != 1:
             return f"{name}, not every unit by every column"
         width = weight[1].shape[_column_dimension(module)]
+        if means is not None:  # it may run over the units, and leave what is beside them
+            choices = (c for n in range(len(means) + 1) for c in combinations(means, n))
+            beside = set(map(prod, choices))
+            is_left = width % units == 0 and width // units in beside and width not in beside
+            return (name, width // units) if is_left else f"{name}, behind a mean"
         if width == units and not (is_flat and _is_linear(source)):
             return name, 1
         is_image = not _is_linear(source) and _is_linear(module)

@@ -12,6 +12,7 @@ from pytest_modelhealth.rendering.layer_tree import Branch, Row, grown
 from pytest_modelhealth.rendering.model_summary_text import text
 from pytest_modelhealth.rendering.notation import plural
 from pytest_modelhealth.report import (
+    UNCALLED,
     Costs,
     HealthReport,
     LayerCosts,
@@ -19,7 +20,6 @@ from pytest_modelhealth.report import (
     ModelSummary,
     Observation,
     Size,
-    Status,
 )
 from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.statistics import TensorStatistics
@@ -168,7 +168,7 @@ def _activation_bytes(record: LayerRecord, own: LayerCosts | None, batches: int)
     if own is not None:
         return own.activation_bytes
     if record.activations is None:
-        return None if record.calls and record.status is not Status.NOT_CALLED else 0
+        return None if record.calls and record.status not in UNCALLED else 0
     return _size(record.activations).nbytes // batches
 
 

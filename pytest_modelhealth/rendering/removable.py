@@ -54,13 +54,23 @@ def line(result: RemovableUnits) -> str:
             f"{name}: no units to look at, as no linear layer or convolution ran but those that "
             "give outputs"
         )
-    going = [len(layer.removable) for layer in record.layers.values()]
+    found = record.layers.values()
+    going = sum(len(layer.removable) for layer in found if not layer.read_by)
+    idle = sum(len(layer.removable) for layer in found if layer.read_by)
     if not going:
+        if idle:
+            of = plural(units, "unit")
+            return f"{name}: {idle:,} of {of} {_HAVE[idle != 1]} no effect, to be masked"
         return f"{name}: none of {plural(units, 'unit')} can go"
     saved = _part(record.removable_parameters, record.parameters, "parameters")
     if record.multiply_adds is not None:
         saved += f", {_part(record.removable_multiply_adds, record.multiply_adds, 'multiply-adds')}"
-    return f"{name}: {sum(going):,} of {plural(units, 'unit')} can go: {saved}"
+    if idle:
+        saved += f"; {idle:,} more {_HAVE[idle != 1]} no effect, to be masked"
+    return f"{name}: {going:,} of {plural(units, 'unit')} can go: {saved}"
+
+
+_HAVE = ("has", "have")
 
 
 def _part(going: int | None, of: int, what: str) -> str:
@@ -95,6 +105,13 @@ def remarks(result: RemovableUnits) -> list[str]:
             f"duplicates merged, outputs {on} move by {number(proof.merged)} of their size; "
             f"rounding explains {number(proof.limit)}"
         )
+    for layer in record.layers.values():
+        if layer.read_by:
+            count = len(layer.removable)
+            told.append(
+                f"{_label(layer.name)}: {plural(count, 'unit')} {_HAVE[count != 1]} no effect; to "
+                f"be masked, not cut: read by {printable(layer.read_by)}"
+            )
     if record.samples < _FEW:
         told.append(f"{plural(record.samples, 'sample')} are few: over more, more units fire")
     return told
@@ -106,7 +123,7 @@ def _cells(layer: RemovableLayer) -> tuple[str, ...]:
         _label(layer.name),
         whole(layer.units),
         *map(whole, counts),
-        percent(layer.fraction),
+        "mask" if layer.read_by else percent(layer.fraction),
         whole(layer.parameters),
         scaled(layer.multiply_adds).strip(),
         ranges(layer.removable),

@@ -33,6 +33,7 @@ from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import (
     MEASURED,
     ROLES,
+    UNCALLED,
     ClassTargets,
     GivenTensor,
     LayerRecord,
@@ -63,6 +64,7 @@ from pytest_modelhealth.report.stepping import (
 __all__ = [
     "MEASURED",
     "ROLES",
+    "UNCALLED",
     "BrokenCheck",
     "Call",
     "ClassTargets",

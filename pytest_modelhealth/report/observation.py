@@ -63,6 +63,7 @@ class Status(StrEnum):
 
     OBSERVED = "observed"
     NOT_CALLED = "not_called"
+    PARAMETERS_READ = "parameters_read"
     NO_GRAD_PATH = "no_grad_path"
     UNUSED_IN_LOSS = "unused_in_loss"
     ALIAS_OF_INPUT = "alias_of_input"
@@ -290,9 +291,12 @@ FULLNESS = (
     Status.NO_GRAD_PATH,
     Status.UNSUPPORTED,
     Status.OPAQUE,
+    Status.PARAMETERS_READ,
     Status.NOT_CALLED,
 )
 """What became of a layer, from what tells most to what tells least."""
+UNCALLED = frozenset({Status.NOT_CALLED, Status.PARAMETERS_READ})
+"""What became of layers that no call shows."""
 
 
 def _all_equal(a: bool | None, b: bool | None) -> bool | None:
@@ -477,6 +481,7 @@ class UnregisteredParameter:
             ``"attribute"`` if it is kept as such, ``"made"`` if the forward made it.
         count: number of its elements.
         gradient: statistics of its gradient.
+        line: ``path:line`` of the user's code that first uses one without a path, if known.
     """
 
     path: str
@@ -484,6 +489,7 @@ class UnregisteredParameter:
     kind: str
     count: int
     gradient: TensorStatistics | None
+    line: str = ""
 
 
 @dataclass(frozen=True)

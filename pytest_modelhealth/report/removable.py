@@ -54,7 +54,8 @@ class RemovableLayer:
         produced: where the units stand in the parameters that make them: weight, bias, and the
             entries of a norm behind it.
         read: where they stand in the weights that read them, the next ones.
-        read_by: why `read` is not all that reads them, a phrase; ``""`` where it is.
+        read_by: why `read` is not all that reads them, a phrase; ``""`` where it is. Units that a
+            norm, a mean or a sum with others reads are masked: no cut takes them out.
     """
 
     name: str
@@ -116,8 +117,8 @@ class Removable:
         proof: what was measured on the others.
         parameters: number of elements of all parameters of the model.
         multiply_adds: of the model, a sample; ``None`` where that could not be measured.
-        removable_parameters, removable_multiply_adds: how many of them go with all of the units;
-            what two layers share counts once.
+        removable_parameters, removable_multiply_adds: how many of them go with all of the units
+            that weights alone read; what two layers share counts once.
     """
 
     layers: Mapping[str, RemovableLayer] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_modelhealth.report.flow import Call, Flow, Graph, Kind, Vertex
-from pytest_modelhealth.report.observation import FULLNESS, LayerRecord, Observation, Status
+from pytest_modelhealth.report.observation import FULLNESS, UNCALLED, LayerRecord, Observation
 
 ON_ITS_WAY = "to"
 """What brings values from one stage to the next: a copy that changes none."""
@@ -192,7 +192,7 @@ def _once(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _when(record: LayerRecord) -> tuple[bool, int]:
-    return record.status is Status.NOT_CALLED, record.entered or 0
+    return record.status in UNCALLED, record.entered or 0
 
 
 def _naming(names: StageNames, stage: int) -> Callable[[str], str]:

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_modelhealth import __version__
-from pytest_modelhealth.report import Status
+from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.snapshot.snapshot import (
     FRACTIONS,
     OWN_NAMES,
@@ -275,7 +275,7 @@ def _usual(role: str, own_name: str, dtype: str, line: Line) -> _Usual:
 
 
 def _usual_calls(status: str) -> int:
-    return 0 if status == Status.NOT_CALLED else 1
+    return 0 if status in UNCALLED else 1
 
 
 def _usual_zeros(role: str, layer: str, value: str) -> float:

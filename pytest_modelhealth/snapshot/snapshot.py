@@ -9,7 +9,7 @@ from functools import cached_property
 
 from pytest_modelhealth.alignment.alignable import containers
 from pytest_modelhealth.alignment.causes import dotted
-from pytest_modelhealth.report import Status
+from pytest_modelhealth.report import UNCALLED, Status
 
 REAL = ("mean", "std", "min", "max")
 """The real numbers that are kept of a tensor; the root mean square follows from the first two."""
@@ -136,8 +136,8 @@ class Snapshot:
     def computes(self, layer: str) -> bool:
         """Whether a layer may change a number: an Identity and a mere container do not."""
         line = self.layers[layer]
-        if line.status == Status.NOT_CALLED or line.owns_parameters:
-            return line.status != Status.NOT_CALLED
+        if line.status in UNCALLED or line.owns_parameters:
+            return line.status not in UNCALLED
         idle = line.status == Status.ALIAS_OF_INPUT or line.type == "Identity"
         return not (idle or layer in self.holders)
 

@@ -91,7 +91,7 @@ def case(name: str, inputs: Callable[[], Any] = x, **options: Any) -> Callable[[
 
 
 ALIAS = Status.ALIAS_OF_INPUT
-NOT_CALLED = Status.NOT_CALLED
+NOT_CALLED, READ = Status.NOT_CALLED, Status.PARAMETERS_READ
 NO_PATH = Status.NO_GRAD_PATH
 UNUSED = Status.UNUSED_IN_LOSS
 UNSUPPORTED = Status.UNSUPPORTED
@@ -565,7 +565,7 @@ class Lists(nn.Module):
         return self.heads["a"](x) - self.heads["b"](x)
 
 
-@case("forward called directly", statuses={"lin": NOT_CALLED})
+@case("forward called directly", statuses={"lin": READ})
 class ForwardCalledDirectly(nn.Module):
     """`.forward()` runs no hook, yet its parameters get gradients."""
 
@@ -577,7 +577,7 @@ class ForwardCalledDirectly(nn.Module):
         return self.head(self.lin.forward(x))
 
 
-@case("multi-head attention", sequence, statuses={"attention.out_proj": NOT_CALLED})
+@case("multi-head attention", sequence, statuses={"attention.out_proj": READ})
 class Attention(nn.Module):
     """The output projection is used through its weight, never called."""
 
@@ -794,7 +794,7 @@ def padded() -> Inputs:
     context=torch.no_grad,
     statuses={
         "layers": NOT_CALLED,
-        "layers.0.self_attn.out_proj": NOT_CALLED,
+        "layers.0.self_attn.out_proj": READ,
     },
 )
 def padded_encoder() -> nn.Module:
@@ -808,7 +808,7 @@ def padded_encoder() -> nn.Module:
     sequence,
     context=torch.no_grad,
     statuses={
-        "self_attn.out_proj": NOT_CALLED,
+        "self_attn.out_proj": READ,
         "dropout": ALIAS,
         "dropout1": ALIAS,
         "dropout2": ALIAS,
@@ -819,7 +819,7 @@ def evaluated_encoder_layer() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
 
 
-@case("encoder layer", sequence, statuses={"self_attn.out_proj": NOT_CALLED})
+@case("encoder layer", sequence, statuses={"self_attn.out_proj": READ})
 class EncoderLayer(nn.TransformerEncoderLayer):
     def __init__(self) -> None:
         super().__init__(8, 2, 16, batch_first=True)

@@ -68,6 +68,7 @@ class Product(torch.autograd.Function):
 
 
 OPAQUE, NOT_CALLED, OBSERVED = Status.OPAQUE, Status.NOT_CALLED, Status.OBSERVED
+READ = Status.PARAMETERS_READ
 ALL = (OPAQUE,) * 4
 WAYS: dict[str, tuple[Callable[..., Any], tuple[Status, ...]]] = {
     # the part, a, act and b
@@ -96,15 +97,15 @@ WAYS: dict[str, tuple[Callable[..., Any], tuple[Status, ...]]] = {
     "forward": (lambda inner: inner.forward, (NOT_CALLED, OBSERVED, OBSERVED, OBSERVED)),
     "read directly": (
         lambda inner: lambda x: F.linear(x, weight=inner.a.weight + sum([inner.b.weight])),
-        (NOT_CALLED,) * 4,
+        (NOT_CALLED, READ, NOT_CALLED, READ),
     ),
     "joined": (
         lambda inner: lambda x: x @ torch.cat([inner.a.weight, inner.b.weight])[:6],
-        (NOT_CALLED,) * 4,
+        (NOT_CALLED, READ, NOT_CALLED, READ),
     ),
     "transposed": (
         lambda inner: lambda x: x @ inner.a.weight.T @ inner.b.weight.type(torch.float32),
-        (NOT_CALLED,) * 4,
+        (NOT_CALLED, READ, NOT_CALLED, READ),
     ),
     "left out": (lambda inner: torch.sin, (NOT_CALLED,) * 4),
 }

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.capture.architectures import ARCHITECTURES
@@ -86,6 +87,35 @@ def test_head_that_starts_at_zero_is_no_collapse(mlp, batch, inspect):
     report = inspect(mlp, batch)
     assert report[""].equal_samples
     assert found(report) == []
+
+
+@pytest.mark.parametrize(
+    ("join", "severity"),
+    [
+        (lambda m, x, y: F.silu(y).mean(1), "fail"),
+        (lambda m, x, y: F.silu(2.0 * y + 0).mean(1), "fail"),
+        (lambda m, x, y: F.silu(y + m.latents).mean(1), "warn"),
+        (lambda m, x, y: F.silu(x + y).mean(1), None),
+    ],
+    ids=["nothing", "a number", "latents", "a residual"],
+)
+def test_zero_scale_past_which_no_sample_gets_is_a_collapse(join, severity, inspect):
+    """What starts at zero may do so at the end, or where the samples go past it."""
+
+    class Pools(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.norm, self.head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+            self.latents = nn.Parameter(torch.randn(5, 8))
+            nn.init.zeros_(self.norm.weight)
+
+        def forward(self, x):
+            return self.head(join(self, x, self.norm(self.fc(x))))
+
+    report = inspect(Pools(), torch.randn(64, 5, 8))
+    told = [v for v in (*report.violations, *report.warnings) if v.check == "collapse"]
+    assert [(v.layer, v.severity) for v in told] == [("norm", severity)] * (severity is not None)
+    assert all("start or ended at zero" in v.cause for v in told)
 
 
 @pytest.mark.parametrize("layer", ["fc1", "fc2"])

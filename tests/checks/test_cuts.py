@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +92,53 @@ def test_an_encoder_detached_before_attention_is_one_cut(inspect: Inspect) -> No
     assert "memory.detach()" in code_at(line)
     text = report.render("failure")
     assert text.count("`detach` at") == 1
+
+
+SHIFT = torch.randn(16)
+
+
+class Deaf(nn.Module):
+    """A decoder that is given what an encoder made, and takes a constant of some place instead."""
+
+    def __init__(self, constant: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.own, self.out, self.constant = nn.Linear(16, 16), nn.Linear(16, 16), constant
+        self.kept, self.object = torch.randn(16), SimpleNamespace(kept=torch.randn(16))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.out(self.own(x) + self.constant(self))
+
+
+@pytest.mark.parametrize(
+    ("constant", "said"),
+    [
+        (lambda _: 0.0, "'decoder' is given it at LINE and takes nothing of it"),
+        (lambda m: m.kept, "'decoder' is given it at LINE and takes nothing of it"),
+        (lambda _: SHIFT, "'decoder' is given it at LINE and takes nothing of it"),
+        (lambda m: m.object.kept, "of unseen origin comes in before 'decoder.out' at LINE"),
+    ],
+    ids=["none", "attribute", "global", "object"],
+)
+def test_a_decoder_that_ignores_what_an_encoder_made_is_named(
+    constant: Callable[[Any], Tensor], said: str, batch: Tensor, inspect: Inspect
+) -> None:
+    """What takes the place of it, and is made where nothing shows it, is no layer."""
+
+    class Translating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.encoder = nn.Linear(16, 16), net(16, 16, 16)
+            self.decoder = Deaf(constant)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.decoder(x, self.encoder(x))
+
+    (violation,) = inspect(Translating(), batch).violations
+    assert violation.layer == "encoder.2"
+    text = f"{violation.message}; {violation.cause}"
+    place = r"\S+test_cuts.py:\d+"
+    assert re.search(said.replace("LINE", place), text), text
 
 
 class Chain(nn.Module):

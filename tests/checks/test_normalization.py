@@ -153,20 +153,36 @@ def test_large_eps(eps, names, batch, inspect):
 class Residual(nn.Module):
     """A branch of two normalisations."""
 
-    def __init__(self):
+    def __init__(self, past=lambda x, _: x):
         super().__init__()
         self.a, self.norm1 = nn.Linear(16, 16), nn.BatchNorm1d(16)
         self.b, self.norm2 = nn.Linear(16, 16), nn.BatchNorm1d(16)
-        self.head = nn.Linear(16, 4)
+        self.head, self.past = nn.Linear(16, 4), past
+        self.register_buffer("zeros", torch.zeros(16))
 
     def forward(self, x):
-        return self.head(x + self.norm2(self.b(torch.tanh(self.norm1(self.a(x))))))
+        y = self.norm2(self.b(torch.tanh(self.norm1(self.a(x)))))
+        return self.head(self.past(x, self) + y)
 
 
-@pytest.mark.parametrize(("norm", "names"), [("norm1", ["norm1"]), ("norm2", [])])
-def test_zero_scale(norm, names, batch, inspect):
-    """The last normalisation of a residual branch may start at zero; the one inside may not."""
-    model = Residual()
+@pytest.mark.parametrize(
+    ("norm", "past", "names"),
+    [
+        ("norm1", lambda x, _: x, ["norm1"]),
+        ("norm2", lambda x, _: x, []),
+        ("norm2", lambda x, _: x.detach(), []),
+        ("norm2", lambda *_: 0, ["norm2"]),
+        ("norm2", lambda *_: torch.ones(16), ["norm2"]),
+        ("norm2", lambda x, _: torch.zeros_like(x), ["norm2"]),
+        ("norm2", lambda x, m: 0 * m.a(x), ["norm2"]),
+        ("norm2", lambda _, m: m.zeros, ["norm2"]),
+        ("norm2", lambda x, _: torch.randn_like(x), []),
+    ],
+    ids=["inside", "input", "detached", "0", "ones", "zeros", "times zero", "buffer", "noise"],
+)
+def test_zero_scale(norm, past, names, batch, inspect):
+    """The last normalisation of a branch may start at zero, if values go past it: no constant."""
+    model = Residual(past)
     nn.init.zeros_(model.get_submodule(norm).weight)
     assert found(inspect(model, batch)) == names
 

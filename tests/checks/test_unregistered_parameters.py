@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -104,6 +106,38 @@ def test_parameter_made_by_the_forward_is_named(batch, inspect, assigned):
 
     (violation,) = findings(inspect(Holder(lambda m: None, use), batch))
     assert "makes them anew" in violation.cause
+
+
+def test_parameters_made_by_the_forward_are_told_once_with_their_lines(batch, inspect):
+    """Some are used at a line of the user's code, some in a layer that is made anew."""
+
+    def use(model, x):
+        scale, layer = nn.Parameter(torch.ones(16)), linear()
+        for _ in range(2):
+            x = x @ nn.Parameter(torch.randn(16, 16))
+        return layer(x) * scale
+
+    keep, _, paths = MODULES["dictionary"]
+    (violation,) = findings(
+        inspect(Holder(keep, lambda m, x: use(m, MODULES["dictionary"][1](m, x))), batch)
+    )
+    shown = violation.message.partition(": ")[2]
+    assert shown.startswith("5 that only the graph holds (used at ")
+    assert shown.endswith(f"), {', '.join(paths)}")
+    lines = re.findall(r"test_unregistered_parameters\.py:(\d+)", shown)
+    code = [Path(__file__).read_text().splitlines()[int(line) - 1].strip() for line in lines]
+    assert sorted(code) == ["return layer(x) * scale", "x = x @ nn.Parameter(torch.randn(16, 16))"]
+
+
+def test_parameter_computed_with_where_it_is_made_is_named(batch, inspect):
+    """What is kept is no leaf, and what it was made of nobody holds."""
+
+    def keep(model):
+        model.scale = nn.Parameter(torch.ones(16)) * 2.0
+
+    (violation,) = findings(inspect(Holder(keep, lambda m, x: x * m.scale), batch))
+    assert re.search(r"1 that only the graph holds \(used at \S+:\d+\)", violation.message)
+    assert "what is kept is computed of them" in violation.cause
 
 
 def test_inputs_of_the_user_are_no_fault(mlp, batch, inspect):

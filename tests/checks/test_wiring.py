@@ -18,6 +18,7 @@ from tests.checks.wirings import (
     Block,
     Bottleneck,
     Cell,
+    Coded,
     Deaf,
     Detr,
     Doubled,
@@ -29,6 +30,7 @@ from tests.checks.wirings import (
     TwoTasks,
     adapted,
     adapted_inside,
+    added_to,
     added_to_the_norm,
     asked_by_one_query,
     attends,
@@ -401,6 +403,20 @@ FAULTS: dict[str, Case] = {
         ),
         "warn", "blocks.2.inner", "the sum with its input is missing, a residual",
     ),
+    **{
+        f"{past} in the place of a residual": (
+            lambda run=run, block=block: (
+                Model(in_a_row, blocks=coded(gated, gated, run, gated, block=block)), (ids(),)
+            ),
+            "warn", layer, f"the sum takes {named}",
+        )
+        for past, run, named in (
+            ("a number", added_to(lambda _: 0), "a number"),
+            ("zeros", added_to(lambda x: torch.zeros(WIDTH)), "`zeros`"),
+            ("zeros like the input", added_to(torch.zeros_like), "`zeros_like`"),
+        )
+        for block, layer in ((Coded, "blocks.2"), (Holding, "blocks.2.inner"))
+    },
     "a value joined to itself": (
         lambda: (Model(joined_to_itself, **parts()), (ids(),)), "warn", "", "torch.cat([one, one]",
     ),

@@ -15,6 +15,7 @@ from pytest_modelhealth.checks.missing_gradients import MissingGradients
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
 from pytest_modelhealth.report.flow.index import Index
 from pytest_modelhealth.training import default_settings
+from tests.checks.layers import Applies
 
 
 def told(report):
@@ -1094,3 +1095,16 @@ def test_mean_over_one_is_seen_through_later_differences(inspect, only):
     violation = only(report, "missing_gradients")
     assert violation.layer == "advantage"
     assert "a mean over a dimension of size one" in violation.cause
+
+
+def test_zero_scale_that_learns_nothing_is_named(batch, inspect):
+    """A norm is given one value for all samples: no clamp, rounding or saturation is behind it."""
+    blocks = [
+        nn.Sequential(nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), Applies(lambda x: x + 0))
+        for _ in range(2)
+    ]
+    for block in blocks:
+        nn.init.zeros_(block[1].weight)
+    (violation,) = told(inspect(nn.Sequential(nn.Linear(16, 16), *blocks, nn.Linear(16, 4)), batch))
+    assert violation.layer == "2.0"
+    assert "'2.1' behind it are all zero and get no gradient either" in violation.cause

@@ -399,6 +399,11 @@ def not_added(block: Any, x: Tensor) -> Tensor:
     return torch.sigmoid(block.gate(x)) * block.fc(block.norm(x))
 
 
+def added_to(past: Callable[[Tensor], Any]) -> Run:
+    """Return code that adds something made of the input in place of it."""
+    return lambda block, x: not_added(block, x) + past(x)
+
+
 def scaled(block: Any, x: Tensor) -> Tensor:
     return gated(block, x * 3.0)
 

@@ -405,6 +405,47 @@ def test_the_text_has_the_line_the_layers_and_the_proof(result):
     assert f"on {result.held_out_samples:,} held-out ones is the same, bit for bit" in str(result)
 
 
+class Pooled(nn.Module):
+    """Three dead channels of sixteen, taken together by `pool` before a linear layer."""
+
+    def __init__(self, pool, width):
+        super().__init__()
+        self.conv, self.pool, self.head = nn.Conv2d(1, 16, 3, padding=1), pool, nn.Linear(width, 4)
+        with torch.no_grad():
+            self.conv.weight[:3], self.conv.bias[:3] = 0.0, -1.0
+
+    def forward(self, x):
+        return self.head(self.pool(F.relu(self.conv(x))).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("pool", "width", "reader"),
+    [
+        (lambda x: x, 1024, None),
+        (lambda x: x.mean((2, 3)), 16, None),
+        (lambda x: x.mean(2), 128, None),
+        (lambda x: F.max_pool2d(x, 2).mean((2, 3)), 16, None),
+        (lambda x: x.mean(1), 64, "head, behind a mean"),
+        (lambda x: x.amax(1), 64, "`amax`"),
+        (nn.GroupNorm(4, 16), 1024, "pool"),
+    ],
+    ids=["none", "pixels", "rows", "pooled", "mean of units", "maximum of units", "norm"],
+)
+def test_units_that_no_cut_takes_out_are_to_be_masked(pool, width, reader):
+    """A norm, a mean and a maximum over units read them all, be they zero."""
+    found = Inspector(Pooled(pool, width)).removable(torch.randn(320, 1, 8, 8).split(64))
+    assert found.indices == {"conv": (0, 1, 2)}
+    if reader is None:
+        assert "Pooled: 3 of 16 units can go: " in str(found)
+        assert "no effect" not in str(found)
+    else:
+        assert "can go" not in str(found)
+        assert repr(found) == "Pooled: 3 of 16 units have no effect, to be masked"
+        told = f"conv: 3 units have no effect; to be masked, not cut: read by {reader}"
+        assert told in str(found)
+        assert found.parameters == 0
+
+
 def test_data_for_other_tools(result, tmp_path):
     """JSON says what the object says."""
     result.to_json(tmp_path / "units.json")

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
+from pytest_modelhealth.capture.observing.flow.treatments import function_name
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.options import FUNCTIONAL_DROPOUT
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
@@ -74,6 +75,8 @@ class FunctionalLayers(TorchFunctionMode):
         """Told of every call, of whatever function."""
         self.read: set[int] = set()
         """The ids of the parameters whose values a function was given while gradients were on."""
+        self.readers: dict[int, str] = {}
+        """By the id of a parameter the first function that was given its values."""
 
     def __torch_function__(
         self,
@@ -102,7 +105,9 @@ class FunctionalLayers(TorchFunctionMode):
             kind = type(value)
             if kind is Parameter:
                 if _reads(func):
-                    self.read.add(id(value))
+                    self.readers.setdefault(id(value), function_name(func))
+                    if torch.is_grad_enabled():
+                        self.read.add(id(value))
             elif kind is list or kind is tuple:  # torch.cat([...])
                 self._note_read(func, value)
 
@@ -169,9 +174,7 @@ def _do_nothing() -> None:
 
 
 def _reads(func: Call) -> bool:
-    """Whether a function takes values, for what gradients are to flow through."""
-    if not torch.is_grad_enabled():
-        return False
+    """Whether a function takes values."""
     return getattr(func, "__name__", "") not in ASKS_FOR_FORM or func in _GIVES_VALUES
 
 

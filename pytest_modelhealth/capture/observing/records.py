@@ -9,6 +9,7 @@ from torch import nn
 
 from pytest_modelhealth.capture.observing.definitions import definitions
 from pytest_modelhealth.capture.observing.flow.places import line_of
+from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import merged_entries
 from pytest_modelhealth.layers import ATTENTION, has_forward
@@ -17,18 +18,18 @@ from pytest_modelhealth.settings.layer_names import ancestors
 
 
 def layer_records(
-    layers: Iterable[Layer], *, backward: bool, read: Collection[int] | None = None
+    layers: Iterable[Layer], *, backward: bool, functions: FunctionalLayers | None = None
 ) -> LayerRecords:
     """Return every layer's record in execution order, those never called last.
 
     Args:
         layers: the layers of a run that is over.
         backward: whether a backward pass ran.
-        read: ids of the parameters that functions were given, where those are seen.
+        functions: saw which parameters functions were given, where those are seen.
     """
     never = float("inf")
     ordered = sorted(layers, key=lambda lyr: never if lyr.entered is None else lyr.entered)
-    reasons = _reasons_why_not_called(ordered, read)
+    reasons = _reasons_why_not_called(ordered, functions)
     return LayerRecords(partial(_records, ordered, reasons, backward))
 
 
@@ -158,7 +159,7 @@ _BY_UNSEEN_CODE = (
 
 
 def _reasons_why_not_called(
-    layers: list[Layer], read: Collection[int] | None
+    layers: list[Layer], functions: FunctionalLayers | None
 ) -> dict[Layer, tuple[Status, str]]:
     uncalled = [layer for layer in layers if not layer.calls]
     owners: dict[int, Layer] = {}  # by the id of a parameter, the first layer with it that ran
@@ -166,31 +167,42 @@ def _reasons_why_not_called(
         for parameter in layer.parameters.values() if layer.calls else ():
             owners.setdefault(id(parameter), layer)
     opaque = {layer: layer.opaque or (_TRACED if layer.traced else "") for layer in uncalled}
-    if read is not None and uncalled:
+    if functions is not None and uncalled:
         for layer in uncalled:
             if has_forward(layer.module) and not opaque[layer]:
-                opaque[layer] = _why_out_of_sight(layer, owners, read)
+                opaque[layer] = _why_out_of_sight(layer, owners, functions.read)
         _add_containers_out_of_sight(opaque, layers)
+    readers = {} if functions is None else functions.readers
     return {
-        layer: (Status.OPAQUE, why) if why else (Status.NOT_CALLED, _why_not_called(layer, owners))
+        layer: (Status.OPAQUE, why) if why else _why_not_called(layer, owners, readers)
         for layer, why in opaque.items()
     }
 
 
-def _why_not_called(layer: Layer, owners: Mapping[int, Layer]) -> str:
+def _why_not_called(
+    layer: Layer, owners: Mapping[int, Layer], readers: Mapping[int, str]
+) -> tuple[Status, str]:
     if not has_forward(layer.module):
-        if isinstance(layer.module, nn.ModuleList | nn.ModuleDict):
-            return "it has no forward: it only holds other layers"
-        return "it has no forward: it holds others, or other methods of it are used, unseen"
+        holds = "it only holds other layers"
+        if not isinstance(layer.module, nn.ModuleList | nn.ModuleDict):
+            holds = "it holds others, or other methods of it are used, unseen"
+        return Status.NOT_CALLED, f"it has no forward: {holds}"
     tied = next((owners[id(p)] for p in layer.parameters.values() if id(p) in owners), None)
     if tied is not None:
-        return f"it was never called; {tied.label!r}, tied to its parameters, was"
+        why = f"it was never called; {tied.label!r}, tied to its parameters, was"
+        return Status.NOT_CALLED, why
+    read = {n: readers[id(p)] for n, p in layer.parameters.items() if id(p) in readers}
+    if read:
+        by = " and ".join(f"`{name}`" for name in dict.fromkeys(read.values()))
+        what = f"{by} read its {' and '.join(read)}"
+        why = f"it was never called; {what}, in its own .forward() or in the code around it"
+        return Status.PARAMETERS_READ, why
     if layer.own.get("parameter_gradients"):
-        return (
+        return Status.PARAMETERS_READ, (
             "it was never called, yet its parameters were used: by .forward(), by a copy, a graph "
             "or compiled code made of it, or read directly"
         )
-    return "it was never called in this batch"
+    return Status.NOT_CALLED, "it was never called in this batch"
 
 
 def _why_out_of_sight(layer: Layer, owners: Mapping[int, Layer], read: Collection[int]) -> str:

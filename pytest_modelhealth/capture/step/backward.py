@@ -72,7 +72,7 @@ def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
             except Exception as error:  # noqa: BLE001 - ours, as in a hook
                 recorder.errors.append(f"rows of zeros: {type(error).__name__}: {error}")
             try:
-                step.unregistered = step.registered.leaves_out(leaves)
+                step.unregistered = step.registered.leaves_out(leaves, recorder.flow.line_of_leaf)
             except Exception as error:  # noqa: BLE001 - ours, as in a hook
                 recorder.errors.append(f"unregistered parameters: {type(error).__name__}: {error}")
 

@@ -20,7 +20,7 @@ from pytest_modelhealth.capture.step.prepare import Step
 def run_forward(step: Step) -> Any:
     """Return what the model returns."""
     functions = step.hooks.functions
-    step.read = functions.read if functions.is_on else None
+    step.functions = functions if functions.is_on else None
     output = step.model(*step.arguments.args, **step.arguments.kwargs)
     if step.request.visitor is not None:
         step.request.visitor.see_output(output)

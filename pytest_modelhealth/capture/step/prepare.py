@@ -13,12 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.flow import Source
+from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.recorder import Placements, Recorder
 from pytest_modelhealth.capture.observing.scaling import LossScale
 from pytest_modelhealth.capture.observing.source_lines import note_source_lines
-from pytest_modelhealth.capture.observing.tensors import find_tensors, version
+from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a, version
 from pytest_modelhealth.capture.step.apart import Inspection
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.company import Company
@@ -56,7 +57,7 @@ class Step:
         notes: what a reader should know.
         is_differentiated: whether a backward pass is asked for and can be run.
         no_gradients, loss_path, unregistered, task_gradients, given: as in `Observation`.
-        read: ids of the parameters that functions were given, where those are seen.
+        functions: who saw which parameters functions were given, where those are seen.
         company: what this rank has of the model, where that may be spread over several.
     """
 
@@ -77,7 +78,7 @@ class Step:
     loss_path: LossPath | None = None
     unregistered: tuple[UnregisteredParameter, ...] = ()
     task_gradients: tuple[TaskGradients, ...] = field(default=())
-    read: set[int] | None = None
+    functions: FunctionalLayers | None = None
     given: tuple[GivenTensor, ...] = ()
     company: Company | None = None
 
@@ -173,6 +174,15 @@ def _sources(
             yield kind, (layer.name, name), tensor
     for tensor in (*state.leaves, *state.tensors):
         yield Kind.UNKNOWN, ("attribute",), tensor
+    kept = {id(names): names for module in state.modules if (names := _globals(type(module)))}
+    for name, value in (item for names in kept.values() for item in [*names.items()]):
+        if is_a(value, Tensor):
+            yield Kind.UNKNOWN, (name,), value
+
+
+def _globals(kind: type[nn.Module]) -> dict[str, Any]:
+    """Return the names of the file in which a class has its forward."""
+    return getattr(kind.forward, "__globals__", {})
 
 
 def named_inputs(arguments: Inputs) -> Iterator[Source]:

@@ -25,7 +25,7 @@ def settle(step: Step) -> Observation:
     named = [(layer.name, layer.module) for layer in recorder.layers.values()]
     ensure_match(step.request.selection.rules, named, step.request.model)
     layers = layer_records(
-        recorder.layers.values(), backward=step.is_differentiated, read=step.read
+        recorder.layers.values(), backward=step.is_differentiated, functions=step.functions
     )
     recorder.let_go()
     recorder.loss_calls.settle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -51,11 +51,13 @@ class Registered:
         held = module._parameters
         return not held or self._ids.issuperset(map(id, held.values()))
 
-    def leaves_out(self, leaves: Iterable[Tensor]) -> tuple[UnregisteredParameter, ...]:
+    def leaves_out(
+        self, leaves: Iterable[Tensor], line: Callable[[Tensor], str]
+    ) -> tuple[UnregisteredParameter, ...]:
         """Return what of `leaves` has a gradient and is the model's, but no parameter of it.
 
         What the model does not hold belongs to somebody else, a loss or another model, unless
-        nobody does: then the forward made it.
+        nobody does: then the forward made it, and `line` tells where.
         """
         strays = [leaf for leaf in leaves if id(leaf) not in self._ids and leaf.grad is not None]
         if not strays:
@@ -67,7 +69,7 @@ class Registered:
             if place is None and _is_made_by_the_forward(leaf):
                 place = Place("", "", "made")
             if place is not None:
-                found.append(_unregistered(leaf, place))
+                found.append(_unregistered(leaf, place, "" if place.path else line(leaf)))
         return tuple(sorted(found, key=lambda one: (one.layer, one.path)))
 
 
@@ -87,12 +89,12 @@ def _is_local(container: Any) -> bool:
     return all(isinstance(r, (*_RUNNING, list, tuple)) for r in gc.get_referrers(container))
 
 
-def _unregistered(leaf: Tensor, place: Place) -> UnregisteredParameter:
+def _unregistered(leaf: Tensor, place: Place, line: str) -> UnregisteredParameter:
     try:
         gradient = None if leaf.grad is None else reduce(leaf.grad)
     except UnsupportedTensorError:
         gradient = None
-    return UnregisteredParameter(place.path, place.layer, place.kind, leaf.numel(), gradient)
+    return UnregisteredParameter(place.path, place.layer, place.kind, leaf.numel(), gradient, line)
 
 
 def places(model: nn.Module, wanted: set[int]) -> dict[int, Place]:

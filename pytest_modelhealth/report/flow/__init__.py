@@ -3,11 +3,13 @@
 from pytest_modelhealth.report.flow.flow import Flow
 from pytest_modelhealth.report.flow.graph import (
     AS_IT_IS,
+    FILLED,
     LOSS,
     OUTPUT,
     PRODUCTS,
     SOURCES,
     SUMS,
+    UNSEEN,
     WHOLE,
     By,
     Call,
@@ -28,11 +30,13 @@ from pytest_modelhealth.report.flow.recurrence import Recurrence
 
 __all__ = [
     "AS_IT_IS",
+    "FILLED",
     "LOSS",
     "OUTPUT",
     "PRODUCTS",
     "SOURCES",
     "SUMS",
+    "UNSEEN",
     "WHOLE",
     "By",
     "Call",

@@ -112,16 +112,19 @@ class Flow:
             return tuple(dict.fromkeys(self._indexed.given_as_it_is(layer)))
         return tuple(dict.fromkeys(step.source for step in self.steps_into(layer)))
 
-    def consumers(self, layer: str, *, as_it_is: bool = False) -> tuple[str, ...]:
+    def consumers(
+        self, layer: str, *, as_it_is: bool = False, shifted: bool = False
+    ) -> tuple[str, ...]:
         """Return the layers and ends that take values of `layer` with no layer in between.
 
         Args:
             layer: name of a layer or source.
             as_it_is: only those that are called with all its values, in another layout at most.
+            shifted: those, and what is called with a sum of them and constants or buffers.
         """
         index = self._indexed
-        if as_it_is:
-            return tuple(dict.fromkeys(index.takers_as_it_is(layer)))
+        if as_it_is or shifted:
+            return tuple(dict.fromkeys(index.takers_as_it_is(layer, shifted=shifted)))
         given_out = index.given_out(layer)
         met = index.following(given_out, index.inside(layer))
         between = {vertex for vertex in met if index.homes[vertex] is None}

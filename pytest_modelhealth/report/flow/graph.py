@@ -15,6 +15,9 @@ By = Literal["value", "gradient"]
 LOSS, OUTPUT = "loss", "output"
 """What the ends of a run are called in questions, unless a layer has that name."""
 
+UNSEEN = "unseen code"
+"""The operation of a `Cut` at a tensor that was made where nothing shows it."""
+
 
 class Kind(StrEnum):
     """What a vertex is."""
@@ -137,7 +140,8 @@ class Cut:
     """An operation by which values pass and gradients do not.
 
     Args:
-        operation: its name (``"detach"``), or that of the layer that cut.
+        operation: its name (``"detach"``), or that of the layer that cut; `UNSEEN` where a tensor
+            comes in that nothing shows being made, and that may be made of `source`.
         source: the layer or source before it.
         target: the layer after it, ``"output"`` or ``"loss"``.
         line: ``path:line`` of the user's code, where it is known.
@@ -253,6 +257,10 @@ AS_IT_IS = WHOLE | frozenset(
 
 SUMS = frozenset({"add", "iadd", "sub", "rsub", "subtract", "radd", "isub", "addcmul"})
 PRODUCTS = frozenset({"mul", "imul", "multiply", "rmul"})
+ZEROS = frozenset({"0", "zeros", "zeros_like", "new_zeros"})
+"""What a constant of zeros is called: the number, or the function that made it."""
+FILLED = ZEROS | frozenset({"ones", "ones_like", "new_ones", "full", "full_like", "new_full"})
+"""What constants of one value are called."""
 SAME = {"iadd": "add", "radd": "add", "imul": "mul", "rmul": "mul", "multiply": "mul"} | {
     "isub": "sub",
     "subtract": "sub",

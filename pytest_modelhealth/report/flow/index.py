@@ -9,12 +9,15 @@ from itertools import islice
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.report.flow.graph import (
     AS_IT_IS,
+    FILLED,
     LOSS,
     OUTPUT,
     PRODUCTS,
     SOURCES,
     SUMS,
+    UNSEEN,
     WHOLE,
+    ZEROS,
     By,
     Call,
     Cut,
@@ -172,14 +175,24 @@ class Index:
                 makers = (self.homes[v] or self._container(v, around, max) for v in held)
                 yield from islice((name for name in makers if name not in (None, layer)), 1)
 
-    def takers_as_it_is(self, layer: str) -> Iterator[str]:
-        """Yield the layers and ends that are given all values of a layer, in order."""
+    def takers_as_it_is(self, layer: str, *, shifted: bool = False) -> Iterator[str]:
+        """Yield the layers and ends that are given all values of a layer, in order.
+
+        Args:
+            layer: its name.
+            shifted: also those that are given its sum with what is fixed.
+        """
         calls = [self.graph.calls[number] for number in self.calls_of(layer)]
         vertices = self.graph.vertices
-        holding = walk(
-            {v for call in calls for v in call.outputs} or self.inside(layer),
-            lambda number: [t for t in self.takers[number] if vertices[t].function in WHOLE],
-        )
+
+        def onward(number: int) -> Iterator[int]:
+            for taker in self.takers[number]:
+                others = (self.is_fixed[o] for o in vertices[taker].operands if o != number)
+                is_shift = shifted and vertices[taker].function in SUMS and all(others)
+                if is_shift or vertices[taker].function in WHOLE:
+                    yield taker
+
+        holding = walk({v for call in calls for v in call.outputs} or self.inside(layer), onward)
         since = min(self.calls_of(layer), default=-1)
         taking = {n for v in holding for n in self._given_to.get(v, ()) if n > since}
         for number in sorted(taking):
@@ -268,6 +281,10 @@ class Index:
         vertex = self.graph.vertices[number]
         around = set(self._around(vertex.call))
         before = self._maker(operand, around, among) or vertex.name
+        if vertex.kind is Kind.UNKNOWN:
+            vertices, takers = self.graph.vertices, sorted(self.forward({number}, "value"))
+            line = next((vertices[taker].line for taker in takers if vertices[taker].line), "")
+            return Cut(UNSEEN, before, self._next_home(number), line)
         after = self.homes[number]
         if after is None or after == before:  # it may lie at the end of a layer's own forward
             after = self._next_home(number)
@@ -317,10 +334,27 @@ class Index:
             met.add(vertex)
             for taker in self.takers[vertex]:
                 home = self.homes[taker]
-                if home is not None:
+                if home is not None and self.graph.vertices[taker].kind is not Kind.UNKNOWN:
                     return home
                 todo.append(taker)
         return next(reversed(list(self.ends(met))), OUTPUT)
+
+    @cached_property
+    def is_fixed(self) -> list[bool]:
+        """For each vertex whether its values depend on no batch, no parameter and no chance."""
+        fixed: list[bool] = []
+        for vertex in self.graph.vertices:
+            operands = [fixed[operand] for operand in vertex.operands]
+            if vertex.kind is Kind.OPERATION and vertex.function in PRODUCTS:
+                zeros = (self.graph.vertices[operand] for operand in vertex.operands)
+                nothing = any(v.kind is Kind.CONSTANT and v.name in ZEROS for v in zeros)
+                fixed.append(nothing or all(operands))
+            elif vertex.kind is Kind.OPERATION:
+                fixed.append(bool(operands) and all(operands))
+            else:
+                is_made = vertex.kind is Kind.CONSTANT and vertex.name in _FIXED
+                fixed.append(is_made or vertex.kind is Kind.BUFFER)
+        return fixed
 
     def adds_its_input(self, call: Call) -> bool:
         """Whether a call returns a sum of its own input and something else."""
@@ -353,7 +387,7 @@ class Index:
                 continue
             (taker,) = takers
             vertex = self.graph.vertices[taker]
-            others = set(vertex.operands) - way
+            others = {o for o in vertex.operands if o not in way and not self.is_fixed[o]}
             if vertex.function in SUMS and others:
                 by_caller = vertex.call == call.parent
                 return by_caller and any(self._leads(other, call) for other in others)
@@ -500,5 +534,7 @@ class Index:
 
 _DEEPEST = 6
 _OWN = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT})
+_FIXED = FILLED | {"arange", "as_tensor", "eye", "linspace", "scalar_tensor", "tensor"}
+"""What constants are called that are not drawn at random."""
 _BRANCH = 24
 """Vertices after a layer among which the sum of its branch with what went past it is looked for."""

@@ -12,6 +12,7 @@ from pytest_modelhealth.report.flow.graph import (
     SCALED,
     SUMS,
     WHOLE,
+    ZEROS,
     Edge,
     Ending,
     Factor,
@@ -28,7 +29,6 @@ _KEEP_ZERO = AS_IT_IS | frozenset(
     | {"silu", "sin", "sum", "tanh"}
 )
 _MULTIPLY = PRODUCTS | MATRIX_PRODUCTS | SCALED
-_MAKE_ZEROS = frozenset({"0", "zeros", "zeros_like", "new_zeros"})
 _FROM_THE_BATCH = frozenset({Kind.INPUT, Kind.TARGET})
 _MOST = 8
 
@@ -57,7 +57,7 @@ class Values:
                 self._partly[number] = partly[number]
             if number in whole:
                 self._set(number, vertex, whole[number])
-            elif vertex.kind is Kind.CONSTANT and vertex.name in _MAKE_ZEROS:
+            elif vertex.kind is Kind.CONSTANT and vertex.name in ZEROS:
                 self.zeros[number] = ((vertex.kind, vertex.name),)
             elif vertex.kind is Kind.OPERATION:
                 self._follow(number, vertex)

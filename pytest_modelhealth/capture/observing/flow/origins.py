@@ -57,6 +57,10 @@ class Origins:
         self._begins = [-1]  # their first numbers
         self._by_number: dict[int | tuple[int, int], int] = {}
         self._plain = KnownTensors[int]()
+        self.leaves: dict[int, int] = {}
+        """The vertices of leaves that are none of the sources, by id: the graph holds these."""
+        self.earlier: int | None = None
+        """The last vertex of what was computed before the run."""
         self._sources: dict[int, Source] = {}
         self._unnamed: Iterator[Source] = iter(())
         self._source_vertices: dict[int, int] = {}
@@ -199,7 +203,7 @@ class Origins:
             return self._of_leaf(node.variable)
         if number < self._first and number not in self._by_number and self._marks is None:
             vertex = self._rows.add(Kind.UNKNOWN, "made before the run", live=True)
-            self._by_number[number] = vertex
+            self._by_number[number] = self.earlier = vertex
         return self._known(node, number, output)
 
     def _add_node(self, node: Any, number: int, output: int) -> None:
@@ -282,6 +286,8 @@ class Origins:
             vertex = self._rows.add(Kind.OPERATION, "tensor", guessed, live=live)
         else:
             vertex = self._of_unseen(live)
+        if live:
+            self.leaves[id(tensor)] = vertex
         self._plain.put(tensor, vertex)
         return vertex
 

@@ -155,6 +155,11 @@ class FlowRecorder:
             self._fail(error)
             return ()
 
+    def line_of_leaf(self, leaf: Tensor) -> str:
+        """Return the line that first uses a leaf, or what was made of it; ``""`` if unknown."""
+        vertex = self._origins.leaves.get(id(leaf), self._origins.earlier)
+        return "" if vertex is None else self._rows.line_after(vertex)
+
     @property
     def has_own_functions(self) -> bool:
         """Whether a custom `torch.autograd.Function` of the user's was seen."""

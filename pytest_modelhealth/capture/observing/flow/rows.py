@@ -128,6 +128,17 @@ class Rows:
         call.index = len(self._rows)
         self._rows.append(call)
 
+    def line_after(self, vertex: int) -> str:
+        """Return the first line at which something takes what a vertex made; ``""`` if unknown."""
+        met = {vertex}
+        for number in range(vertex + 1, len(self._rows)):
+            row = self._rows[number]
+            if not met.isdisjoint(row.inputs if isinstance(row, OpenCall) else row.operands):
+                if row.place is not None:
+                    return line_of(row.place)
+                met.add(number)
+        return ""
+
     def is_live(self, vertex: int) -> bool:
         """Whether a vertex has a gradient."""
         return self._rows[vertex].live
