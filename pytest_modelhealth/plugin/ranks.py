@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _WANTED = pytest.StashKey[Wanted]()
 _LAUNCHER = pytest.StashKey["Launcher"]()
+_WRONG = pytest.StashKey[str]()
 _HELD_BACK = pytest.StashKey[Any]()
 
 
@@ -70,52 +71,27 @@ def _under_torchrun(config: pytest.Config) -> bool:
     return _rank_of(config) is None and (world_size() or 1) > 1
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pycollect_makeitem(
-    collector: pytest.Module | pytest.Class,
-) -> Generator[None, Any, Any]:
-    """Refuse a test whose mark is wrong, or that asks for its rank without one.
-
-    Raises:
-        pytest.Collector.CollectError: pytest prints its text alone.
-    """
-    made = yield
-    for item in made if isinstance(made, list) else [made]:
-        if isinstance(item, pytest.Item):
-            try:
-                asked = wanted(item)
-            except MarkError as error:
-                raise collector.CollectError(str(error)) from None
-            if asked is not None:
-                if _under_torchrun(item.config) and hasattr(item.config, "workerinput"):
-                    raise collector.CollectError(f"{item.name}: {_WITHOUT_XDIST}")
-            elif _uses_rank(item):
-                raise collector.CollectError(f"{item.name}: {_WITHOUT_MARK}")
-    return made
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Take notice of marks that a conftest.py added to what was collected.
-
-    Raises:
-        pytest.UsageError: such a mark is wrong.
-    """
+    """Take notice of marks, also of those that a conftest.py added to what was collected."""
     for item in items:
         try:
             asked = wanted(item)
         except MarkError as error:
-            raise pytest.UsageError(str(error)) from None
-        if asked is not None:
+            item.stash[_WRONG] = str(error)
+            continue
+        if asked is None:
+            continue
+        if _under_torchrun(item.config) and hasattr(item.config, "workerinput"):
+            item.stash[_WRONG] = f"{item.name}: {_WITHOUT_XDIST}"
+        else:
             item.stash[_WANTED] = asked
 
 
-def _uses_rank(item: pytest.Item) -> bool:
-    """Whether it asks for our fixture: another one, or a parameter, may have that name."""
-    if "rank" not in getattr(item, "fixturenames", ()):
-        return False
-    definitions = item._fixtureinfo.name2fixturedefs.get("rank", ())  # type: ignore[attr-defined]
-    return bool(definitions) and getattr(definitions[-1].func, "__module__", "") == __name__
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have a test whose mark is wrong end here; the others of its file run."""
+    if _WRONG in item.stash:
+        pytest.fail(item.stash[_WRONG], pytrace=False)
 
 
 def _is_taken_over(item: pytest.Item) -> bool:

@@ -291,11 +291,13 @@ WRONG = {
 }
 
 
-def test_a_wrong_mark_is_an_error_of_collection(pytester: pytest.Pytester) -> None:
-    """So is the fixture without the mark; a project's own `rank` is its own."""
+def test_a_wrong_mark_is_an_error_of_the_test_that_has_it(pytester: pytest.Pytester) -> None:
+    """The others of its file run. So it is with the fixture without the mark."""
     for number, mark in enumerate(WRONG):
         path = pytester.path / f"test_wrong{number}.py"
-        path.write_text(f"import pytest\n@pytest.mark.{mark}\ndef test_it(): pass\n")
+        path.write_text(
+            f"import pytest\n@pytest.mark.{mark}\ndef test_it(): pass\ndef test_other(): pass\n"
+        )
     pytester.makepyfile(
         test_unmarked="def test_it(rank): pass",
         test_own="""
@@ -314,8 +316,8 @@ def test_a_wrong_mark_is_an_error_of_collection(pytester: pytest.Pytester) -> No
             def test_fixture(self, rank): assert rank == 8
         """,
     )
-    result = pytester.runpytest("--continue-on-collection-errors", "--strict-markers")
-    result.assert_outcomes(errors=len(WRONG) + 1, passed=2, failed=1)
+    result = pytester.runpytest("--strict-markers")
+    result.assert_outcomes(errors=len(WRONG) + 1, passed=len(WRONG) + 2, failed=1)
     for text in WRONG.values():
         assert f"@modelhealth_ranks on test_it: {text}" in result.stdout.str()
     needs = "the fixture rank is for tests marked with @pytest.mark.modelhealth_ranks(2)"
