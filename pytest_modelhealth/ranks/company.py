@@ -42,13 +42,11 @@ class Place:
         data: the ranks that hold the same part of the model and see other samples, in order.
         tensor: the ranks that see the same samples and hold other parts of its tensors, in order.
         engine: what distributes the model, for people.
-        stages: the ranks that have the stages of a pipeline, in order; empty where there is none.
     """
 
     data: tuple[int, ...]
     tensor: tuple[int, ...]
     engine: str = ""
-    stages: tuple[int, ...] = ()
 
 
 class Company:
@@ -253,7 +251,6 @@ class Company:
         dimensions: tuple[tuple[Dimension, tuple[int, ...]], ...] = (
             ("data", self.place.data),
             ("tensor", self.place.tensor),
-            ("stage", self.place.stages),
         )
         for dimension, mine in dimensions:
             groups = tuple(group for _, group in self.distinct(mine, digest(repr(mine))))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -25,8 +24,7 @@ from pytest_modelhealth.ranks.averaging import Averager
 from pytest_modelhealth.ranks.company import Company, Place, digest
 from pytest_modelhealth.ranks.extremes import joined_extremes
 from pytest_modelhealth.ranks.patience import limited
-from pytest_modelhealth.ranks.pipelines import observed_in_stages
-from pytest_modelhealth.ranks.places import place_in_pipeline, place_of
+from pytest_modelhealth.ranks.places import place_of
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.tolerance import Run, observed
@@ -35,18 +33,17 @@ _companies: dict[tuple[tuple[int, ...], Place], Company] = {}
 _made: dict[tuple[int, ...], int] = {}
 
 
-def company_of(model: Any, everyone: bool, seconds: float) -> Company | None:
+def company_of(model: nn.Module, everyone: bool, seconds: float) -> Company | None:
     """Return the ranks that inspect this model together; ``None`` where this one is alone.
 
     Ranks that meet again have met before: the company is kept, with its process group.
 
     Args:
-        model: the model, or the schedule of a pipeline.
+        model: the model.
         everyone: whether all ranks share the batches of a model that nothing distributes.
         seconds: how long to wait for the others.
     """
-    is_module = isinstance(model, nn.Module)
-    found = place_of(model, everyone) if is_module else place_in_pipeline(model)
+    found = place_of(model, everyone)
     if found is None:
         return None
     company = _companies.get(found)
@@ -70,8 +67,6 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
         InspectionError: another rank failed, did not come, or inspects something else.
         Exception: whatever this rank's model or loss raises, untouched.
     """
-    if company.place.stages:
-        return observed_in_stages(company, request)
     refuse_unknown_ways(find_wrappers(State(request.model).modules))
     structure = _structure(request)
     company.meeting.agree("the run", digest(structure), structure)
@@ -92,16 +87,7 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
 
 @contextmanager
 def together(company: Company) -> Iterator[None]:
-    """Let all ranks know if one fails between its batches.
-
-    Raises:
-        InspectionError: the run asks for what is not put together from several ranks.
-    """
-    if company.place.stages:
-        raise InspectionError(
-            "run_batches does not run a pipeline, of which one rank has the inputs and another the "
-            "targets: give each batch to run_inspection"
-        )
+    """Let all ranks know if one fails between its batches."""
     company.kept = {}
     try:
         with company.telling("its batches"):
