@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -18,14 +18,13 @@ from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_u
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks import END_OF_TEST, evidence
-from pytest_modelhealth.ranks.asked import asked_of
 from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.averaging import Averager
 from pytest_modelhealth.ranks.company import Company, Place, digest
-from pytest_modelhealth.ranks.extremes import joined_extremes
 from pytest_modelhealth.ranks.patience import limited
 from pytest_modelhealth.ranks.places import place_of
 from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report.data_sets import Extreme
 from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.tolerance import Run, observed
 
@@ -104,7 +103,7 @@ def time_is_up(company: Company, here: bool) -> bool:
     """
     company.meeting.agree("its next batch", "")
     with company.telling("ending its batches"):
-        return bool(company.largest(np.array([here], dtype=np.int64))[0])
+        return any(company.gather(here))
 
 
 def settled(company: Company, own: Observation, over_batches: bool) -> Observation:
@@ -126,10 +125,34 @@ def settled(company: Company, own: Observation, over_batches: bool) -> Observati
     batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
     company.meeting.agree(f"the end of its inspection, after {batches}", "")
     with company.telling("ending its inspection"):
-        extremes = joined_extremes(company, own)
-        layers = {name: replace(record, **extremes[name]) for name, record in own.layers.items()}
-        probes, costs, stepped = company.first(alone) if alone != _NOTHING else alone
+        extremes = {name: (r.largest, r.nonfinite) for name, r in own.layers.items()}
+        sent = company.gather((extremes, alone))
+    layers = {}
+    for name, record in own.layers.items():
+        largest, first = zip(*(each[name] for each, _ in sent), strict=True)
+        layers[name] = replace(
+            record,
+            largest=_outstanding(company, largest, lambda one: -abs(one.value)),
+            nonfinite=_outstanding(company, first, lambda one: one.batch),
+        )
+    probes, costs, stepped = sent[0][1]
     return replace(own, layers=layers, probes=probes, costs=costs, stepped=stepped)
+
+
+def _outstanding(
+    company: Company, extremes: Sequence[Mapping[str, Extreme]], order: Callable[[Extreme], float]
+) -> dict[str, Extreme]:
+    """Return by role the first of the smallest `order`; gradients as their statistics are."""
+    found: dict[str, Extreme] = {}
+    for rank, each in zip(company.ranks, extremes, strict=True):
+        for role, one in each.items():
+            if role not in found or order(one) < order(found[role]):
+                found[role] = replace(one, rank=rank)
+    shares = len(company.place.data)
+    return {
+        role: replace(one, value=one.value / shares) if role == "gradients" else one
+        for role, one in found.items()
+    }
 
 
 _NOTHING = (Probed(), None, None)
@@ -144,4 +167,13 @@ def _new_company(ranks: tuple[int, ...], place: Place, seconds: float) -> Compan
 
 def _structure(request: Request) -> str:
     """Return what must be equal before ranks run a model together, a line a thing."""
-    return "\n".join([asked_of(request), evidence.described(request.model)])
+    asked = ", ".join(
+        f"{name}={value if isinstance(value, bool | None) else 'given'}"
+        for name, value in {
+            "loss": request.loss,
+            "backward": request.backward,
+            "scaler": request.scaler,
+            "gradients": torch.is_grad_enabled(),
+        }.items()
+    )
+    return f"{asked}\n{evidence.described(request.model)}"
