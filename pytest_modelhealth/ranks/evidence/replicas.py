@@ -80,7 +80,7 @@ class Replicas(Kind):
             for dimension, placement in enumerate(tensor.placements)
         )
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield the first layer that disagrees in any group."""
         groups = sorted({card for card in cards.values() if card is not None}, key=lambda c: c[1])
         if not groups:
