@@ -16,7 +16,6 @@ from torch import nn
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks import END_OF_TEST, evidence
 from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.averaging import Averager
@@ -126,17 +125,22 @@ def settled(company: Company, own: Observation, over_batches: bool) -> Observati
     company.meeting.agree(f"the end of its inspection, after {batches}", "")
     with company.telling("ending its inspection"):
         extremes = {name: (r.largest, r.nonfinite) for name, r in own.layers.items()}
-        sent = company.gather((extremes, alone))
+        sent = company.gather((extremes, own.odd_samples, alone))
     layers = {}
     for name, record in own.layers.items():
-        largest, first = zip(*(each[name] for each, _ in sent), strict=True)
+        largest, first = zip(*(each[name] for each, _, _ in sent), strict=True)
         layers[name] = replace(
             record,
             largest=_outstanding(company, largest, lambda one: -abs(one.value)),
             nonfinite=_outstanding(company, first, lambda one: one.batch),
         )
-    probes, costs, stepped = sent[0][1]
-    return replace(own, layers=layers, probes=probes, costs=costs, stepped=stepped)
+    odd = {
+        kind: (who, replace(place, rank=rank))
+        for rank, (_, each, _) in reversed([*zip(company.ranks, sent, strict=True)])
+        for kind, (who, place) in each.items()
+    }
+    probes, costs, stepped = sent[0][2]
+    return replace(own, layers=layers, odd_samples=odd, probes=probes, costs=costs, stepped=stepped)
 
 
 def _outstanding(
