@@ -62,8 +62,7 @@ class Inspector:
     """Looks inside one model.
 
     Args:
-        model: a `torch.nn.Module`, or a schedule of `torch.distributed.pipelining`. It is left as
-            it was, bit for bit.
+        model: a `torch.nn.Module`. It is left as it was, bit for bit.
         compiled: what to do with a compiled model. ``"eager"`` runs it uncompiled; ``"observe"``
             compiles a copy anew, on the same parameters, and observes the compiled code, which is
             slower.
@@ -75,7 +74,7 @@ class Inspector:
             in a test that records a snapshot.
         ranks: whether the ranks of a process group inspect together, each on its share of the
             batch, and all get one report. ``None`` does so where something distributes the model:
-            DDP, `fully_shard`, a `DTensor`, the schedule of a pipeline. ``True`` does so for any
+            DDP, `fully_shard`, a `DTensor`. ``True`` does so for any
             model, on all ranks. ``False`` inspects what this rank has.
         **overrides: thresholds and other settings by name (`pytest --modelhealth-explain` lists
             them).
@@ -615,7 +614,7 @@ class Inspector:
 
         with hinted(request):
             seen = observed_together(company, request, self._engine.run)
-        if self._calibrate and not self._engine.spans_ranks:
+        if self._calibrate:
             self._calibration.add(request, seen, partial(observed_together, company))
         return seen
 
@@ -648,7 +647,7 @@ class Inspector:
                 )
             self._require_group()
             return None
-        if not (isinstance(self._model, nn.Module) or self._engine.spans_ranks):
+        if not isinstance(self._model, nn.Module):
             return None
         from pytest_modelhealth.ranks.joint import company_of
 
@@ -660,11 +659,6 @@ class Inspector:
         Raises:
             InspectionError: it is one of several replicas.
         """
-        if self._engine.spans_ranks:
-            raise InspectionError(
-                f"cannot inspect {type(self._model).__name__}: its process group was destroyed; "
-                "inspect it before destroy_process_group()"
-            )
         wrapper = nn.parallel.DistributedDataParallel
         held = vars(self._model).get("_modules", {}) if isinstance(self._model, nn.Module) else {}
         if any(isinstance(module, wrapper) for module in (self._model, *held.values())):

@@ -87,9 +87,6 @@ class Engine(ABC):
     shows_functions: ClassVar[bool] = True
     """Whether functions that a forward calls, such as `F.relu`, are seen as layers."""
 
-    spans_ranks: ClassVar[bool] = False
-    """Whether a model of this kind is one of several ranks, of which each runs a part."""
-
     @abstractmethod
     def supports(self, model: object) -> bool:
         """Whether `model` is of this kind."""
@@ -184,6 +181,13 @@ def _hint(model: object) -> str:
         return f" Load it first: what is read from disk is {files}."
     if isinstance(model, Iterable) and not isinstance(model, str | Mapping):
         return " A batch goes into the next call: inspector(model).run_inspection(batch)."
+    if any(
+        kind.__module__.startswith("torch.distributed.pipelining") for kind in type(model).mro()
+    ):
+        return (
+            " Inspect a stage of a pipeline as the module that it is, schedule._stage.submod, with "
+            "a batch of its own, or the model before it was split."
+        )
     if isinstance(getattr(model, "__self__", None), nn.Module):
         return " Pass the module itself, not a method of it."
     if callable(model):

@@ -347,11 +347,9 @@ def _of_some_ranks(observation: Observation) -> Iterator[Disagreement]:
 def _on_ranks(record: LayerRecord, role: str, observation: Observation) -> str:
     """Say on which ranks, where a tensor is another on each and some have none."""
     assembly = record.assembled.get(role)
-    if assembly is None:
+    if assembly is None or assembly.how == "replicas":
         return ""
-    if assembly.stage and (assembly.how == "replicas" or assembly.nonfinite == assembly.stage):
-        return _on(assembly.stage)
-    return "" if assembly.how == "replicas" else _alone(assembly.nonfinite, observation)
+    return _alone(assembly.nonfinite, observation)
 
 
 def _alone(ranks: Collection[int], observation: Observation) -> str:

@@ -102,11 +102,6 @@ def candidate_side(candidate: Any, reference: Any) -> Side:
 
 def _side(model: Any, name: str) -> Side:
     engine = _engine(model, name)
-    if engine.spans_ranks:
-        raise InspectionError(
-            f"the {name} is a {type(model).__name__}, of which each rank runs a part: compare the "
-            "model in one piece, or a stage's own module with a batch of its own, stage.submod"
-        )
     return Side(engine.load(model), name, engine)
 
 

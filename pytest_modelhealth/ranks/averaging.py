@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.ranks.company import Company, digest
+from pytest_modelhealth.ranks.company import Company
 
 BUCKET = 2**22
 """The most elements that are added up at once: what an average takes beside the gradients."""
@@ -74,8 +74,8 @@ class Averager:
         own = {_name(layer.name, name, tensor): tensor for layer, name, tensor in held}
         names = list(own)
         union: dict[_Name, None] = {}
-        for _, some in self._company.distinct(names, digest(repr(names)), ranks):
-            union.update(dict.fromkeys(map(tuple, some)))
+        for some in self._company.gather(names, ranks):
+            union.update(dict.fromkeys(some))
         for bucket in _buckets(union):
             self._add_up(bucket, own, ranks)
 

@@ -5,29 +5,25 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks import END_OF_TEST, evidence
-from pytest_modelhealth.ranks.asked import asked_of
 from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.averaging import Averager
 from pytest_modelhealth.ranks.company import Company, Place, digest
-from pytest_modelhealth.ranks.extremes import joined_extremes
 from pytest_modelhealth.ranks.patience import limited
-from pytest_modelhealth.ranks.pipelines import observed_in_stages
-from pytest_modelhealth.ranks.places import place_in_pipeline, place_of
+from pytest_modelhealth.ranks.places import place_of
 from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report.data_sets import Extreme
 from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.tolerance import Run, observed
 
@@ -35,18 +31,17 @@ _companies: dict[tuple[tuple[int, ...], Place], Company] = {}
 _made: dict[tuple[int, ...], int] = {}
 
 
-def company_of(model: Any, everyone: bool, seconds: float) -> Company | None:
+def company_of(model: nn.Module, everyone: bool, seconds: float) -> Company | None:
     """Return the ranks that inspect this model together; ``None`` where this one is alone.
 
     Ranks that meet again have met before: the company is kept, with its process group.
 
     Args:
-        model: the model, or the schedule of a pipeline.
+        model: the model.
         everyone: whether all ranks share the batches of a model that nothing distributes.
         seconds: how long to wait for the others.
     """
-    is_module = isinstance(model, nn.Module)
-    found = place_of(model, everyone) if is_module else place_in_pipeline(model)
+    found = place_of(model, everyone)
     if found is None:
         return None
     company = _companies.get(found)
@@ -70,8 +65,6 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
         InspectionError: another rank failed, did not come, or inspects something else.
         Exception: whatever this rank's model or loss raises, untouched.
     """
-    if company.place.stages:
-        return observed_in_stages(company, request)
     refuse_unknown_ways(find_wrappers(State(request.model).modules))
     structure = _structure(request)
     company.meeting.agree("the run", digest(structure), structure)
@@ -92,16 +85,7 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
 
 @contextmanager
 def together(company: Company) -> Iterator[None]:
-    """Let all ranks know if one fails between its batches.
-
-    Raises:
-        InspectionError: the run asks for what is not put together from several ranks.
-    """
-    if company.place.stages:
-        raise InspectionError(
-            "run_batches does not run a pipeline, of which one rank has the inputs and another the "
-            "targets: give each batch to run_inspection"
-        )
+    """Let all ranks know if one fails between its batches."""
     company.kept = {}
     try:
         with company.telling("its batches"):
@@ -118,7 +102,7 @@ def time_is_up(company: Company, here: bool) -> bool:
     """
     company.meeting.agree("its next batch", "")
     with company.telling("ending its batches"):
-        return bool(company.largest(np.array([here], dtype=np.int64))[0])
+        return any(company.gather(here))
 
 
 def settled(company: Company, own: Observation, over_batches: bool) -> Observation:
@@ -140,10 +124,39 @@ def settled(company: Company, own: Observation, over_batches: bool) -> Observati
     batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
     company.meeting.agree(f"the end of its inspection, after {batches}", "")
     with company.telling("ending its inspection"):
-        extremes = joined_extremes(company, own)
-        layers = {name: replace(record, **extremes[name]) for name, record in own.layers.items()}
-        probes, costs, stepped = company.first(alone) if alone != _NOTHING else alone
-    return replace(own, layers=layers, probes=probes, costs=costs, stepped=stepped)
+        extremes = {name: (r.largest, r.nonfinite) for name, r in own.layers.items()}
+        sent = company.gather((extremes, own.odd_samples, alone))
+    layers = {}
+    for name, record in own.layers.items():
+        largest, first = zip(*(each[name] for each, _, _ in sent), strict=True)
+        layers[name] = replace(
+            record,
+            largest=_outstanding(company, largest, lambda one: -abs(one.value)),
+            nonfinite=_outstanding(company, first, lambda one: one.batch),
+        )
+    odd = {
+        kind: (who, replace(place, rank=rank))
+        for rank, (_, each, _) in reversed([*zip(company.ranks, sent, strict=True)])
+        for kind, (who, place) in each.items()
+    }
+    probes, costs, stepped = sent[0][2]
+    return replace(own, layers=layers, odd_samples=odd, probes=probes, costs=costs, stepped=stepped)
+
+
+def _outstanding(
+    company: Company, extremes: Sequence[Mapping[str, Extreme]], order: Callable[[Extreme], float]
+) -> dict[str, Extreme]:
+    """Return by role the first of the smallest `order`; gradients as their statistics are."""
+    found: dict[str, Extreme] = {}
+    for rank, each in zip(company.ranks, extremes, strict=True):
+        for role, one in each.items():
+            if role not in found or order(one) < order(found[role]):
+                found[role] = replace(one, rank=rank)
+    shares = len(company.place.data)
+    return {
+        role: replace(one, value=one.value / shares) if role == "gradients" else one
+        for role, one in found.items()
+    }
 
 
 _NOTHING = (Probed(), None, None)
@@ -158,4 +171,13 @@ def _new_company(ranks: tuple[int, ...], place: Place, seconds: float) -> Compan
 
 def _structure(request: Request) -> str:
     """Return what must be equal before ranks run a model together, a line a thing."""
-    return "\n".join([asked_of(request), evidence.described(request.model)])
+    asked = ", ".join(
+        f"{name}={value if isinstance(value, bool | None) else 'given'}"
+        for name, value in {
+            "loss": request.loss,
+            "backward": request.backward,
+            "scaler": request.scaler,
+            "gradients": torch.is_grad_enabled(),
+        }.items()
+    )
+    return f"{asked}\n{evidence.described(request.model)}"

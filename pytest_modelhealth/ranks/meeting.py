@@ -1,4 +1,8 @@
-"""Ranks meet in the store of their process group, which answers even where nobody else does."""
+"""Ranks meet in the store of their process group, which answers even where nobody else does.
+
+`torch.distributed.monitored_barrier` names a missing rank on the first rank alone and closes the
+group for all: a rank that comes late is told nothing, and the next inspection has no group.
+"""
 
 from __future__ import annotations
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_modelhealth.capture.pipeline import PipelineEngine, stages_here
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks.company import Place
 
@@ -46,28 +44,6 @@ def place_of(model: nn.Module, everyone: bool) -> tuple[tuple[int, ...], Place] 
     place = Place(data or own, tensor or own, " and ".join(engines) or NO_ENGINE)
     ranks = _all_of(place, meshes)
     return (ranks, place) if len(ranks) > 1 else None
-
-
-def place_in_pipeline(schedule: Any) -> tuple[tuple[int, ...], Place] | None:
-    """Return the same of a schedule of stages, each of which may be on several ranks.
-
-    Raises:
-        InspectionError: it is no schedule but a stage, or its group was destroyed.
-    """
-    module = PipelineEngine().module(schedule)
-    stage = stages_here(schedule)[0]
-    pipeline = _ranks_of(stage.group, in_order=False)
-    engine = f"pipeline of {stage.num_stages} stages"
-    spread = place_of(module, everyone=False)
-    if spread is None:
-        own = (dist.get_rank(),)
-        place = Place(own, own, engine, pipeline)
-        return (tuple(sorted(pipeline)), place) if len(pipeline) > 1 else None
-    beside, place = spread
-    place = replace(place, engine=f"{engine}, each in {place.engine}", stages=pipeline)
-    if len(pipeline) == 1:
-        return beside, place
-    return tuple(range(dist.get_world_size())), place
 
 
 def _wrappers(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -129,15 +105,14 @@ def _flat(mesh: Any) -> tuple[int, ...]:
     return tuple(sorted(mesh.mesh.reshape(-1).tolist()))
 
 
-def _ranks_of(group: Any, *, in_order: bool = True) -> tuple[int, ...]:
-    """Return the ranks of a group, in order or as they stand in it.
+def _ranks_of(group: Any) -> tuple[int, ...]:
+    """Return the ranks of a group, in order.
 
     Raises:
         InspectionError: it was destroyed.
     """
     try:
-        ranks = dist.get_process_group_ranks(group)
-        return tuple(sorted(ranks) if in_order else ranks)
+        return tuple(sorted(dist.get_process_group_ranks(group)))
     except (KeyError, ValueError, RuntimeError) as error:
         raise InspectionError(
             "the process group that the model was distributed with was destroyed: wrap the model "

@@ -1,16 +1,17 @@
-"""What this rank holds of each tensor, and whether it counts: by role and placement."""
+"""What each rank holds of each tensor, and whether it counts: by role and placement."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.part import Part
+from pytest_modelhealth.ranks.company import Place
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
-from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.report.ranks import How, Placement
 from pytest_modelhealth.statistics import TensorStatistics
 
 Key = tuple[str, str, str]
@@ -22,37 +23,70 @@ FLOWING = ("inputs", "activations", "gradients")
 LOSS_INPUT, LOSS_TARGET = "loss input", "loss target"
 
 
-def keys_of(observation: Observation) -> list[Key]:
-    """Return every tensor that statistics were kept of, in order."""
-    return [key for key, _ in _tensors(observation)]
+@dataclass(frozen=True)
+class Seen:
+    """What a rank saw of one step, and where it stands.
 
-
-def parts_of(company: Company, observation: Observation, keys: Sequence[Key]) -> list[Part]:
-    """Return what this rank has of each tensor of `keys`, which are the same on every rank."""
-    held = dict(_tensors(observation))
-    cuts = _Cuts(company)
-    order = sorted(observation.layers.values(), key=_when)
-    placed = {record.name: record for record in order}
-    for record in order:
-        cuts.learn(record)
-    parts = [_part(company, cuts, placed.get(key[0]), key, held.get(key)) for key in keys]
-    _settle_unplaced(company, cuts, placed, keys, parts)
-    return parts
-
-
-def firsts_of(parts: Sequence[Part]) -> list[int]:
-    """Return for each part the place of the first one that is the same: the number is its own
-    where none is.
-
-    What one layer returns and the next is given is one tensor, with the same statistics.
+    Args:
+        rank: the rank.
+        place: where it stands among the others.
+        observation: what it saw.
+        cards: what it noted for the checks between ranks.
     """
-    known: dict[tuple[object, ...], int] = {}
-    found = []
-    for place, part in enumerate(parts):
-        told = (part.is_replica, part.counts, part.scale, part.grows, part.adds_rows, part.how)
-        placed = (part.whole, part.offset, part.units, part.counts_samples, part.has_extremes)
-        own = (place,) if part.seen is None else (id(part.seen), *told, *placed)
-        found.append(known.setdefault(own, place))
+
+    rank: int
+    place: Place
+    observation: Observation
+    cards: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank has of one tensor.
+
+    Args:
+        seen: its statistics.
+        is_replica: whether what other ranks have is the same thing, so that one counts.
+        counts: whether this rank's may count; of replicas that may, the first one does.
+        scale: what its values are divided by.
+        whole: shape of the whole tensor; ``None`` where it is this one's, or grows by its samples.
+        offset: where this one begins in the whole.
+        units: where its units begin in the whole, and how many the whole has; ``None`` where each
+            rank has all of them.
+        counts_samples: whether its samples of units are others than those of its neighbours.
+        grows: whether it is longer when all are put together: it is one of samples.
+        adds_rows: whether its rows are others than those of its neighbours.
+        how: how it becomes one with the others, for people.
+    """
+
+    seen: TensorStatistics
+    is_replica: bool = False
+    counts: bool = True
+    scale: int = 1
+    whole: tuple[int, ...] | None = None
+    offset: tuple[int, ...] = ()
+    units: tuple[int, int] | None = None
+    counts_samples: bool = True
+    grows: bool = False
+    adds_rows: bool = True
+    how: How = "pieces"
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor, as far as its rank knows it."""
+        return self.whole or self.seen.shape
+
+
+def parts_of(ranks: Sequence[Seen]) -> list[dict[Key, Part]]:
+    """Return what each rank has of each tensor that it kept statistics of, in order."""
+    cuts = [_Cuts(one) for one in ranks]
+    found = [
+        {key: _part(one, cut, key, seen) for key, seen in _tensors(one.observation)}
+        for one, cut in zip(ranks, cuts, strict=True)
+    ]
+    if len(ranks[0].place.tensor) > 1:
+        for key in dict.fromkeys(key for parts in found for key in parts):
+            _settle(key, ranks, cuts, found)
     return found
 
 
@@ -71,54 +105,51 @@ def _tensors(observation: Observation) -> Iterator[tuple[Key, TensorStatistics]]
                 yield ("", role, str(number)), statistics
 
 
-def _part(
-    company: Company,
-    cuts: _Cuts,
-    record: LayerRecord | None,
-    key: Key,
-    seen: TensorStatistics | None,
-) -> Part:
-    if seen is None or record is None:
-        return Part(None)
-    _, role, own = key
-    placement = record.placements.get(f"{role}.{own}" if own else role)
-    if role in FLOWING:
-        scale = len(company.place.data) if role == "gradients" else 1
-        part = _flowing(company, placement, seen, scale)
-        part.has_extremes = role != "gradients"
-        part.units = cuts.of(record, role, placement, seen)
-        if part.units is not None:
-            part.how = "units"
-        if part.units is not None or seen.shape == part.whole:
-            part.counts_samples = _is_first(company.place.tensor, company.rank)
-        return part
+def _part(one: Seen, cuts: _Cuts, key: Key, seen: TensorStatistics) -> Part:
+    layer, role, own = key
+    place, samples = one.place, one.observation.samples
+    adds_rows = _is_first(place.tensor, one.rank)
     if role in (LOSS_INPUT, LOSS_TARGET):
-        return Part(seen, grows=True, adds_rows=_is_first(company.place.tensor, company.rank))
-    if placement is None:
-        return Part(seen, is_replica=True, how="replicas")
-    return Part(
+        return Part(seen, grows=_has_rows(seen.shape, samples), adds_rows=adds_rows)
+    record = one.observation.layers[layer]
+    placement = record.placements.get(f"{role}.{own}" if own else role)
+    if role not in FLOWING:
+        if placement is None:
+            return Part(seen, is_replica=True, how="replicas")
+        return Part(
+            seen,
+            counts=_counts_once(place, one.rank, placement),
+            whole=placement.shape,
+            offset=() if placement.strided else placement.offset,
+            how="pieces" if any(map(_is_cut, placement.placements)) else "replicas",
+        )
+    units = cuts.of(record, role, placement, seen)
+    part = Part(
         seen,
-        counts=_counts_once(company, placement),
+        scale=len(place.data) if role == "gradients" else 1,
+        units=units,
+        counts_samples=units is None or adds_rows,
+        grows=_has_rows(seen.shape, samples),
+        adds_rows=adds_rows,
+        how="pieces" if units is None else "units",
+    )
+    if placement is None:
+        return part
+    is_whole = len(place.data) == 1 and not any(map(_is_cut, placement.placements))
+    return replace(
+        part,
+        counts=_is_first_replica(placement, one.rank),
         whole=placement.shape,
         offset=() if placement.strided else placement.offset,
-        how="pieces" if any(map(_is_cut, placement.placements)) else "replicas",
+        counts_samples=adds_rows or (units is None and seen.shape != placement.shape),
+        grows=_has_rows(placement.shape, samples),
+        how="replicas" if is_whole and units is None else part.how,
     )
 
 
-def _flowing(
-    company: Company, placement: Placement | None, seen: TensorStatistics, scale: int
-) -> Part:
-    """Return a part of what goes through a layer: other samples on each rank that shares them."""
-    part = Part(
-        seen, scale=scale, grows=True, adds_rows=_is_first(company.place.tensor, company.rank)
-    )
-    if placement is not None:
-        part.counts = _is_first_replica(placement, company.rank)
-        part.whole = placement.shape
-        part.offset = () if placement.strided else placement.offset
-        if len(company.place.data) == 1 and not any(map(_is_cut, placement.placements)):
-            part.how = "replicas"
-    return part
+def _has_rows(shape: tuple[int, ...], samples: int) -> bool:
+    """Whether a tensor is one of samples: as long along dimension 0 as the batch of its rank."""
+    return bool(shape) and shape[0] == samples
 
 
 def _is_first(ranks: Sequence[int], rank: int) -> bool:
@@ -140,15 +171,11 @@ def _is_cut(placement: str) -> bool:
     return placement[:1] not in ("R", "P")
 
 
-def _counts_once(company: Company, placement: Placement) -> bool:
-    """Whether this rank's part of a parameter is counted: meshes beside its own hold replicas."""
-    beside = [
-        ranks
-        for ranks in (company.place.data, company.place.tensor)
-        if not set(ranks) <= set(placement.ranks)
-    ]
-    is_first = all(_is_first(ranks, company.rank) for ranks in beside)
-    return is_first and _is_first_replica(placement, company.rank)
+def _counts_once(place: Place, rank: int, placement: Placement) -> bool:
+    """Whether a rank's part of a parameter is counted: meshes beside its own hold replicas."""
+    beside = [r for r in (place.data, place.tensor) if not set(r) <= set(placement.ranks)]
+    is_first = all(_is_first(ranks, rank) for ranks in beside)
+    return is_first and _is_first_replica(placement, rank)
 
 
 def _when(record: LayerRecord) -> float:
@@ -156,17 +183,19 @@ def _when(record: LayerRecord) -> float:
 
 
 class _Cuts:
-    """Which activations are cut along their units, and where this rank's units begin.
+    """Which activations are cut along their units, and where the units of a rank begin.
 
     A layer with a placement says it itself; so does the weight of a linear layer that is wider than
     what it returns here. Layers after it, as wide, carry that on.
     """
 
-    def __init__(self, company: Company) -> None:
-        self._tensor = company.place.tensor
+    def __init__(self, one: Seen) -> None:
+        self._tensor = one.place.tensor
         self._known: dict[int, tuple[int, int]] = {}
+        for record in sorted(one.observation.layers.values(), key=_when):
+            self._learn(record)
 
-    def learn(self, record: LayerRecord) -> None:
+    def _learn(self, record: LayerRecord) -> None:
         """Note how wide the activations of a layer are, where they are cut along their units."""
         seen = record.activations
         if len(self._tensor) == 1 or seen is None or seen.units is None:
@@ -224,40 +253,38 @@ def _cut_dimensions(placement: Placement) -> list[int]:
     return found
 
 
-def _settle_unplaced(
-    company: Company,
-    cuts: _Cuts,
-    records: Mapping[str, LayerRecord],
-    keys: Sequence[Key],
-    parts: Sequence[Part],
+def _settle(
+    key: Key, ranks: Sequence[Seen], cuts: Sequence[_Cuts], found: Sequence[dict[Key, Part]]
 ) -> None:
     """Tell replicas from pieces where nothing says it: on ranks that see the same samples.
 
     Statistics that are equal to the last bit are of replicas, all others of pieces.
     """
-    if len(company.place.tensor) == 1:
+    layer, role, _ = key
+    if role not in (*FLOWING, LOSS_INPUT, LOSS_TARGET):
         return
-    open_ones = [
-        index
-        for index, (name, role, own) in enumerate(keys)
-        if role in (*FLOWING, LOSS_INPUT, LOSS_TARGET)
-        and (name not in records or (own or role) not in records[name].placements)
-    ]
-    prints = np.array([_fingerprint(parts[index].seen) for index in open_ones], dtype=np.int64)
-    low = company.smallest(prints, company.place.tensor)
-    high = company.largest(prints, company.place.tensor)
-    equal = company.smallest((low == high).astype(np.int64))
-    first = _is_first(company.place.tensor, company.rank)
-    for index, is_replica in zip(open_ones, equal.tolist(), strict=True):
-        part = parts[index]
-        if part.seen is None:
+    groups: dict[tuple[int, ...], set[object]] = {}
+    for one, parts in zip(ranks, found, strict=True):
+        groups.setdefault(one.place.tensor, set()).add(_numbers(parts.get(key)))
+    is_replica = all(len(distinct) == 1 for distinct in groups.values())
+    for one, cut, parts in zip(ranks, cuts, found, strict=True):
+        record = one.observation.layers.get(layer)
+        part = parts.get(key)
+        if part is None or (role in FLOWING and record is not None and role in record.placements):
             continue
+        first = _is_first(one.place.tensor, one.rank)
         if is_replica:
-            part.counts = first
-            part.how = "replicas" if len(company.place.data) == 1 else "pieces"
-        elif part.units is None and (cut := cuts.carried(part.seen)) is not None:
-            part.units, part.counts_samples, part.how = cut, first, "units"
-            part.whole = _widened(part.seen.shape, len(part.seen.units.alive), cut[1])  # type: ignore[union-attr]
+            how: How = "replicas" if len(one.place.data) == 1 else "pieces"
+            parts[key] = replace(part, counts=first, how=how)
+        elif part.units is None and (units := cut.carried(part.seen)) is not None:
+            assert part.seen.units is not None
+            parts[key] = replace(
+                part,
+                units=units,
+                counts_samples=first,
+                how="units",
+                whole=_widened(part.seen.shape, len(part.seen.units.alive), units[1]),
+            )
 
 
 def _widened(shape: tuple[int, ...], size: int, whole: int) -> tuple[int, ...] | None:
@@ -268,15 +295,10 @@ def _widened(shape: tuple[int, ...], size: int, whole: int) -> tuple[int, ...] |
     return None
 
 
-def _fingerprint(seen: TensorStatistics | None) -> int:
-    """Return a number that tells statistics apart, to the last bit."""
-    if seen is None:
-        return 0
-    numbers = np.array(
-        [seen.count, seen.nan_count, seen.zero_count, seen.mean, seen.std, seen.min, seen.max]
-    )
-    words = numbers.view(np.uint64) * np.array(_ODD, dtype=np.uint64)
-    return int(np.bitwise_xor.reduce(words) >> np.uint64(2))
-
-
-_ODD = tuple(0x9E3779B97F4A7C15 * (2 * n + 1) % 2**64 for n in range(7))
+def _numbers(part: Part | None) -> object:
+    """Return what tells statistics apart, to the last bit."""
+    if part is None:
+        return None
+    seen = part.seen
+    moments = (seen.mean, seen.std, seen.min, seen.max)
+    return seen.count, seen.nan_count, seen.zero_count, repr(moments)

@@ -9,12 +9,11 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Sequence,
     ValuesView,
 )
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
@@ -410,18 +409,6 @@ class LossCall:
     clamped: tuple[float | None, float | None] | None = None
     cosines: bool = False
     targets: ClassTargets | None = None
-
-
-def merged_calls(calls: Sequence[LossCall]) -> LossCall:
-    """Return one call of all the samples that several calls of the same loss were given."""
-    return replace(
-        calls[0],
-        input=reduce(_merged_role, (call.input for call in calls)),
-        target=reduce(_merged_role, (call.target for call in calls)),
-        value=mean_of([call.value for call in calls]),
-        log_normalizer=mean_of([call.log_normalizer for call in calls]),
-        targets=merged_targets([call.targets for call in calls]),
-    )
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:

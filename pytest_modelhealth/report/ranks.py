@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Dimension = Literal["data", "tensor", "stage"]
-"""What the ranks of a group share out: the batch, the units of a layer, or the layers."""
+Dimension = Literal["data", "tensor"]
+"""What the ranks of a group share out: the batch, or the units of a layer."""
 
 How = Literal["pieces", "replicas", "units", "one rank"]
 """How statistics of several ranks became one: pieces add up, of replicas one counts, units that lie
@@ -45,14 +45,12 @@ class Assembly:
         ranks: how many ranks had something.
         nonfinite: the ranks that had a NaN or infinity.
         largest: the rank that had the largest magnitude; ``None`` where nothing is finite.
-        stage: the ranks of the pipeline stage that ran it; empty where there are no stages.
     """
 
     how: How
     ranks: int
     nonfinite: tuple[int, ...] = ()
     largest: int | None = None
-    stage: tuple[int, ...] = ()
 
     def merge(self, other: Assembly, is_larger: bool) -> Assembly:
         """Return that of this batch and a later one, whose largest magnitude may be larger."""
@@ -61,7 +59,6 @@ class Assembly:
             max(self.ranks, other.ranks),
             tuple(sorted({*self.nonfinite, *other.nonfinite})),
             other.largest if is_larger or self.largest is None else self.largest,
-            self.stage,
         )
 
 

@@ -22,8 +22,7 @@ class UnitStatistics:
     Args:
         alive: bool, shape ``(units,)``: the unit was ever more than `DEAD_RATIO` of the largest
             finite magnitude in its tensor. A unit with a NaN is alive: it is ill, not silent.
-        minimum: float64, shape ``(units,)``; NaN where the unit had one. Several ranks send that of
-            gradients only where all of them are zero; else it is NaN, too.
+        minimum: float64, shape ``(units,)``; NaN where the unit had one.
         maximum: float64, shape ``(units,)``; likewise.
         observations: how many samples of each unit were seen: the elements of the dimensions before
             the units' own. For channels those are images, for features tokens; the pixels of a

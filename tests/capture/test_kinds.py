@@ -17,7 +17,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 from torch.package import PackageExporter, PackageImporter
 
-from pytest_modelhealth import Inspector
+from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import HealthReport, LayerRecord, Status
 from tests.capture.models import Nested, Small, x
 from tests.capture.oracle import changes, fingerprint, projection
@@ -128,6 +128,23 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_pipeline_is_inspected_by_its_stages() -> None:
+    """The module of a stage is any module; its schedule and the stage itself are refused."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    model, batch = Nested(), x()
+    expected = as_data(inspect(model, batch))
+    stage = PipelineStage(model, 0, 1, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=2)
+    assert as_data(inspect(schedule._stage.submod, batch)) == expected
+    for refused in (schedule, stage):
+        with pytest.raises(
+            InspectionError, match=r"schedule\._stage\.submod, .* before it was split"
+        ):
+            Inspector(refused)
 
 
 @pytest.mark.usefixtures("process_group")

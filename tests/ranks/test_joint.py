@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
-from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
+from pytest_modelhealth.statistics import TensorStatistics
 from tests.ranks.engines import distributed, inspected, loss, told
 from tests.ranks.launching import on_ranks
 from tests.ranks.models import Net, batch, net, share
@@ -89,19 +89,14 @@ def _of_tensor(whole: TensorStatistics, joint: TensorStatistics, role: str) -> l
             found.append(f"units are {joint.units}, not {whole.units}")
         elif not np.array_equal(joint.units.alive, whole.units.alive):
             found.append("other units are alive")
-        elif not _extremes_agree(whole.units, joint.units, role):
-            found.append("units have other extremes")
+        else:
+            pairs = (
+                (whole.units.minimum, joint.units.minimum),
+                (whole.units.maximum, joint.units.maximum),
+            )
+            if not all(np.allclose(*pair, atol=1e-6, equal_nan=True) for pair in pairs):
+                found.append("units have other extremes")
     return found
-
-
-def _extremes_agree(whole: UnitStatistics, joint: UnitStatistics, role: str) -> bool:
-    """Of gradients only those are sent that are zero, and all others are not known."""
-    low, high = whole.minimum, whole.maximum
-    if role == "gradients":
-        zero = (low == 0.0) & (high == 0.0)
-        low, high = np.where(zero, low, np.nan), np.where(zero, high, np.nan)
-    pairs = ((low, joint.minimum), (high, joint.maximum))
-    return all(np.allclose(one, other, atol=1e-6, equal_nan=True) for one, other in pairs)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +223,9 @@ def rough() -> dict[str, Any]:
     many = [share(batch(samples), rank, size) for samples in (8, 4)]
     found["many"] = pickle.dumps(Inspector(model).run_batches(many, loss=loss).observation)
     found["timed"] = timed(model, many)
+    inputs, targets = batch(8)
+    blank = [(inputs, targets), (torch.zeros_like(inputs) if rank else inputs, targets)]
+    found["blank"] = Inspector(model).run_batches(blank, loss=loss).observation.odd_samples
     found["grads"] = all(p.grad is None for p in model.parameters())
     sharded = distributed(net(), "fsdp")
     begun = time.monotonic()
@@ -268,6 +266,8 @@ def test_ranks_that_do_not_do_the_same_are_told_so() -> None:
     assert first["timed"] == second["timed"]
     assert first["timed"][0]
     assert first["timed"][1].ended_by == "max_seconds=0.3"
+    assert first["blank"] == second["blank"]
+    assert (first["blank"]["blank"][1].rank, first["blank"]["blank"][1].batch) == (1, 1)
     assert first["alone"] is None
     assert first["grads"]
     assert second["grads"]

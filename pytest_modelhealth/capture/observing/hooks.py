@@ -102,9 +102,6 @@ class Hooks:
         self._modules: list[nn.Module] = []
         self._tensor_hooks: list[tuple[dict[Any, Any], Any]] = []  # where each is, and itself
         self._differentiating = False
-        self.passes_again = False
-        """Whether tensors whose gradient was seen may get it once more, which does not count."""
-
         self._graph_task = torch._C._current_graph_task_id()  # -1, unless this is in a backward
 
     def register(self) -> None:
@@ -458,7 +455,7 @@ class _GradientHook:
         return True
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is not None and not (self.fired and self._hooks.passes_again):
+        if gradient is not None:
             self.fired |= self._hooks.see_gradient(self._layers, gradient, self._unit_dimension)
 
 

@@ -68,7 +68,6 @@ def _load_libraries() -> None:
     import torch._dynamo  # which the first step of an optimizer imports
     import torch.distributed.checkpoint.state_dict
     import torch.distributed.fsdp
-    import torch.distributed.pipelining
     import torch.distributed.tensor.parallel
     import torch.nn.parallel  # noqa: F401
 

@@ -85,8 +85,6 @@ class Runs:
     @cached_property
     def why_not(self) -> str:
         """Why the model cannot be run again by itself; ``""`` if it can."""
-        if self.engine.spans_ranks:
-            return "this rank has a part of the model alone: probe the model in one piece"
         try:
             if self.beside.is_lazy:
                 return (

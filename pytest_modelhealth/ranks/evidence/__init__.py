@@ -1,7 +1,7 @@
 """In what ranks differ, or do not although they should: the seam that `joint` calls.
 
 Everything here runs on every rank, in the same order, with the same collectives: those of a
-tensor-parallel group, one gather of a small card a rank, and one of details where cards differ.
+tensor-parallel group, and one gather of a card a rank.
 """
 
 from __future__ import annotations
@@ -90,22 +90,13 @@ def disagreements(
         own: what this rank saw.
         joint: what all saw, put together.
     """
-    if evidence.cards is None:
-        evidence.cards = company.gather(evidence.written(own))
-    every = zip(*evidence.cards, strict=True)
-    cards = [dict(zip(company.ranks, each, strict=True)) for each in every]
-    asking = [kind.asks(card) for kind, card in zip(evidence.kinds, cards, strict=True)]
-    added: list[dict[int, object]] = [{} for _ in cards]
-    if any(asking):
-        mine = [
-            kind.details(card) if asks else None
-            for kind, card, asks in zip(evidence.kinds, cards, asking, strict=True)
-        ]
-        sent = company.gather(mine)
-        added = [dict(zip(company.ranks, each, strict=True)) for each in zip(*sent, strict=True)]
+    cards = evidence.cards
+    if cards is None:
+        cards = company.gather(evidence.written(own))
+    every = [dict(zip(company.ranks, each, strict=True)) for each in zip(*cards, strict=True)]
     found = tuple(
         found
-        for kind, card, more in zip(evidence.kinds, cards, added, strict=True)
-        for found in kind.found(card, more, joint)
+        for kind, card in zip(evidence.kinds, every, strict=True)
+        for found in kind.found(card, joint)
     )
     return with_parts(company, found, own, joint)

@@ -78,7 +78,7 @@ class Averaging(Kind):
                 found.append((layer, "", _BYPASSED))
         return tuple(found)
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield what is not averaged, by its reason."""
         lost = {(layer, name): why for card in cards.values() for layer, name, why in card}
         by_reason: dict[str, list[tuple[str, str]]] = {}

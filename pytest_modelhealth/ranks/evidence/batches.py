@@ -11,7 +11,7 @@ from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.ranks.company import Company
 from pytest_modelhealth.ranks.evidence.fingerprints import combined, fingerprint
-from pytest_modelhealth.ranks.evidence.kind import Cards, Kind
+from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, same_of_others
 from pytest_modelhealth.ranks.evidence.wrappers import Wrapped
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
@@ -38,13 +38,9 @@ class Batches(Kind):
         """Return the fingerprint, 0 for none, and the ranks that rightly have the same."""
         return self._batch, self.place.tensor
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield the ranks that were given the same."""
-        having: dict[int, dict[int, tuple[int, ...]]] = {}
-        for rank, (batch, beside) in cards.items():
-            if batch:
-                having.setdefault(batch, {})[rank] = beside
-        same = sorted(tuple(ranks) for ranks in having.values() if len(set(ranks.values())) > 1)
+        same = same_of_others(cards)
         if not same:
             return
         each = [f"{named_ranks(ranks)} got the same batch" for ranks in same[:3]]

@@ -20,8 +20,7 @@ class Kind(ABC):
     """One thing in which ranks may differ, or may not differ although they should.
 
     It is made before the run, when it notes what it needs. After the run each rank writes a card,
-    which is small however many layers there are, and every rank reads all cards. Only where these
-    say that ranks differ, a few of them send details.
+    and every rank reads all cards.
 
     Args:
         company: who inspects together.
@@ -49,23 +48,27 @@ class Kind(ABC):
             own: what this rank saw. Collectives among `place.tensor` may run here.
         """
 
-    def asks(self, cards: Cards) -> bool:
-        """Whether details are needed; the same on every rank, since all read the same cards."""
-        return False
-
-    def details(self, cards: Cards) -> Any:
-        """Return what this rank adds where `asks` said so; ``None`` for nothing."""
-        return None
-
     @abstractmethod
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterable[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterable[Disagreement]:
         """Yield where ranks disagree; the same on every rank.
 
         Args:
             cards: what `card` returned, by rank.
-            details: what `details` returned, by rank; empty where none were needed.
             joint: what all ranks saw, put together.
         """
+
+
+def same_of_others(cards: Mapping[int, tuple[int, tuple[int, ...]]]) -> list[tuple[int, ...]]:
+    """Return the ranks that have the same number, 0 for none, and are not meant to.
+
+    Args:
+        cards: by rank, a number and the ranks that rightly have the same.
+    """
+    having: dict[int, dict[int, tuple[int, ...]]] = {}
+    for rank, (number, beside) in cards.items():
+        if number:
+            having.setdefault(number, {})[rank] = beside
+    return sorted(tuple(ranks) for ranks in having.values() if len(set(ranks.values())) > 1)
 
 
 def in_order(names: Iterable[str], joint: Observation) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class LossWeights(Kind):
         """Return number and weight of this rank's targets; ``None`` where neither is known."""
         return _weighed(own) if len(self.place.data) > 1 else None
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield the ranks whose targets weigh more."""
         known = {rank: card for rank, card in cards.items() if card is not None and card[0]}
         if len(known) < len(cards) or len(known) < 2:

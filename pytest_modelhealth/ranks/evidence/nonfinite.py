@@ -39,7 +39,7 @@ class NonFinite(Kind):
                     found.append(_Ill(record.name, "parameters", name, said, held.nonfinite_count))
         return tuple(found)
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield what is not finite on some ranks, each with these."""
         ranks: dict[tuple[str, str, str], dict[int, _Ill]] = {}
         for rank, card in cards.items():

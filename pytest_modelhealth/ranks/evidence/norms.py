@@ -28,7 +28,7 @@ class Norms(Kind):
         names = in_order(alone, own)
         return (own.samples // max(1, own.batches), names[:1]) if names else None
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield the batch norms by their first."""
         few = {rank: card for rank, card in cards.items() if card is not None}
         if not few:

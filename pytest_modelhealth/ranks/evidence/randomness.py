@@ -9,7 +9,7 @@ import torch
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.ranks.company import Company
 from pytest_modelhealth.ranks.evidence.fingerprints import fingerprint
-from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, in_order
+from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, in_order, same_of_others
 from pytest_modelhealth.ranks.evidence.wrappers import Wrapped
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
@@ -29,13 +29,9 @@ class Randomness(Kind):
         dropping = tuple(r.name for r in own.layers.values() if _drops(r)) if self._state else ()
         return (self._state if dropping else 0), self.place.tensor, dropping[:1]
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield the ranks that draw alike."""
-        having: dict[int, dict[int, tuple[int, ...]]] = {}
-        for rank, (state, beside, _) in cards.items():
-            if state:
-                having.setdefault(state, {})[rank] = beside
-        same = sorted(tuple(ranks) for ranks in having.values() if len(set(ranks.values())) > 1)
+        same = same_of_others({rank: card[:2] for rank, card in cards.items()})
         if not same:
             return
         ranks = tuple(sorted(rank for found in same for rank in found))

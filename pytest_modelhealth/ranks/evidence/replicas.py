@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -31,11 +30,12 @@ class Replicas(Kind):
         among = self.place.tensor
         if len(among) < 2:
             return None
-        each = numbers_of(own)
-        records = [own.layers[name] for name in each]
-        numbers = np.array(list(each.values()), dtype=np.int64)
-        same = self.company.smallest(numbers, among) == self.company.largest(numbers, among)
-        equal = dict(zip((r.name for r in records), same.tolist(), strict=True))
+        each = self.company.gather(numbers_of(own), among)
+        records = [own.layers[name] for name in each[0] if all(name in one for one in each)]
+        equal = {
+            r.name: [len({one[r.name][which] for one in each}) == 1 for which in range(3)]
+            for r in records
+        }
         cut = self._cut() | {name for name, (_, held, _) in equal.items() if not held}
         wrong = [
             record.name
@@ -80,7 +80,7 @@ class Replicas(Kind):
             for dimension, placement in enumerate(tensor.placements)
         )
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield the first layer that disagrees in any group."""
         groups = sorted({card for card in cards.values() if card is not None}, key=lambda c: c[1])
         if not groups:

@@ -59,7 +59,7 @@ class Unused(_Usage):
 
     name = "unused_parameters"
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield what no rank uses, as one."""
         unused = set.intersection(*(set(card) for card in cards.values()))
         for waited_for in self._together:
@@ -91,7 +91,7 @@ class Path(_Usage):
 
     name = "same_path"
 
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield what some ranks use, as one."""
         lacking: dict[Name, list[int]] = {}
         for rank, card in cards.items():

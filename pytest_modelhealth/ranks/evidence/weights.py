@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.evidence.fingerprints import combined, fingerprint, of_statistics
+from pytest_modelhealth.ranks.evidence.fingerprints import fingerprint, of_statistics
 from pytest_modelhealth.ranks.evidence.kind import Cards, Kind, alike, in_order, listed
 from pytest_modelhealth.ranks.evidence.wrappers import Leaf, Wrapped
 from pytest_modelhealth.report import Observation
@@ -81,40 +81,30 @@ class Weights(Kind):
             kept[place] = fingerprint(tensor)
         return kept[place]
 
-    def card(self, own: Observation) -> dict[Key, int]:
-        """Return a number of all tensors by key."""
+    def card(self, own: Observation) -> dict[Key, tuple[int, ...]]:
+        """Return the fingerprints of all tensors by key."""
         for key, held in self._held.items():
             self._held[key] = [one for one in held if not _was_written(one, own)]
-        return {key: combined(one.bits for one in held) for key, held in self._held.items()}
+        return {key: tuple(one.bits for one in held) for key, held in self._held.items()}
 
-    def asks(self, cards: Cards) -> bool:
-        """Whether a number differs where it must not."""
-        return any(len(alike(having)) > 1 for having in _by_key(cards).values())
-
-    def details(self, cards: Cards) -> dict[Key, list[int]]:
-        """Return each fingerprint, from the first of the ranks that are alike."""
-        mine = self.company.rank
-        return {
-            key: [one.bits for one in self._held[key]]
-            for key, having in _by_key(cards).items()
-            if len(groups := alike(having)) > 1 and mine in [ranks[0] for ranks in groups]
-        }
-
-    def found(self, cards: Cards, details: Cards, joint: Observation) -> Iterator[Disagreement]:
+    def found(self, cards: Cards, joint: Observation) -> Iterator[Disagreement]:
         """Yield all tensors that differ as one."""
         odd: dict[int, None] = {}
         most: dict[int, None] = {}
         differing: dict[tuple[str, str, str], bool] = {}
         same = {key[0]: held for key, held in self._held.items()}  # other parts, as here
-        for key, having in _by_key(cards).items():
+        by_key: dict[Key, dict[int, tuple[int, ...]]] = {}
+        for rank, card in cards.items():
+            for key, bits in card.items():
+                by_key.setdefault(key, {})[rank] = bits
+        for key, having in by_key.items():
             first, *others = alike(having)
             if not others:
                 continue
             most.update(dict.fromkeys(first))
-            reference = details[first[0]][key]
             for ranks in others:
                 odd.update(dict.fromkeys(ranks))
-                pairs = zip(same[key[0]], reference, details[ranks[0]][key], strict=False)
+                pairs = zip(same[key[0]], having[first[0]], having[ranks[0]], strict=False)
                 for held, one, other in pairs:
                     if one != other:
                         name = (held.leaf.layer, held.role, held.leaf.name)
@@ -148,14 +138,6 @@ class Weights(Kind):
             layers,
             any(differing.values()),
         )
-
-
-def _by_key(cards: Cards) -> dict[Key, dict[int, int]]:
-    found: dict[Key, dict[int, int]] = {}
-    for rank, card in cards.items():
-        for key, number in card.items():
-            found.setdefault(key, {})[rank] = number
-    return found
 
 
 def _key(tensor: torch.Tensor) -> tuple[Key, torch.Tensor]:
