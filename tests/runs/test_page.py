@@ -134,8 +134,8 @@ def test_margins_are_told_in_words(page: Page, address: str) -> None:
     open_at(page, f"{address}#t0-0")
     told = page.inner_text("#t0-0 .near")
     assert re.search(r"dead units max_dead_units\s+head\s+0\.309 of 0\.8\s+39%", told)
-    page.get_by_text("all 9 checks").click()
-    assert page.locator("#t0-0 .more .margins tbody tr:visible").count() == 9
+    page.get_by_text("of 3 checks further from theirs").click()
+    assert page.locator("#t0-0 .margins tbody tr:visible").count() == 9
 
 
 def test_what_headline_or_story_says_is_not_said_again() -> None:
@@ -369,7 +369,7 @@ def test_without_a_script_verdicts_and_stories_are_read(browser: Browser, addres
         assert text.count("likely cause: its bias (mean -10) holds them on the flat side") == 1
         assert text.count("0.309 of 0.8") == 2  # in the list of tests, and beside its result
         assert page.locator("a[href='#t0-0']").is_visible()
-        assert page.locator("#t1-0 .chart-flow").is_visible()
+        assert page.locator("#t2-0 .chart-errors").is_visible()
 
 
 HOSTILE = (

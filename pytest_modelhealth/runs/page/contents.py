@@ -17,7 +17,7 @@ from pytest_modelhealth.runs.run import FAILED, Run, Test
 FULLY_TOLD = 300
 """Results that are told in full: of passing tests beyond, the numbers of the layers are left."""
 
-DRAWN_AT_ONCE = 120_000
+DRAWN_AT_ONCE = 60_000
 """Characters of charts that stand on the page as they are, for paper and without a script; those
 of other results are packed."""
 
@@ -54,7 +54,6 @@ class Result:
     story: str
     story_left_out: bool
     margins: list[Margin]
-    more_margins: int
     drawn: Drawn
     remarks: list[str]
 
@@ -204,9 +203,9 @@ def _result(
     left_out = len(story) > room["stories"]
     room["stories"] -= 0 if left_out else len(story)
     charts = drawn(result, own) if needs_a_look and room["charts"] > 0 else Drawn()
-    if charts.size > room["charts"]:
-        charts = Drawn()
     room["charts"] -= charts.size
+    if room["charts"] < 0:
+        charts = Drawn()
     margins = result.get("margins") or []
     headline = printable(result["headline"])
     return Result(
@@ -219,7 +218,6 @@ def _result(
         story="" if left_out else story,
         story_left_out=left_out,
         margins=[margin(one) for one in margins[:MOST_MARGINS]],
-        more_margins=max(len(margins) - MOST_MARGINS, 0),
         drawn=charts,
         remarks=_remarks(result),
     )

@@ -287,10 +287,7 @@ class _Picture:
             arrow, touched = self._arrow(index, offsets[index])
             body.append(arrow)
             marks.append(touched)
-        for index in range(len(self.boxes)):
-            box, touched = self._box(index)
-            body.append(box)
-            marks.append(touched)
+        marks += map(self._box, range(len(self.boxes)))
         for x, y, text in labels:
             is_end = x + self._shift + 6 + len(text) * 5.6 > width
             at = x + self._shift + (-6 if is_end else 6)
@@ -367,7 +364,7 @@ class _Picture:
         kind = f"head {arrow.style}"
         return drawn + path(tip, kind), mark("\n".join(told), path(d, "edge-mark"))
 
-    def _box(self, index: int) -> tuple[str, str]:
+    def _box(self, index: int) -> str:
         box = self.boxes[index]
         found = [v for v in self.violations if box.holds(v["layer"])]
         is_culprit = bool(found) and box.holds(self.violations[0]["layer"])
@@ -395,10 +392,9 @@ class _Picture:
         told += ["on the way from the batch through the culprit to the end"] * is_way
         inside = found[0]["layer"] if found and is_folded else box.name
         link = link_to(self.anchor, box.leaves[0] if box.is_range and not found else inside)
-        touched = tag("rect", **shape, class_="mark")
         is_reached = is_culprit or is_way or len(self.boxes) <= FOLDED_TO[0]
         title = "\n".join(told)
-        return "".join(drawn), mark(title, touched, None if is_end else link, is_reached=is_reached)
+        return mark(title, "".join(drawn), None if is_end else link, is_reached=is_reached)
 
     def _legend(self, names: Sequence[str], is_exact: bool) -> list[list[tuple[str, str]]]:
         through = "from the batch through the culprit" if self.violations else "from the batch"

@@ -68,10 +68,9 @@ def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
 
 def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
     layers, violations = result["layers"], result["violations"]
-    if len(result["margins"]) > MOST_MARGINS:
-        told = f"all {plural(len(result['margins']), 'check')}"
-        rows = list(map(margin, result["margins"]))
-        yield Panel("All limits", told, rows, "margins", is_open=False)
+    if others := [margin(one) for one in result["margins"][MOST_MARGINS:]]:
+        told = f"of {plural(len(others), 'check')} further from theirs"
+        yield Panel("Other limits", told, others, "margins", is_open=False)
     if result.get("course"):
         yield Panel("Training", "", course(result["course"], anchor))
     if len(layers) > 1:
@@ -161,7 +160,7 @@ def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
 
     def cells(sizes: Sequence[float | None], scale: float) -> list[tuple[str, float]]:
         return [
-            ("\N{EN DASH}" if size is None else in_bytes(int(size)), round(100 * (size or 0) / scale, 1))
+            ("\N{EN DASH}" if size is None else in_bytes(int(size)), round(100 * (size or 0) / scale))
             for size in sizes
         ]
 

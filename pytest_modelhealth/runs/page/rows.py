@@ -1,6 +1,6 @@
 """Layers from top to bottom in execution order, with log axes beside their names.
 
-Where rows would be thinner than 2 px, several layers share a band, which shows the least, the
+Where rows would be thinner than 3 px, several layers share a band, which shows the least, the
 greatest and the geometric mean of them: no layer is left out.
 """
 
@@ -103,7 +103,7 @@ class Bands:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pitch", min(ROW, TALLEST / self.count))
-        object.__setattr__(self, "size", max(1, math.ceil(2 / self.pitch)))
+        object.__setattr__(self, "size", max(1, math.ceil(3 / self.pitch)))
 
     @property
     def has_points(self) -> bool:
@@ -143,7 +143,7 @@ def rows_chart(
     for band in bands.spans():
         held = rows[band.start : band.stop]
         chief = next((row for row in held if row.is_culprit or row.is_found), held[0])
-        several = f"{plural(len(held), 'layer')}, {held[0].label} to {held[-1].label}; of them:\n"
+        several = f"{plural(len(held), 'layer')}, from {held[0].label}; of them:\n"
         height = bands.pitch * len(held)
         shape = area(0, HEAD + band.start * bands.pitch, WIDTH, height)
         title = (several if len(held) > 1 else "") + chief.title
