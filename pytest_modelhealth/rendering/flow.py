@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
-from matplotlib.path import Path
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.rendering.diagram import MOST_BOXES, NO_FLOW, Box, diagram
@@ -96,14 +95,16 @@ def _draw_box(axes: Axes, box: Box, place: tuple[float, float], has_violation: b
 
 
 def _draw_arrow(axes: Axes, way: Sequence[tuple[float, float]], passes_gradient: bool) -> None:
+    colour, style = (INK, "-") if passes_gradient else (ALARM, (0, (3, 2)))
+    axes.plot(*zip(*way[:-1], strict=True), color=colour, linestyle=style, linewidth=0.9, zorder=1)
     arrow = FancyArrowPatch(
-        path=Path(way),
+        *way[-2:],
         arrowstyle="-|>",
         mutation_scale=8,
-        shrinkA=9,
+        shrinkA=0 if len(way) > 2 else 9,
         shrinkB=9,
-        linestyle="-" if passes_gradient else (0, (3, 2)),
-        color=INK if passes_gradient else ALARM,
+        linestyle=style,
+        color=colour,
         linewidth=0.9,
         zorder=1,
     )

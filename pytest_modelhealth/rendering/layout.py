@@ -8,19 +8,20 @@ sorted by the mean place of their neighbours.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 import networkx as nx
 
 _SORTINGS = 12
-_PLACINGS = 8
+_PLACINGS = 9
 _PULL = {"way": 10, "through": 6, "direct": 2}
-"""How straight an arrow is kept: one on the way that is lit, one that passes rows, one to the next."""
+"""How straight arrows are kept: those on the lit way, those that pass rows, and all others."""
 
-_Vertex = Hashable
+_Vertex = Any
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Layout:
         is_back: of each arrow, whether it leads upward.
     """
 
-    x: dict[_Vertex, float]
-    row: dict[_Vertex, int]
+    x: dict[str, float]
+    row: dict[str, int]
     width: float
     routes: list[list[tuple[float, int]]]
     is_back: list[bool]
@@ -61,7 +62,9 @@ def layered(
     turned = _closing(widths, arrows)
     graph = nx.DiGraph()
     graph.add_nodes_from(widths)
-    ends = [(b, a) if is_back else (a, b) for (a, b, _), is_back in zip(arrows, turned, strict=True)]
+    ends = [
+        (b, a) if is_back else (a, b) for (a, b, _), is_back in zip(arrows, turned, strict=True)
+    ]
     graph.add_edges_from((a, b) for a, b in ends if a != b)
     row: dict[_Vertex, int] = {}
     for number, members in enumerate(nx.topological_generations(graph)):
@@ -152,19 +155,16 @@ def _placed(
     gap: float,
 ) -> dict[_Vertex, float]:
     """Pull every vertex to where its strongest neighbours stand, as far as its row has room."""
-    near: dict[_Vertex, list[tuple[_Vertex, int]]] = defaultdict(list)
     above: dict[_Vertex, list[tuple[_Vertex, int]]] = defaultdict(list)
     below: dict[_Vertex, list[tuple[_Vertex, int]]] = defaultdict(list)
     for (upper, lower), pull in ties.items():
         above[lower].append((upper, pull))
         below[upper].append((lower, pull))
-        near[lower].append((upper, pull))
-        near[upper].append((lower, pull))
     x: dict[_Vertex, float] = {}
     for placing in range(_PLACINGS):
-        ties_of = near if placing == _PLACINGS - 1 else (above, below)[placing % 2]
-        for members in rows if placing % 2 == 0 else reversed(rows):
-            _place_row(members, size, ties_of, gap, x)
+        is_downward = placing % 2 == 0
+        for members in rows if is_downward else reversed(rows):
+            _place_row(members, size, above if is_downward else below, gap, x)
     return x
 
 
@@ -198,8 +198,8 @@ def _median(weighted: list[tuple[float, int]]) -> float:
     """Return the weighted median: the place of a neighbour, so that arrows become straight."""
     weighted.sort()
     rest = sum(pull for _, pull in weighted) / 2
-    for at, (place, pull) in enumerate(weighted):
-        rest -= pull
-        if rest <= 0:
-            break
-    return place if rest else fmean((place, weighted[at + 1][0]))
+    at = -1
+    while rest > 0:
+        at += 1
+        rest -= weighted[at][1]
+    return weighted[at][0] if rest else fmean((weighted[at][0], weighted[at + 1][0]))

@@ -73,7 +73,7 @@ def draw(chart: str, *data: Any) -> ET.Element:
 def panel(result: dict[str, Any], title: str) -> ET.Element:
     """A panel of a result's, as the tree of its HTML."""
     (found,) = re.findall(
-        f"<section class=\"panel\">(?:(?!<section).)*<h3>{title}.*?</section>",
+        f'<section class="panel">(?:(?!<section).)*<h3>{title}.*?</section>',
         drawn_of(inspection([""]) | result, "t0-0").panels,
         re.DOTALL,
     )
@@ -499,7 +499,7 @@ def test_names_are_text(chart: str) -> None:
     drawn = {one.tag.removeprefix(SVG) for one in svg.iter()}
     assert drawn <= {"svg", "g", "a", "text", "title", "rect", "path", "circle"}
     assert any(HOSTILE[0] in title or HOSTILE[1] in title for title in (*titles(svg), finding(svg)))
-    assert not {name for one in svg.iter() for name in one.keys()} & {"fill", "stroke", "style"}
+    assert not {name for one in svg.iter() for name in one.attrib} & {"fill", "stroke", "style"}
     links = {one.get("href", "") for one in svg.iter(f"{SVG}a")}
     assert all(re.fullmatch(r"#t0-0/[\w%.~-]*", link) for link in links)
 

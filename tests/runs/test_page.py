@@ -210,7 +210,7 @@ def test_a_layer_shows_its_tensors_and_histograms(page: Page, address: str) -> N
 
 
 def test_a_mark_of_a_chart_leads_to_its_layer(page: Page, address: str) -> None:
-    """What is clicked in a chart is opened in the table below, also where it is folded, and again."""
+    """What is clicked in a chart is opened in the table, also where it is folded, and again."""
     open_at(page, address)
     page.get_by_role("button", name="layers in blocks.2", exact=True).click()
     for _ in range(2):

@@ -32,7 +32,7 @@ def test_real_inspections_are_read(tmp_path: Path) -> None:
     """What the recorder makes of a healthy and of an unhealthy model comes back as it was."""
     results = [*map(inspected, dead_layer())]
     found = read(tmp_path, json.dumps(made.document(made.run(made.test(*results)))))
-    assert [*found.tests][0]["results"] == json.loads(json.dumps(results))
+    assert next(iter(found.tests))["results"] == json.loads(json.dumps(results))
 
 
 @pytest.mark.parametrize(

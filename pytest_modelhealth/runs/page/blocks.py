@@ -61,9 +61,7 @@ def _worst_first(run: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield anchor(index, nth), result
 
 
-def _of_result(
-    own: str, result: Mapping[str, Any], *, is_drawn_here: bool
-) -> Iterator[str]:
+def _of_result(own: str, result: Mapping[str, Any], *, is_drawn_here: bool) -> Iterator[str]:
     """Yield the block of a result, of its charts, and then those of its histograms."""
     kept = {key: value for key, value in result.items() if key not in ON_THE_PAGE_AS_IT_IS}
     layers = result.get("layers", ())

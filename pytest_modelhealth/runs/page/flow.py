@@ -1,4 +1,4 @@
-"""Who feeds whom, from the batch at the top to the loss at the bottom, folded to a size that is read."""
+"""Who feeds whom, from the batch at the top to the loss at the bottom, folded until it is read."""
 
 from __future__ import annotations
 
@@ -6,27 +6,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.layout import Layout, layered
 from pytest_modelhealth.rendering.notation import plural, shorten
-from pytest_modelhealth.runs.page.drawing import (
-    LETTER,
-    WIDTH,
-    chart,
-    fitted,
-    label_of,
-    link_to,
-    mark,
-    nothing,
-    path,
-    plain,
-    tag,
-    words,
-    write,
-)
+from pytest_modelhealth.runs.page import drawing as svg
 
 MOST_BOXES = 80
 """All are shown; of more, about half as many after folding."""
@@ -37,7 +24,7 @@ WIDEST = 1000
 
 BOX, GAP, LINE, PAD = 22, 22, 13, 10
 MOST_CHILDREN, NEAR, RANGES = 12, 2, 6
-"""Of a container, if all are shown; of siblings beside what is looked at; of any other long stack."""
+"""Of a container, if all are shown; siblings beside what is looked at; of any other long stack."""
 
 MOST_LABELS = 4
 """Between two rows."""
@@ -81,14 +68,14 @@ class _Box:
     def text(self) -> str:
         count = f" ({len(self.leaves):,})"
         if self.is_range:
-            return ELLIPSIS.join(fitted(end, 17) for end in self.ends) + count
+            return ELLIPSIS.join(svg.fitted(end, 17) for end in self.ends) + count
         if _is_join(self.name):
-            return fitted(re.sub(r" #\d+$", "", self.name), 30)
-        return fitted(self.name or "model", 30) + (count if len(self.leaves) > 1 else "")
+            return svg.fitted(re.sub(r" #\d+$", "", self.name), 30)
+        return svg.fitted(self.name or "model", 30) + (count if len(self.leaves) > 1 else "")
 
     @property
     def width(self) -> float:
-        return max(26 if _is_join(self.name) else 48, len(self.text) * LETTER + 18)
+        return max(26 if _is_join(self.name) else 48, len(self.text) * svg.LETTER + 18)
 
     def holds(self, layer: str) -> bool:
         """Return whether it shows a layer, or holds it folded, or is a part of it."""
@@ -113,14 +100,12 @@ class _Arrow:
         return f"{'way' * self.is_way} {'cut' * self.is_cut}".strip() or "plain"
 
 
-def flow(
-    found: Mapping[str, Any], violations: Sequence[Mapping[str, Any]], anchor: str
-) -> Markup:
+def flow(found: Mapping[str, Any], violations: Sequence[Mapping[str, Any]], anchor: str) -> Markup:
     """Return a chart of boxes and arrows; the way through the culprit is lit."""
     edges, way = found["edges"], found["way"]
     names = list(dict.fromkeys([*(name for edge in edges for name in edge[:2]), *way]))
     if not names:
-        return nothing("flow", "No flow was recorded.")
+        return svg.nothing("flow", "No flow was recorded.")
     culprit = violations[0]["layer"] if violations else None
     focus = culprit if culprit in names else way[len(way) // 2] if way else culprit
     sizes = [len(names), *FOLDED_TO] if len(names) <= MOST_BOXES else FOLDED_TO
@@ -171,7 +156,7 @@ def _places_of_joins(edges: Sequence[Sequence[Any]]) -> dict[str, str]:
 def _folded(
     names: Sequence[str], focus: str | None, most: int, places: Mapping[str, str]
 ) -> list[_Box]:
-    """Return at most about `most` boxes; what `focus` names is opened first, and what is near it."""
+    """Return at most about `most` boxes; what `focus` names and what is near is opened first."""
     root = _Node("")
     for leaf in names:
         node, name = root, places.get(leaf, leaf)
@@ -242,7 +227,7 @@ def _arrows(
 ) -> list[_Arrow]:
     """Return one arrow for all edges from a box to another, apart by whether gradients go back."""
     box_of = {leaf: index for index, box in enumerate(boxes) for leaf in box.leaves}
-    lit = {(box_of[a], box_of[b]) for a, b in zip(way, way[1:], strict=False)}
+    lit = {(box_of[a], box_of[b]) for a, b in pairwise(way)}
     arrows: dict[tuple[int, int, bool], _Arrow] = {}
     for source, target, passes, operations in edges:
         a, b = box_of[source], box_of[target]
@@ -270,15 +255,15 @@ class _Picture:
     def drawn(self, names: Sequence[str], *, is_exact: bool) -> Markup:
         notes = self._legend(names, is_exact)
         self._tops, labels, height = self._rows(len(notes) * 17 + 8)
-        room = max(WIDTH, self.layout.width + 300)
-        middle = max(PAD, (WIDTH - self.layout.width) / 2)
+        room = max(svg.WIDTH, self.layout.width + 300)
+        middle = max(PAD, (svg.WIDTH - self.layout.width) / 2)
         width = max(
             360,
             self.layout.width + 2 * PAD + 26 * any(a.source == a.target for a in self.arrows),
             *(min(x + middle + len(text) * 5.8 + 12, room) for x, _, text in labels),
-            *(sum(42 + len(text) * LETTER * 0.92 for _, text in note) for note in notes),
+            *(sum(42 + len(text) * svg.LETTER * 0.92 for _, text in note) for note in notes),
         )
-        self._shift = max(PAD, (min(width, WIDTH) - self.layout.width) / 2)
+        self._shift = max(PAD, (min(width, svg.WIDTH) - self.layout.width) / 2)
         offsets = self._offsets()
         order = sorted(range(len(self.arrows)), key=lambda at: self.arrows[at].style != "plain")
         body = [self._note(note, 12 + 17 * at) for at, note in enumerate(notes)]
@@ -291,9 +276,9 @@ class _Picture:
         for x, y, text in labels:
             is_end = x + self._shift + 6 + len(text) * 5.6 > width
             at = x + self._shift + (-6 if is_end else 6)
-            body.append(write(at, y, text, "operations" + " end" * is_end))
+            body.append(svg.write(at, y, text, "operations" + " end" * is_end))
         size = (width, height)
-        return chart("flow", size, self._finding(names), "".join(body), "".join(marks))
+        return svg.chart("flow", size, self._finding(names), "".join(body), "".join(marks))
 
     def _offsets(self) -> list[float]:
         """Return how far aside each arrow leaves and arrives, where several join two boxes."""
@@ -332,27 +317,27 @@ class _Picture:
         if arrow.source == arrow.target:
             x = self._shift + route[0][0] + self.boxes[arrow.source].width / 2
             y = self._tops[route[0][1]]
-            d = f"M{plain(x)} {plain(y - 5)}c22 -12 22 22 3 10"
-            tip = f"M{plain(x + 1)} {plain(y + 5)}l{head * 1.7:.1f} {-head}v{2 * head}z"
+            d = f"M{svg.plain(x)} {svg.plain(y - 5)}c22 -12 22 22 3 10"
+            tip = f"M{svg.plain(x + 1)} {svg.plain(y + 5)}l{head * 1.7:.1f} {-head}v{2 * head}z"
         else:
             places = [[x + self._shift, self._tops[row]] for x, row in route]
             places[0][0] += offset
             places[-1][0] += offset
             places[0][1] += BOX / 2 + 5 * is_back
             places[-1][1] -= BOX / 2 + 5 * (not is_back)
-            d = f"M{plain(places[0][0])} {plain(places[0][1])}"
-            for at, ((x0, y0), (x1, y1)) in enumerate(zip(places, places[1:], strict=False)):
+            d = f"M{svg.plain(places[0][0])} {svg.plain(places[0][1])}"
+            for at, ((x0, y0), (x1, y1)) in enumerate(pairwise(places)):
                 start = y0 + BOX / 2 if at else y0  # between rows: straight past the boxes
                 end = y1 - BOX / 2 if at < len(places) - 2 else y1
-                middle = plain((start + end) / 2)
-                d += f"V{plain(start)}" if at else ""
-                ends = f"{plain(x1)} {middle} {plain(x1)} {plain(end)}"
-                d += f"C{plain(x0)} {middle} {ends}" if x0 != x1 else f"V{plain(end)}"
+                middle = svg.plain((start + end) / 2)
+                d += f"V{svg.plain(start)}" if at else ""
+                ends = f"{svg.plain(x1)} {middle} {svg.plain(x1)} {svg.plain(end)}"
+                d += f"C{svg.plain(x0)} {middle} {ends}" if x0 != x1 else f"V{svg.plain(end)}"
             x, y = places[0] if is_back else places[-1]
             y, rise = (y - 5, 1) if is_back else (y + 5, -1)
-            tip = f"M{plain(x)} {plain(y)}l{-head} {rise * head * 1.7:.1f}h{2 * head}z"
+            tip = f"M{svg.plain(x)} {svg.plain(y)}l{-head} {rise * head * 1.7:.1f}h{2 * head}z"
         ends_of = [self.boxes[at].name for at in (arrow.source, arrow.target)]
-        drawn = tag(
+        drawn = svg.tag(
             "path", class_=f"edge {arrow.style}{' back' * is_back}", d=d,
             data_source=ends_of[0], data_target=ends_of[1],
         )  # fmt: skip
@@ -362,7 +347,7 @@ class _Picture:
         told += ["goes back to a layer that was called before"] if is_back else []
         told += ["no gradient goes back"] if arrow.is_cut else []
         kind = f"head {arrow.style}"
-        return drawn + path(tip, kind), mark("\n".join(told), path(d, "edge-mark"))
+        return drawn + svg.path(tip, kind), svg.mark("\n".join(told), svg.path(d, "edge-mark"))
 
     def _box(self, index: int) -> str:
         box = self.boxes[index]
@@ -379,22 +364,24 @@ class _Picture:
             "folded": is_folded, "end-box": is_end,
         }  # fmt: skip
         class_ = " ".join(kind for kind, holds in kinds.items() if holds)
-        drawn = [tag("rect", **shape, class_=class_, data_name=box.name)]
+        drawn = [svg.tag("rect", **shape, class_=class_, data_name=box.name)]
         if is_folded:
-            drawn.insert(0, tag("rect", **{**shape, "x": x + 3, "y": y + 3}, class_="behind"))
+            drawn.insert(0, svg.tag("rect", **{**shape, "x": x + 3, "y": y + 3}, class_="behind"))
         slanted = " slanted" * (is_end and not _is_join(box.name))
         kind = f"middle{' alarm' * bool(found)}{' strong' * is_culprit}{slanted}"
-        drawn.append(write(x + box.width / 2, y + BOX / 2 + 3.8, box.text, kind))
+        drawn.append(svg.write(x + box.width / 2, y + BOX / 2 + 3.8, box.text, kind))
         told = [box.name or "model"]
         told += [f"{plural(len(box.leaves), 'part')} folded"] if is_folded else []
         for one in found[:5]:
-            told.append(f"{label_of(one)}: " * is_folded + (one["message"] or words(one["check"])))
+            told.append(
+                f"{svg.label_of(one)}: " * is_folded + (one["message"] or svg.words(one["check"]))
+            )
         told += ["on the way from the batch through the culprit to the end"] * is_way
         inside = found[0]["layer"] if found and is_folded else box.name
-        link = link_to(self.anchor, box.leaves[0] if box.is_range and not found else inside)
+        link = svg.link_to(self.anchor, box.leaves[0] if box.is_range and not found else inside)
         is_reached = is_culprit or is_way or len(self.boxes) <= FOLDED_TO[0]
         title = "\n".join(told)
-        return mark(title, "".join(drawn), None if is_end else link, is_reached=is_reached)
+        return svg.mark(title, "".join(drawn), None if is_end else link, is_reached=is_reached)
 
     def _legend(self, names: Sequence[str], is_exact: bool) -> list[list[tuple[str, str]]]:
         through = "from the batch through the culprit" if self.violations else "from the batch"
@@ -418,25 +405,25 @@ class _Picture:
         x, parts = 0.0, []
         for kind, text in note:
             if kind in ("way", "cut"):
-                parts.append(path(f"M{plain(x)} {y - 4}h22", f"{kind}-key"))
+                parts.append(svg.path(f"M{svg.plain(x)} {y - 4}h22", f"{kind}-key"))
             elif kind == "back":
-                parts.append(path(f"M{plain(x + 11)} {y - 9}l-3.3 5.6h6.6z", "head"))
+                parts.append(svg.path(f"M{svg.plain(x + 11)} {y - 9}l-3.3 5.6h6.6z", "head"))
             elif kind == "folded":
                 shape = {"width": 19, "height": 8, "rx": 2}
-                parts.append(tag("rect", x=x + 3, y=y - 7, **shape, class_="behind"))
-                parts.append(tag("rect", x=x, y=y - 10, **shape, class_="box-key"))
-            parts.append(write(x + 28 * bool(kind), y, text, "quiet"))
-            x += 42 + len(text) * LETTER * 0.92
+                parts.append(svg.tag("rect", x=x + 3, y=y - 7, **shape, class_="behind"))
+                parts.append(svg.tag("rect", x=x, y=y - 10, **shape, class_="box-key"))
+            parts.append(svg.write(x + 28 * bool(kind), y, text, "quiet"))
+            x += 42 + len(text) * svg.LETTER * 0.92
         return "".join(parts)
 
     def _finding(self, names: Sequence[str]) -> str:
         said = [f"flow of {plural(sum(map(_is_layer, names)), 'layer')}"]
-        culprit = label_of(self.violations[0]) if self.violations else ""
+        culprit = svg.label_of(self.violations[0]) if self.violations else ""
         if self.way:
             through = f"through {culprit} " if culprit else ""
             said.append(f"from {self.way[0]} {through}to {self.way[-1]}")
         if culprit:
-            said.append(f"culprit {culprit}: {words(self.violations[0]['check'])}")
+            said.append(f"culprit {culprit}: {svg.words(self.violations[0]['check'])}")
         cut = sum(arrow.is_cut for arrow in self.arrows)
         said += [f"no gradient goes back along {plural(cut, 'edge')}"] if cut else []
         return "; ".join(said)

@@ -13,8 +13,8 @@ from markupsafe import Markup
 from pytest_modelhealth.rendering.model_summary_text import in_bytes
 from pytest_modelhealth.rendering.notation import plural, printable
 from pytest_modelhealth.rendering.template import environment
+from pytest_modelhealth.runs.page import drawing as svg
 from pytest_modelhealth.runs.page.charts import course, drift, histogram, tensor_of
-from pytest_modelhealth.runs.page.drawing import brief, containers_of, label_of, link_to, words
 from pytest_modelhealth.runs.page.flow import flow
 from pytest_modelhealth.runs.page.margins import MOST_MARGINS, margin
 from pytest_modelhealth.runs.page.rows import depth, errors
@@ -46,8 +46,8 @@ class Panel:
 class Drawn:
     """What stands above the margins of a result, and what stands below."""
 
-    evidence: Markup = Markup()
-    panels: Markup = Markup()
+    evidence: str = ""
+    panels: str = ""
 
     @property
     def size(self) -> int:
@@ -100,12 +100,12 @@ def _drift(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
     yield Panel("Before and after", told, drift(result, anchor))
     rows = [
         {
-            "link": link_to(anchor, item["layer"]),
-            "label": printable(str(item["layer"] if tensor_of(item) else label_of(item))),
-            "tensor": printable(f"{words(item['role'])} {tensor_of(item)}".strip()),
-            "statistic": printable(words(item["statistic"])),
+            "link": svg.link_to(anchor, item["layer"]),
+            "label": printable(str(item["layer"] if tensor_of(item) else svg.label_of(item))),
+            "tensor": printable(f"{svg.words(item['role'])} {tensor_of(item)}".strip()),
+            "statistic": printable(svg.words(item["statistic"])),
             "numbers": [
-                brief(value) if isinstance(value, int | float) else printable(str(value))
+                svg.brief(value) if isinstance(value, int | float) else printable(str(value))
                 for key in ("before", "now", "moved", "distance", "allowed")
                 for value in [item[key]]
             ],
@@ -133,12 +133,17 @@ def _evidence(result: Mapping[str, Any]) -> list[tuple[str, str, Markup]]:
         wanted = worst.get("tensor", "") if name == worst["layer"] else ""
         order = [(worst["role"], wanted), (worst["role"], None), ("activations", None)]
         found = next(
-            (t for role, own in order for t in tensors if t["role"] == role and own in (None, t["name"])),
+            (
+                t
+                for role, own in order
+                for t in tensors
+                if t["role"] == role and own in (None, t["name"])
+            ),
             None,
         )
         if found is not None:
             label = " ".join(filter(None, (layers[name]["label"], found["name"])))
-            figures.append((printable(label), words(found["role"]), histogram(found)))
+            figures.append((printable(label), svg.words(found["role"]), histogram(found)))
     return figures
 
 
@@ -147,7 +152,7 @@ def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
 
     What a container gives out was made by a layer in it, and counts there.
     """
-    containers = containers_of(layers)
+    containers = svg.containers_of(layers)
     rows = []
     for layer in layers:
         sizes = [layer[key] for key in _SIZES.values()]
@@ -160,7 +165,10 @@ def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
 
     def cells(sizes: Sequence[float | None], scale: float) -> list[tuple[str, float]]:
         return [
-            ("\N{EN DASH}" if size is None else in_bytes(int(size)), round(100 * (size or 0) / scale))
+            (
+                "\N{EN DASH}" if size is None else in_bytes(int(size)),
+                round(100 * (size or 0) / scale),
+            )
             for size in sizes
         ]
 
@@ -170,8 +178,8 @@ def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
 
     shown: list[dict[str, Any]] = [
         {
-            "label": printable(label_of(layer)),
-            "link": link_to(anchor, layer["name"]),
+            "label": printable(svg.label_of(layer)),
+            "link": svg.link_to(anchor, layer["name"]),
             "sizes": cells(sizes, most),
         }
         for _, layer, sizes in rows[:MOST_ROWS]
@@ -181,6 +189,7 @@ def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
         sizes = [(text, 0.0) for text, _ in cells(added(rest), most)]
         shown.append({"label": label, "link": None, "sizes": sizes})
     totals = [
-        "not measured" if total is None else f"{in_bytes(int(total))} in all" for total in added(rows)
+        "not measured" if total is None else f"{in_bytes(int(total))} in all"
+        for total in added(rows)
     ]
     return {"columns": list(zip(_SIZES, totals, strict=True)), "rows": shown}

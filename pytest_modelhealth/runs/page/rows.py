@@ -7,7 +7,7 @@ greatest and the geometric mean of them: no layer is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -15,30 +15,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.notation import plural
-from pytest_modelhealth.runs.page.drawing import (
-    LETTER,
-    WIDTH,
-    Scale,
-    area,
-    brief,
-    chart,
-    containers_of,
-    cross,
-    finite,
-    fitted,
-    has_finite,
-    label_of,
-    line,
-    link_to,
-    log_scale,
-    mark,
-    nothing,
-    path,
-    plain,
-    tag,
-    words,
-    write,
-)
+from pytest_modelhealth.runs.page import drawing as svg
 
 NAMES, ROW, HEAD, FOOT, GAP = 196, 18, 42, 22, 22
 TALLEST = 40 * ROW
@@ -131,26 +108,26 @@ def rows_chart(
     """Return a chart of layers with panels beside their names."""
     bands = Bands(len(rows))
     bottom = HEAD + bands.pitch * len(rows)
-    width = (WIDTH - NAMES - GAP * (len(panels) - 1) - 10) / len(panels)
+    width = (svg.WIDTH - NAMES - GAP * (len(panels) - 1) - 10) / len(panels)
     named = _named(rows, bands)
     body = [*_tints(rows, bands)]
     for index, panel in enumerate(panels):
         body.append(_panel(panel, bands, NAMES + index * (width + GAP), width, bottom))
     body += [_name(rows[index], bands.y(range(index, index + 1)) + 3.8) for index in sorted(named)]
     if footnote:
-        body.append(write(0, bottom + FOOT + 14, footnote, "quiet small"))
+        body.append(svg.write(0, bottom + FOOT + 14, footnote, "quiet small"))
     marks = []
     for band in bands.spans():
         held = rows[band.start : band.stop]
         chief = next((row for row in held if row.is_culprit or row.is_found), held[0])
         several = f"{plural(len(held), 'layer')}, from {held[0].label}; of them:\n"
         height = bands.pitch * len(held)
-        shape = area(0, HEAD + band.start * bands.pitch, WIDTH, height)
+        shape = svg.area(0, HEAD + band.start * bands.pitch, svg.WIDTH, height)
         title = (several if len(held) > 1 else "") + chief.title
         is_reached = not named.isdisjoint(band)
-        marks.append(mark(title, shape, link_to(anchor, chief.name), is_reached=is_reached))
-    size = (WIDTH, bottom + FOOT + (18 if footnote else 0))
-    return chart(kind, size, finding, "".join(body), "".join(marks))
+        marks.append(svg.mark(title, shape, svg.link_to(anchor, chief.name), is_reached=is_reached))
+    size = (svg.WIDTH, bottom + FOOT + (18 if footnote else 0))
+    return svg.chart(kind, size, finding, "".join(body), "".join(marks))
 
 
 def _named(rows: Sequence[Row], bands: Bands) -> set[int]:
@@ -181,18 +158,20 @@ def _tints(rows: Sequence[Row], bands: Bands) -> Iterable[str]:
 def _tint(span: range, bands: Bands, class_: str) -> str:
     height = max(len(span) * bands.pitch, 3)
     y = bands.y(span) - height / 2
-    return tag("rect", x=0, y=y, width=WIDTH, height=height, class_=class_)
+    return svg.tag("rect", x=0, y=y, width=svg.WIDTH, height=height, class_=class_)
 
 
 def _name(row: Row, y: float) -> str:
     note = f" {row.note}" if row.note else ""
-    text = fitted(row.label, 24 - len(note) - 3 * row.is_culprit) + note
+    text = svg.fitted(row.label, 24 - len(note) - 3 * row.is_culprit) + note
     kinds = ("end", "alarm" * (row.is_culprit or row.is_found), "name", "culprit" * row.is_culprit)
-    written = write(NAMES - 12, y, text, " ".join(filter(None, kinds)))
+    written = svg.write(NAMES - 12, y, text, " ".join(filter(None, kinds)))
     if not row.is_culprit:
         return written
-    x = max(1.0, NAMES - 26 - len(text) * LETTER * 1.08)
-    return written + path(f"M{plain(x)} {plain(y - 8.6)}l8 4.5l-8 4.5z", "alarm pointer")
+    x = max(1.0, NAMES - 26 - len(text) * svg.LETTER * 1.08)
+    return written + svg.path(
+        f"M{svg.plain(x)} {svg.plain(y - 8.6)}l8 4.5l-8 4.5z", "alarm pointer"
+    )
 
 
 def _panel(panel: Panel, bands: Bands, x: float, width: float, bottom: float) -> str:
@@ -203,43 +182,50 @@ def _panel(panel: Panel, bands: Bands, x: float, width: float, bottom: float) ->
     positive += filter(None, panel.ranges)
     has_zeros = any(value.number == 0 for value in seen)
     has_bad = any(value.bad for value in seen)
-    title = write(x, 12, panel.title, "strong")
+    title = svg.write(x, 12, panel.title, "strong")
     if not positive and not has_zeros and not has_bad:
-        return title + write(x, HEAD + 14, panel.empty, "quiet slanted")
+        return title + svg.write(x, HEAD + 14, panel.empty, "quiet slanted")
     left, right = x + GUTTER * has_zeros, x + width - GUTTER * has_bad
-    scale = log_scale(positive, left, right, max(3, int((right - left) / 46)))
-    axis = [tag("rect", x=x, y=HEAD, width=width, height=bottom - HEAD, class_="rule")]
+    scale = svg.log_scale(positive, left, right, max(3, int((right - left) / 46)))
+    axis = [svg.tag("rect", x=x, y=HEAD, width=width, height=bottom - HEAD, class_="rule")]
     for at, text in scale.ticks if positive else ():
-        axis.append(path(f"M{plain(at)} {HEAD}V{plain(bottom)}", "rule"))
+        axis.append(svg.path(f"M{svg.plain(at)} {HEAD}V{svg.plain(bottom)}", "rule"))
         if (not has_zeros or at > left + 14) and (not has_bad or at < right - 16):
-            axis.append(write(at, bottom + 15, text, "quiet small middle"))
+            axis.append(svg.write(at, bottom + 15, text, "quiet small middle"))
     if has_zeros:
-        axis.append(write(x + GUTTER / 2, bottom + 15, "0", "quiet small middle"))
+        axis.append(svg.write(x + GUTTER / 2, bottom + 15, "0", "quiet small middle"))
     if has_bad:
-        axis.append(write(x + width - GUTTER / 2 - 2, bottom + 15, "NaN", "alarm small middle"))
-    parts = [title, tag("g", *axis, class_="axis"), _ranges(panel, bands, scale, left)]
+        axis.append(svg.write(x + width - GUTTER / 2 - 2, bottom + 15, "NaN", "alarm small middle"))
+    parts = [title, svg.tag("g", *axis, class_="axis"), _ranges(panel, bands, scale, left)]
     edges = (x + GUTTER / 2, x + width - GUTTER / 2)
     parts += [_series(series, bands, scale, edges) for series in panel.series]
     return "".join((*parts, _legend(panel, bands, x)))
 
 
 def _legend(panel: Panel, bands: Bands, x: float) -> str:
-    y, parts = 30, []
+    parts: list[str] = []
+    y = 30
 
     def add(name: str, width: float, glyph: str) -> None:
         nonlocal x
-        parts.extend((glyph, write(x + width + 4, y, name, "quiet small")))
-        x += width + 16 + len(name) * LETTER * 0.93
+        parts.extend((glyph, svg.write(x + width + 4, y, name, "quiet small")))
+        x += width + 16 + len(name) * svg.LETTER * 0.93
 
     for series in panel.series:
         if any(value is not None for value in series.values):
-            glyph = path(f"M{plain(x)} {y - 4}h18", "line") + _point(series, x + 9, y - 4, "point-key")
-            add(series.name, 18, tag("g", glyph, class_=_class(series)))
+            glyph = svg.path(f"M{svg.plain(x)} {y - 4}h18", "line") + _point(
+                series, x + 9, y - 4, "point-key"
+            )
+            add(series.name, 18, svg.tag("g", glyph, class_=_class(series)))
             if any(series.whiskers):
-                d = f"M{plain(x)} {y - 4}h14" + ("m0 -3v6" if bands.has_points else "")
-                add(series.whisker_name, 16, tag("g", path(d, "whiskers"), class_=_class(series)))
+                d = f"M{svg.plain(x)} {y - 4}h14" + ("m0 -3v6" if bands.has_points else "")
+                add(
+                    series.whisker_name,
+                    16,
+                    svg.tag("g", svg.path(d, "whiskers"), class_=_class(series)),
+                )
     if any(panel.ranges):
-        box = tag("rect", x=x, y=y - 9, width=14, height=9, class_="ranges-key")
+        box = svg.tag("rect", x=x, y=y - 9, width=14, height=9, class_="ranges-key")
         add(panel.range_name, 14, box)
     return "".join(parts)
 
@@ -250,60 +236,78 @@ def _class(series: Series) -> str:
 
 def _point(series: Series, x: float, y: float, class_: str = "point") -> str:
     if series.is_second:
-        return path(f"M{plain(x)} {plain(y - 3.5)}l3.5 3.5l-3.5 3.5l-3.5 -3.5z", class_)
-    return tag("circle", cx=x, cy=y, r=2.8, class_=class_)
+        return svg.path(f"M{svg.plain(x)} {svg.plain(y - 3.5)}l3.5 3.5l-3.5 3.5l-3.5 -3.5z", class_)
+    return svg.tag("circle", cx=x, cy=y, r=2.8, class_=class_)
 
 
-def _ranges(panel: Panel, bands: Bands, scale: Scale, left: float) -> str:
+def _ranges(panel: Panel, bands: Bands, scale: svg.Scale, left: float) -> str:
     """Return bars from the left up to where each row's range goes."""
     parts = []
     for band in bands.spans() if panel.ranges else ():
         most = max(panel.ranges[band.start : band.stop])
         if most > 0:
             height = max(1.0, len(band) * bands.pitch - 4 * bands.has_points)
-            top, end = plain(bands.y(band) - height / 2), plain(max(left, scale.at(most)))
-            parts.append(f"M{plain(left)} {top}H{end}v{plain(height)}H{plain(left)}z")
-    return path("".join(parts), "ranges") if parts else ""
+            top, end = svg.plain(bands.y(band) - height / 2), svg.plain(max(left, scale.at(most)))
+            parts.append(f"M{svg.plain(left)} {top}H{end}v{svg.plain(height)}H{svg.plain(left)}z")
+    return svg.path("".join(parts), "ranges") if parts else ""
 
 
-def _series(series: Series, bands: Bands, scale: Scale, edges: tuple[float, float]) -> str:
-    """Return the line through a series, what it spans in each band, and zeros and NaN beside it."""
-    zero_at, bad_at = edges
-    runs: list[list[tuple[float, float, float, float]]] = [[]]  # y; low, mean and high across
-    ends, beside, whiskers = [], [], []
+class _Band(NamedTuple):
+    """What a series has in a band: least, mean and greatest across, and where whiskers end."""
+
+    y: float
+    places: tuple[float, float, float] | None
+    whisker: float | None
+    has_zero: bool
+    has_bad: bool
+
+
+def _gathered(series: Series, bands: Bands, scale: svg.Scale) -> Iterator[_Band]:
     for band in bands.spans():
         held = [v for v in series.values[band.start : band.stop] if v is not None]
         positive = [value.number for value in held if value.number]
-        y = bands.y(band)
+        most = max(series.whiskers[band.start : band.stop], default=0.0)
+        places = whisker = None
         if positive:
             mean = math.exp(math.fsum(map(math.log, positive)) / len(positive))
-            places = [scale.at(value) for value in (min(positive), mean, max(positive))]
-            runs[-1].append((y, *places))  # type: ignore[arg-type]
-            most = max(series.whiskers[band.start : band.stop], default=0.0)
-            if most > 0:
-                ends.append((scale.at(most), y))
-                whiskers.append(f"M{line([(places[1], y)])[1:]}H{plain(ends[-1][0])}m0 -3v6")
-        elif held and runs[-1]:  # a zero or NaN alone in its band breaks the line
-            runs.append([])
-        if any(value.number == 0 for value in held):
-            beside.append(_point(series, zero_at, y, "zero"))
-        if any(value.bad for value in held):
-            beside.append(cross(bad_at, y))
-    parts = []
-    for run in filter(None, runs):
-        if bands.size > 1:
-            lows, highs = [(low, y) for y, low, _, _ in run], [(high, y) for y, *_, high in run]
-            parts.append(path(f"{line(lows)}L{line(highs[::-1])[1:]}z", "envelope"))
-        if len(run) > 1:
-            parts.append(path(line((mean, y) for y, _, mean, _ in run), "line"))
-        if bands.has_points or len(run) == 1:
-            parts += [_point(series, mean, y) for y, _, mean, _ in run]
+            places = scale.at(min(positive)), scale.at(mean), scale.at(max(positive))
+            whisker = scale.at(most) if most > 0 else None
+        has_zero, has_bad = any(v.number == 0 for v in held), any(v.bad for v in held)
+        yield _Band(bands.y(band), places, whisker, has_zero, has_bad)
+
+
+def _series(series: Series, bands: Bands, scale: svg.Scale, edges: tuple[float, float]) -> str:
+    """Return the line through a series, what it spans in each band, zeros and NaN beside it."""
+    runs: list[list[tuple[float, float, float, float]]] = [[]]  # y; low, mean and high across
+    parts, ends, whiskers = [], [], []
+    for band in _gathered(series, bands, scale):
+        if band.places is not None:
+            runs[-1].append((band.y, *band.places))
+            if band.whisker is not None:
+                start = svg.line([(band.places[1], band.y)])
+                whiskers.append(f"{start}H{svg.plain(band.whisker)}m0 -3v6")
+                ends.append((band.whisker, band.y))
+        elif (band.has_zero or band.has_bad) and runs[-1]:
+            runs.append([])  # a zero or NaN alone in its band breaks the line
+        parts += [_point(series, edges[0], band.y, "zero")] * band.has_zero
+        parts += [svg.cross(edges[1], band.y)] * band.has_bad
     if ends:
-        parts.insert(0, path("".join(whiskers) if bands.has_points else line(ends), "whiskers"))
-    return tag("g", *parts, *beside, class_=f"series {series.key} {_class(series)}") if parts or beside else ""
+        dense = svg.path(svg.line(ends), "whiskers dense")
+        parts.append(svg.path("".join(whiskers), "whiskers") if bands.has_points else dense)
+    parts += [_run(series, run, bands) for run in runs if run]
+    return svg.tag("g", *parts, " ", class_=f"series {series.key} {_class(series)}")
 
 
-# Scale through depth
+def _run(series: Series, run: Sequence[tuple[float, float, float, float]], bands: Bands) -> str:
+    parts = []
+    if bands.size > 1:
+        lows, highs = [(low, y) for y, low, _, _ in run], [(high, y) for y, *_, high in run]
+        parts.append(svg.path(f"{svg.line(lows)}L{svg.line(highs[::-1])[1:]}z", "envelope"))
+    if len(run) > 1:
+        parts.append(svg.path(svg.line((mean, y) for y, _, mean, _ in run), "line"))
+    if bands.has_points or len(run) == 1:
+        parts += [_point(series, mean, y) for y, _, mean, _ in run]
+    return "".join(parts)
 
 
 def depth(
@@ -311,7 +315,7 @@ def depth(
 ) -> Markup:
     """Return a chart of how large activations and gradients are through the depth of a model."""
     found = {violation["layer"] for violation in violations}
-    containers = containers_of(layers)
+    containers = svg.containers_of(layers)
     shown = []
     for layer in layers:
         roles = {tensor["role"] for tensor in layer["tensors"]}
@@ -322,7 +326,7 @@ def depth(
         ):
             shown.append(layer)
     if not shown:
-        return nothing("depth", "No activations and no gradients were measured.")
+        return svg.nothing("depth", "No activations and no gradients were measured.")
     scale = [_value(layer, "activations", _rms) for layer in shown]
     most = [_greatest(layer) for layer in shown]
     gradients = [_value(layer, "gradients", _norm) for layer in shown]
@@ -330,9 +334,9 @@ def depth(
     rows = []
     for index, layer in enumerate(shown):
         told = [
-            label_of(layer),
+            svg.label_of(layer),
             *_told("activation rms", scale[index]),
-            *([f"greatest |x| {brief(most[index])}"] if most[index] else []),
+            *([f"greatest |x| {svg.brief(most[index])}"] if most[index] else []),
             *_told("gradient norm", gradients[index]),
             *_told("parameter gradient norm", parameters[index]),
             *(v["message"] for v in violations if v["layer"] == layer["name"]),
@@ -366,7 +370,7 @@ def depth(
     if bad:
         said.append(f"NaN or infinity in {plural(bad, 'layer')}")
     if violations:
-        said.append(f"culprit {label_of(violations[0])}: {words(violations[0]['check'])}")
+        said.append(f"culprit {svg.label_of(violations[0])}: {svg.words(violations[0]['check'])}")
     finding = "; ".join(said) or "no finite activations and gradients"
     return rows_chart("depth", anchor, rows, panels, finding)
 
@@ -382,7 +386,7 @@ def _value(layer: Mapping[str, Any], role: str, read: Read) -> Value | None:
 
 
 def _norm(tensors: Sequence[Mapping[str, Any]]) -> float | None:
-    norms = [t["norm"] for t in tensors if has_finite(t) and finite(t.get("norm"))]
+    norms = [t["norm"] for t in tensors if svg.has_finite(t) and svg.finite(t.get("norm"))]
     return math.hypot(*norms) if norms else None
 
 
@@ -405,7 +409,7 @@ def _greatest(layer: Mapping[str, Any]) -> float:
 def _told(name: str, value: Value | None) -> list[str]:
     if value is None:
         return []
-    number = "no number" if value.number is None else brief(value.number)
+    number = "no number" if value.number is None else svg.brief(value.number)
     return [f"{name} {number}{', with NaN or inf' if value.bad else ''}"]
 
 
@@ -420,12 +424,12 @@ def _change(name: str, values: Sequence[Value | None], labels: Sequence[str]) ->
         return []
     (first, start), (last, end) = seen[0], seen[-1]
     if len(seen) == 1:
-        said = [f"{name} {brief(first)} at {start}"]
+        said = [f"{name} {svg.brief(first)} at {start}"]
     elif first == last:
-        said = [f"{name} is {brief(last)} from {start} to {end}"]
+        said = [f"{name} is {svg.brief(last)} from {start} to {end}"]
     else:
         verb = "rises" if last > first else "falls"
-        said = [f"{name} {verb} from {brief(first)} at {start} to {brief(last)} at {end}"]
+        said = [f"{name} {verb} from {svg.brief(first)} at {start} to {svg.brief(last)} at {end}"]
     zeros = sum(number == 0 for number, _ in seen)
     return [*said, f"{name} is zero in {plural(zeros, 'layer')}"] if zeros else said
 
@@ -434,7 +438,7 @@ def _change(name: str, values: Sequence[Value | None], labels: Sequence[str]) ->
 
 
 def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
-    """Return a chart of how far a candidate is from its reference, beside what rounding explains."""
+    """Return a chart of how far a candidate is from its reference, and what rounding explains."""
     divergence = comparison["divergence"]
     layers = [
         layer
@@ -445,7 +449,7 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
         or _diverges_first(layer, divergence)
     ]
     if not layers:
-        return nothing("errors", "No layers were compared.")
+        return svg.nothing("errors", "No layers were compared.")
     passes = {
         "activations": [_worst(layer, "activations", "outputs") for layer in layers],
         "gradients": [_worst(layer, "gradients", "parameter_gradients") for layer in layers],
@@ -463,7 +467,7 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     rows = []
     for index, layer in enumerate(layers):
         name = layer["candidate"] if layer["reference"] is None else layer["reference"]
-        label = label_of(layer, name)
+        label = svg.label_of(layer, name)
         told, note = [label], ""
         if layer["reference"] is None:
             told, note = [label, "only in the candidate"], "(+)"
@@ -471,9 +475,9 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
             told, note = [label, "only in the reference"], "(\N{MINUS SIGN})"
         for kind, worst in passes.items():
             if (tensor := worst[index]) is not None:
+                sizes = (tensor["error"], tensor["noise"], _allowed(tensor))
                 told.append(
-                    f"{kind}: error {brief(tensor['error'])}, noise {brief(tensor['noise'])}, "
-                    f"limit {brief(_allowed(tensor))}"
+                    f"{kind}: error {{}}, noise {{}}, limit {{}}".format(*map(svg.brief, sizes))
                 )
                 told += [tensor["problem"]] if tensor["problem"] else []
         is_first = _diverges_first(layer, divergence)
@@ -502,24 +506,20 @@ def _errors_in_words(
     passes: Mapping[str, Sequence[Mapping[str, Any] | None]],
 ) -> str:
     divergence = comparison["divergence"]
+    whole = plural(len(layers), "layer")
     if divergence is not None:
         at = next((index for index, row in enumerate(rows) if row.is_culprit), None)
         seen = [worst[at] for worst in passes.values()] if at is not None else []
         known = sorted(filter(None, seen), key=lambda tensor: not tensor["diverged"])
-        size = ": error {} of {} that rounding explains".format(
-            brief(known[0]["error"]), brief(_allowed(known[0]))
-        ) if known else ""  # fmt: skip
-        diverged = plural(sum(layer["diverged"] for layer in layers), "layer")
-        said = [
-            f"first divergence at {label_of(divergence)}{size}",
-            f"{diverged} of {len(layers)} diverged",
-        ]
+        said = [f"first divergence at {svg.label_of(divergence)}"]
+        if known:
+            error, allowed = svg.brief(known[0]["error"]), svg.brief(_allowed(known[0]))
+            said = [f"{said[0]}: error {error} of {allowed} that rounding explains"]
+        said.append(f"{sum(layer['diverged'] for layer in layers)} of {whole} diverged")
     else:
-        found = [tensor["error"] or 0.0 for worst in passes.values() for tensor in filter(None, worst)]
-        said = [
-            f"no divergence in {plural(len(layers), 'layer')}",
-            f"greatest relative error {brief(max(found, default=0.0))}",
-        ]
+        found = [one["error"] or 0.0 for worst in passes.values() for one in filter(None, worst)]
+        most = svg.brief(max(found, default=0.0))
+        said = [f"no divergence in {whole}", f"greatest relative error {most}"]
     for note, side in (("(+)", "candidate"), ("(\N{MINUS SIGN})", "reference")):
         if lone := sum(row.note == note for row in rows):
             said.append(f"{plural(lone, 'layer')} only in the {side}")
@@ -535,7 +535,7 @@ def _worst(layer: Mapping[str, Any], *roles: str) -> Mapping[str, Any] | None:
 
 
 def _allowed(tensor: Mapping[str, Any] | None) -> float:
-    if tensor is None or not finite(tensor["noise"]) or not finite(tensor["limit"]):
+    if tensor is None or not svg.finite(tensor["noise"]) or not svg.finite(tensor["limit"]):
         return 0.0
     return float(tensor["noise"] * tensor["limit"])
 
@@ -543,4 +543,4 @@ def _allowed(tensor: Mapping[str, Any] | None) -> float:
 def _error(tensor: Mapping[str, Any] | None) -> Value | None:
     if tensor is None:
         return None
-    return Value(tensor["error"], False) if finite(tensor["error"]) else Value(None, True)
+    return Value(tensor["error"], False) if svg.finite(tensor["error"]) else Value(None, True)
