@@ -48,8 +48,8 @@ def histogram(tensor: Mapping[str, Any]) -> Markup:
     for start, end, count, title, kind in bars:
         top = _FLOOR - max(1.5, min(count, tallest) / tallest * (_FLOOR - _TOP))
         space = 1 if end - start > 5 and kind == "bin" else 0
-        size = {"x": start + space / 2, "y": top, "width": end - start - space}
-        parts.append(svg.tag("rect", **size, height=_FLOOR - top, class_=kind))
+        shape = {"x": start + space / 2, "y": top, "width": end - start - space}
+        parts.append(svg.tag("rect", **shape, height=_FLOOR - top, class_=kind))
         marks.append(svg.mark(title, svg.area(start, _TOP - 4, end - start, _FLOOR - _TOP + 4)))
         if count > tallest:
             parts.append(
@@ -70,7 +70,7 @@ def histogram(tensor: Mapping[str, Any]) -> Markup:
         marks.append(svg.mark(title, svg.area(right + 10, y - 14, 66, 32)))
     if tensor.get("bins") and tensor["bins"].get("sampled"):
         parts.append(svg.write(_WIDE, 11, "a sample", "quiet end"))
-    size = (_WIDE, _FLOOR + 20)
+    size = _WIDE, _FLOOR + 20
     return svg.chart("histogram", size, _told(tensor), "".join(parts), "".join(marks))
 
 
