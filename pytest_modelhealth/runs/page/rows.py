@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -70,17 +70,12 @@ class Panel:
     ranges: Sequence[float] = ()
 
 
-@dataclass(frozen=True)
-class Bands:
+class Bands(NamedTuple):
     """How the rows of so many layers lie: pixels of each, and how many share a band."""
 
     count: int
-    pitch: float = field(init=False)
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pitch", min(ROW, TALLEST / self.count))
-        object.__setattr__(self, "size", max(1, math.ceil(3 / self.pitch)))
+    pitch: float
+    size: int
 
     @property
     def has_points(self) -> bool:
@@ -106,7 +101,8 @@ def rows_chart(
     footnote: str = "",
 ) -> Markup:
     """Return a chart of layers with panels beside their names."""
-    bands = Bands(len(rows))
+    pitch = min(ROW, TALLEST / len(rows))
+    bands = Bands(len(rows), pitch, max(1, math.ceil(3 / pitch)))
     bottom = HEAD + bands.pitch * len(rows)
     width = (svg.WIDTH - NAMES - GAP * (len(panels) - 1) - 10) / len(panels)
     named = _named(rows, bands)
