@@ -21,6 +21,9 @@ DRAWN_AT_ONCE = 60_000
 """Characters of charts that stand on the page as they are, for paper and without a script; those
 of other results are packed."""
 
+TRIES = 20
+"""Results whose charts are drawn to see whether they fit."""
+
 STORIES = 4_000_000
 """Characters of stories on the page; those after it are left to the terminal and the JSON."""
 
@@ -113,7 +116,7 @@ class Contents:
 
 def contents(run: Run) -> Contents:
     """Return what of `run` stands on its page as text, the tests that failed first."""
-    room = Counter(stories=STORIES, charts=DRAWN_AT_ONCE)
+    room = Counter(stories=STORIES, charts=DRAWN_AT_ONCE, tries=TRIES)
     entries = [_entry(index, test, room) for index, test in enumerate(run.tests)]
     entries.sort(key=attrgetter("rank"))
     results = [result for entry in entries for result in entry.results]
@@ -202,10 +205,11 @@ def _result(
     story = _lines(result["text"])
     left_out = len(story) > room["stories"]
     room["stories"] -= 0 if left_out else len(story)
-    charts = drawn(result, own) if needs_a_look and room["charts"] > 0 else Drawn()
-    room["charts"] -= charts.size
-    if room["charts"] < 0:
+    charts = drawn(result, own) if needs_a_look and room["tries"] > 0 else Drawn()
+    room["tries"] -= charts.size > 0
+    if charts.size > room["charts"]:
         charts = Drawn()
+    room["charts"] -= charts.size
     margins = result.get("margins") or []
     headline = printable(result["headline"])
     return Result(
