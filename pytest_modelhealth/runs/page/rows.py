@@ -73,7 +73,7 @@ class Panel:
 class Bands(NamedTuple):
     """How the rows of so many layers lie: pixels of each, and how many share a band."""
 
-    count: int
+    rows: int
     pitch: float
     size: int
 
@@ -84,8 +84,8 @@ class Bands(NamedTuple):
 
     def spans(self) -> list[range]:
         """Return the layers of each band."""
-        starts = range(0, self.count, self.size)
-        return [range(start, min(start + self.size, self.count)) for start in starts]
+        starts = range(0, self.rows, self.size)
+        return [range(start, min(start + self.size, self.rows)) for start in starts]
 
     def y(self, rows: range) -> float:
         """Return the middle of these rows."""
