@@ -14,6 +14,7 @@ from pytest_modelhealth.runs.shape import (
     OPTIONAL_NUMBER,
     OPTIONAL_SIZES,
     Named,
+    Nullable,
     Optional,
     problem,
 )
@@ -32,6 +33,8 @@ _TENSOR = {
     "std": OPTIONAL_NUMBER,
     "min": OPTIONAL_NUMBER,
     "max": OPTIONAL_NUMBER,
+    "norm": Optional(OPTIONAL_NUMBER),
+    "bins": Optional(Nullable({"lowest": int, "negative": [int], "positive": [int]})),
 }
 _LAYER = {
     "name": str,
@@ -68,6 +71,27 @@ _MARGIN = {
     "used": OPTIONAL_NUMBER,
     "setting": Optional(str),
 }
+_FLOW = {"edges": [list], "way": [str]}
+_COURSE = {"steps": [int], "loss": [OPTIONAL_NUMBER], "layers": Named(Named([OPTIONAL_NUMBER]))}
+_COMPARED = {
+    "reference": Nullable(str),
+    "candidate": Nullable(str),
+    "label": str,
+    "diverged": bool,
+    "tensors": [
+        {
+            "role": str,
+            "error": OPTIONAL_NUMBER,
+            "noise": OPTIONAL_NUMBER,
+            "ratio": OPTIONAL_NUMBER,
+            "limit": OPTIONAL_NUMBER,
+            "diverged": bool,
+            "problem": str,
+        }
+    ],
+}
+_DIVERGENCE = {"layer": str, "candidate": Nullable(str), "label": str, "story": str}
+_DRIFT = {"layer": str, "label": str, "role": str, "statistic": str, "distance": OPTIONAL_NUMBER}
 _COMMON = {
     "kind": str,
     "verdict": str,
@@ -89,9 +113,15 @@ _KINDS: dict[str, dict[str, Any]] = {
         "margins": [_MARGIN],
         "totals": Named(OPTIONAL_NUMBER),
         "layers": [_LAYER],
+        "flow": Optional(Nullable(_FLOW)),
+        "course": Optional(Nullable(_COURSE)),
     },
-    "comparison": {"candidate": str},
-    "drift": {"story": str},
+    "comparison": {
+        "candidate": str,
+        "divergence": Optional(Nullable(_DIVERGENCE)),
+        "layers": Optional([_COMPARED]),
+    },
+    "drift": {"story": str, "drifts": Optional([_DRIFT])},
 }
 _TEST = {"id": str, "file": Optional(str), "outcome": str, "message": str, "results": [_COMMON]}
 _RUN = {
@@ -101,7 +131,7 @@ _RUN = {
     "tests": [_TEST],
     "notes": [str],
 }
-"""What is read of a file; the schema has all that is in one."""
+"""What is read of a file; ``docs/reference/run-format.md`` has all that is in one."""
 
 
 def read(path: str | os.PathLike[str]) -> Run:

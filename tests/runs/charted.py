@@ -125,7 +125,8 @@ def way_through(edges: Sequence[Edge], culprit: str, end: str = "loss") -> list[
 
 def flow_of(edges: Sequence[Edge], way: Sequence[str] = ()) -> dict[str, Any]:
     """The flow of an inspection."""
-    return {"edges": [list(edge) for edge in edges], "joins": [], "way": list(way), "exact": True}
+    listed = [[*ends, operations.split()] for *ends, operations in edges]
+    return {"edges": listed, "joins": [], "way": list(way), "exact": True}
 
 
 def stack(count: int) -> list[Edge]:
@@ -222,27 +223,11 @@ def hostile() -> dict[str, list[Any]]:
         }
         for name in HOSTILE
     ]
-    margins = [
-        {
-            "check": name,
-            "layer": name,
-            "label": name,
-            "role": name,
-            "value": 1,
-            "limit": 2,
-            "setting": name,
-            "used": 0.5,
-            "least": False,
-        }
-        for name in HOSTILE
-    ]
     return {
         "histogram": [tensor(HOSTILE[0], name=HOSTILE[1], zeros=1)],
         "depth": [layers, found],
-        "memory": [layers],
         "flow": [flow_of(edges, HOSTILE), found],
         "errors": [{"layers": rows, "divergence": divergence}],
         "drift": [{"drifts": drifts, "before": [], "now": []}],
         "course": [{"steps": [0, 1], "loss": [1.0, 2.0], "layers": trained}],
-        "margins": [margins],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The charts of the page, drawn by a browser and read again from their SVG."""
+"""The charts of the page, read again from their SVG."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from graphlib import TopologicalSorter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-import pytest_modelhealth
+from pytest_modelhealth.runs.page.charts import course, drift, histogram
+from pytest_modelhealth.runs.page.drawing import link_to
+from pytest_modelhealth.runs.page.flow import flow
+from pytest_modelhealth.runs.page.margins import MOST_MARGINS
+from pytest_modelhealth.runs.page.panels import drawn as drawn_of
+from pytest_modelhealth.runs.page.rows import depth, errors
 from tests.runs.charted import (
     DENSE,
     HOSTILE,
@@ -37,6 +41,7 @@ from tests.runs.charted import (
     violation,
     way_through,
 )
+from tests.runs.made_runs import inspection
 from tests.runs.svg import (
     SVG,
     boxes_of,
@@ -49,53 +54,36 @@ from tests.runs.svg import (
     titles,
 )
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
-
-SOURCES = sorted(
-    Path(pytest_modelhealth.__file__).parent.joinpath("runs", "page", "charts").glob("*.js")
-)
-DRAW = """([chart, data]) => {
-    const drawn = charts[chart](...JSON.parse(data));
-    document.body.replaceChildren(drawn);
-    return new XMLSerializer().serializeToString(drawn);
-}"""
-OUTSIDE = """() => {
-    const frame = document.querySelector("svg").getBoundingClientRect();
-    return [...document.querySelectorAll("svg text")].filter((text) => {
-        const box = text.getBoundingClientRect();
-        return box.left < frame.left - 1 || box.right > frame.right + 1
-            || box.top < frame.top - 1 || box.bottom > frame.bottom + 1;
-    }).map((text) => text.textContent);
-}"""
-
-Draw = Callable[..., ET.Element]
+DRAWN: dict[str, Callable[..., str]] = {
+    "histogram": histogram,
+    "depth": lambda layers, violations: depth(layers, violations, "t0-0"),
+    "flow": lambda found, violations: flow(found, violations, "t0-0"),
+    "errors": lambda found: errors(found, "t0-0"),
+    "drift": lambda found: drift(found, "t0-0"),
+    "course": lambda found: course(found, "t0-0"),
+}
 
 
-@pytest.fixture(scope="module")
-def page(browser: Browser) -> Iterator[Page]:
-    """A page with the charts, joined in the reverse order of their names: any order will do."""
-    script = "".join(source.read_text(encoding="utf-8") for source in reversed(SOURCES))
-    page = browser.new_page()
-    errors: list[Any] = []
-    page.on("pageerror", lambda error: errors.append(error))
-    page.set_content("<body></body>")
-    page.add_script_tag(content=script)
-    yield page
-    page.close()
-    assert errors == []
-
-
-@pytest.fixture
-def draw(page: Page) -> Draw:
+def draw(chart: str, *data: Any) -> ET.Element:
     """A chart of the data, as the tree of its SVG."""
-    return lambda chart, *data: ET.fromstring(page.evaluate(DRAW, [chart, json.dumps(data)]))
+    drawn = str(DRAWN[chart](*json.loads(json.dumps(data))))
+    return ET.fromstring(drawn.replace("<svg ", f'<svg xmlns="{SVG[1:-1]}" ', 1))
+
+
+def panel(result: dict[str, Any], title: str) -> ET.Element:
+    """A panel of a result's, as the tree of its HTML."""
+    (found,) = re.findall(
+        f'<section class="panel">(?:(?!<section).)*<h3>{title}.*?</section>',
+        drawn_of(inspection([""]) | result, "t0-0").panels,
+        re.DOTALL,
+    )
+    return ET.fromstring(found.replace("<details open", "<details").replace("&nbsp;", " "))
 
 
 # Histograms
 
 
-def test_histogram(draw: Draw) -> None:
+def test_histogram() -> None:
     """A bar a filled bin, from the least to the greatest value, as high as its count says."""
     bins = {"lowest": -3, "negative": [0, 4, 8, 0], "positive": [2, 0, 16, 1], "sampled": False}
     data = tensor("activations", zeros=7, nan=2, inf=1, dead=0.31, bins=bins, count=41)
@@ -105,17 +93,17 @@ def test_histogram(draw: Draw) -> None:
     assert len(drawn) == len(counts)
     unit = drawn[3][1] / 16
     for (_, height), count in zip(drawn, counts, strict=True):
-        assert height == pytest.approx(max(unit * count, 1.5), abs=0.02)
+        assert height == pytest.approx(max(unit * count, 1.5), abs=0.06)
     (zeros,) = of_class(svg, "zeros")
     assert drawn[1][0] < float(zeros.get("x", "")) < drawn[2][0]
-    assert len(of_class(svg, "alarm")) == 2
+    assert len(of_class(svg, "bad")) == 2
     assert {"NaN", "2", "inf", "1"} <= set(texts(svg))
     assert "31% dead" in "".join(texts(svg))
     assert "16 values of 0.5 to 1" in titles(svg)
     assert "8 values of -1 to -0.5" in titles(svg)
 
 
-def test_histogram_of_all_of_float64(draw: Draw) -> None:
+def test_histogram_of_all_of_float64() -> None:
     """Four thousand bins share bars, and none of their values is lost."""
     side = [1] * 2098
     bins = {"lowest": -1074, "negative": side, "positive": side, "sampled": True}
@@ -128,7 +116,7 @@ def test_histogram_of_all_of_float64(draw: Draw) -> None:
 # Depth
 
 
-def test_depth_can_be_read_off_its_axes(draw: Draw) -> None:
+def test_depth_can_be_read_off_its_axes() -> None:
     """Each point stands where its axis has the rms or norm computed here."""
     norms = [10.0 ** (-i / 3) for i in range(12)]
     svg = draw("depth", chain(norms), [])
@@ -148,7 +136,7 @@ def test_depth_can_be_read_off_its_axes(draw: Draw) -> None:
     assert "gradient norm rises from 2.15e-4 at blocks.11 to 1 at blocks.0" in finding(svg)
 
 
-def test_depth_shows_what_is_no_positive_number(draw: Draw) -> None:
+def test_depth_shows_what_is_no_positive_number() -> None:
     """Zeros are hollow, NaN is a cross, and neither is joined by the line."""
     layers = chain([1.0, 0.1, 0.01, 0.001, 0.0001])
     layers[2]["tensors"][1]["norm"] = 0.0
@@ -165,7 +153,7 @@ def test_depth_shows_what_is_no_positive_number(draw: Draw) -> None:
     assert "zero in 1 layer" in finding(svg)
 
 
-def test_depth_of_gradients_that_are_all_nan(draw: Draw) -> None:
+def test_depth_of_gradients_that_are_all_nan() -> None:
     """The norm of no finite value is recorded as 0; it is drawn as a cross, and not as zero."""
     layers = chain([1.0, 0.1, 0.01])
     layers[1]["tensors"][1].update(nan=100, norm=0.0, min=None, max=None)
@@ -177,7 +165,7 @@ def test_depth_of_gradients_that_are_all_nan(draw: Draw) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 100, 1_000, 10_000])
-def test_depth_of_any_number_of_layers(draw: Draw, count: int) -> None:
+def test_depth_of_any_number_of_layers(count: int) -> None:
     """Every layer lies in exactly one mark; the number of elements is bounded."""
     norms = [1.0] * count
     norms[count // 2] = 1e-30
@@ -189,7 +177,7 @@ def test_depth_of_any_number_of_layers(draw: Draw, count: int) -> None:
     assert sum(covered) == count
     assert sum(1 for _ in svg.iter()) < 2_000
     assert [one.text for one in of_class(svg, "name", "culprit")] == [f"blocks.{count // 3}"]
-    focusable = [one for one in svg.iter() if one.get("tabindex") == "0"]
+    focusable = [one for one in svg.iter(f"{SVG}a") if one.get("tabindex") is None]
     assert 1 <= len(focusable) <= 60
     # the one small norm is not smoothed away
     (series,) = of_class(svg, "series", "gradients")
@@ -201,7 +189,7 @@ def test_depth_of_any_number_of_layers(draw: Draw, count: int) -> None:
         assert math.log10(least) == pytest.approx(-30, abs=0.3)
 
 
-def test_depth_leaves_out_containers(draw: Draw) -> None:
+def test_depth_leaves_out_containers() -> None:
     """What a container gives out is that of a layer in it, and is not drawn twice."""
     layers = [
         layer("", tensor("activations")),
@@ -215,27 +203,28 @@ def test_depth_leaves_out_containers(draw: Draw) -> None:
 # Memory
 
 
-def test_memory(draw: Draw) -> None:
+def test_memory() -> None:
     """Bars are as long as the bytes; what is not named is added up; nothing is counted twice."""
     sizes = [2**20 * (i + 1) for i in range(40)]
     layers = [layer("", parameter_bytes=0, activation_bytes=10**12, saved_bytes=None)]
     layers += [
         layer(f"l.{i}", parameter_bytes=n, activation_bytes=n // 2) for i, n in enumerate(sizes)
     ]
-    svg = draw("memory", layers)
-    bars = of_class(svg, "bar", "parameters")
+    table = panel({"layers": layers}, "Memory by layer")
+    bars = [row.findall("td")[0].get("style", "") for row in table.findall(".//tbody/tr")][:-1]
     named = sorted(sizes, reverse=True)[: len(bars)]
-    widths = [float(bar.get("width", "")) for bar in bars]
-    assert [w / widths[0] for w in widths] == pytest.approx([n / named[0] for n in named], abs=0.01)
-    assert f"{sum(sizes) / 2**20:.0f} MiB in all" in texts(svg)
-    assert f"{sum(sizes) / 2**21:.0f} MiB in all" in texts(svg)
-    rest = sum(sizes) - sum(named)
-    assert {
-        "not measured",
-        f"{len(sizes) - len(named)} other layers",
-        f"{rest / 2**20:.0f} MiB",
-    } <= set(texts(svg))
-    assert not of_class(svg, "bar", "saved")
+    assert [float(bar[4:-1]) for bar in bars] == pytest.approx(
+        [100 * n / named[0] for n in named], abs=0.51
+    )
+    told = " ".join("".join(table.itertext()).split())
+    rest = (sum(sizes) - sum(named)) / 2**20
+    for part in (
+        f"parameters {sum(sizes) / 2**20:.0f} MiB in all",
+        f"activations {sum(sizes) / 2**21:.0f} MiB in all",
+        "saved for backward not measured",
+        f"{len(sizes) - len(named)} other layers{rest:.0f} MiB{rest // 2:.0f} MiB",
+    ):
+        assert part in told
 
 
 @pytest.mark.parametrize(
@@ -249,7 +238,7 @@ def test_memory(draw: Draw) -> None:
     ],
     ids=["resnet", "unet", "towers", "recurrent", "dense"],
 )
-def test_flow(draw: Draw, edges: list[Edge], culprit: str) -> None:
+def test_flow(edges: list[Edge], culprit: str) -> None:
     """Every edge is drawn once, downward unless it closes a cycle; the lit ones are the way."""
     way = way_through(edges, culprit)
     svg = draw("flow", flow_of(edges, way), [violation(culprit)])
@@ -260,7 +249,6 @@ def test_flow(draw: Draw, edges: list[Edge], culprit: str) -> None:
     assert [box.get("data-name") for box in of_class(svg, "box", "culprit")] == [culprit]
     cut = {(source, target) for source, target, passes, _ in edges if not passes}
     assert {pair(edge) for edge in of_class(svg, "edge", "cut")} == cut
-    assert {pair(edge) for edge in drawn if edge.get("stroke-dasharray")} == cut
     boxes = boxes_of(svg)
     forward: dict[str, set[str]] = {name: set() for name in boxes}
     for edge in drawn:
@@ -275,7 +263,7 @@ def test_flow(draw: Draw, edges: list[Edge], culprit: str) -> None:
         assert ax + aw < bx or bx + bw < ax or ay + ah < by or by + bh < ay
 
 
-def test_flow_names_the_operations_of_a_cut(draw: Draw) -> None:
+def test_flow_names_the_operations_of_a_cut() -> None:
     """A dashed arrow says by what no gradient goes back, and each arrow has it in its title."""
     svg = draw("flow", flow_of(TOWERS), [])
     assert [one.text for one in of_class(svg, "operations")] == ["no gradient: detach, argmax"]
@@ -283,7 +271,7 @@ def test_flow_names_the_operations_of_a_cut(draw: Draw) -> None:
     assert "values pass, gradients do not" in texts(svg)
 
 
-def test_flow_untangles_rows(draw: Draw) -> None:
+def test_flow_untangles_rows() -> None:
     """Three chains that are listed crosswise are drawn beside each other, straight down."""
     edges: list[Edge] = [
         ("a0", "a1", True, ""), ("b0", "b1", True, ""), ("c0", "c1", True, ""),
@@ -294,7 +282,7 @@ def test_flow_untangles_rows(draw: Draw) -> None:
         assert len({x for name, (x, *_) in boxes.items() if name[0] == chain_name}) == 1
 
 
-def test_flow_folds_operations_with_their_layers(draw: Draw) -> None:
+def test_flow_folds_operations_with_their_layers() -> None:
     """A sum in a block is folded with its layers, and is written without its number."""
     edges: list[Edge] = [("input 0", "blocks.0.a", True, "")]
     for i in range(30):
@@ -325,7 +313,7 @@ def test_flow_folds_operations_with_their_layers(draw: Draw) -> None:
         "nested",
     ],
 )  # fmt: skip
-def test_large_flow_is_folded(draw: Draw, edges: list[Edge], culprit: str | None) -> None:
+def test_large_flow_is_folded(edges: list[Edge], culprit: str | None) -> None:
     """At most 80 boxes hold each layer once; the culprit is one by itself."""
     names = {name for source, target, *_ in edges for name in (source, target)}
     has_way = culprit is not None and "loss" in names
@@ -345,14 +333,14 @@ def test_large_flow_is_folded(draw: Draw, edges: list[Edge], culprit: str | None
         assert of_class(svg, "edge", "way")
 
 
-def test_flow_of_a_layer_alone(draw: Draw) -> None:
+def test_flow_of_a_layer_alone() -> None:
     """What stands on the way and has no edge is a box too."""
     svg = draw("flow", flow_of([("a", "b", True, "")], ["z"]) | {"exact": False}, [])
     assert set(boxes_of(svg)) == {"a", "b", "z"}
     assert any("in part" in text for text in texts(svg))
 
 
-def test_flow_marks_a_culprit_that_holds_others(draw: Draw) -> None:
+def test_flow_marks_a_culprit_that_holds_others() -> None:
     """The layers in a container are marked where it is the culprit."""
     svg = draw("flow", flow_of(resnet(3)), [violation("blocks.1")])
     marked = [box.get("data-name", "") for box in of_class(svg, "box", "culprit")]
@@ -363,7 +351,7 @@ def test_flow_marks_a_culprit_that_holds_others(draw: Draw) -> None:
 # Comparison and drift
 
 
-def test_errors_can_be_read_off_their_axes(draw: Draw) -> None:
+def test_errors_can_be_read_off_their_axes() -> None:
     """Points stand at the errors, bars end at noise times limit, each pass on its own axis."""
     svg = draw("errors", comparison(8, 5))
     forward, backward = map(reader, of_class(svg, "axis"))
@@ -382,7 +370,7 @@ def test_errors_can_be_read_off_their_axes(draw: Draw) -> None:
     assert "first divergence at l.5: error 0.01 of 8e-7" in finding(svg)
 
 
-def test_errors_have_the_outputs_of_the_model(draw: Draw) -> None:
+def test_errors_have_the_outputs_of_the_model() -> None:
     """Outputs stand beside the activations: their row is not empty."""
     data = comparison(2, 9)
     output = {"reference": "", "candidate": "", "label": "output", "diverged": False}
@@ -391,7 +379,7 @@ def test_errors_have_the_outputs_of_the_model(draw: Draw) -> None:
     assert len(of_class(activations, "point")) == 3
 
 
-def test_errors_mark_layers_of_one_side(draw: Draw) -> None:
+def test_errors_mark_layers_of_one_side() -> None:
     """A layer that one side lacks has its row and a sign; an error without a number is a cross."""
     data = comparison(6, 9)
     data["layers"][1].update(candidate=None, tensors=[])
@@ -406,14 +394,14 @@ def test_errors_mark_layers_of_one_side(draw: Draw) -> None:
 
 
 @pytest.mark.parametrize("count", [1_000, 10_000])
-def test_errors_of_many_layers(draw: Draw, count: int) -> None:
+def test_errors_of_many_layers(count: int) -> None:
     """The first divergence is named among thousands."""
     svg = draw("errors", comparison(count, count // 2))
     assert [one.text for one in of_class(svg, "name", "culprit")] == [f"l.{count // 2}"]
     assert sum(1 for _ in svg.iter()) < 2_000
 
 
-def test_drift(draw: Draw) -> None:
+def test_drift() -> None:
     """Both sides of a tensor stand on one axis, off which their statistics can be read."""
     before = {"min": -2.0, "max": 2.0, "mean": 0.0, "std": 1.0}
     now = {"min": -4.0, "max": 5.0, "mean": 1.0, "std": 1.5}
@@ -444,7 +432,7 @@ def test_drift(draw: Draw) -> None:
         found = [
             read(left),
             read(right),
-            read(float(mean.get("x1", ""))),
+            read(float(re.findall(r"M([\d.]+)", mean.get("d", ""))[0])),
             (read(x + width) - read(x)) / 2,
         ]
         assert found == pytest.approx(
@@ -456,7 +444,7 @@ def test_drift(draw: Draw) -> None:
 # Training and margins
 
 
-def test_course(draw: Draw) -> None:
+def test_course() -> None:
     """A panel for the loss and for each statistic; lines break where there is no number."""
     course = {
         "steps": [0, 10, 20, 30, 40],
@@ -482,49 +470,38 @@ def test_course(draw: Draw) -> None:
     assert [path.get("d", "").count("M") for path in norms] == [2, 2, 2]
 
 
-def test_margins(draw: Draw) -> None:
-    """Bars are as long as the part of the limit that is used; what is over it says so."""
+def test_margins() -> None:
+    """Bars are as long as the part of the limit that is used; what is over it stands out."""
     given = [(9.6, 0.8, 12.0), (1e-8, 1.1e-8, 1.1), (0.72, 0.8, 0.9), (0.31, 0.8, 0.3875)]
     given += [(3e-5, 1e-6, 0.033), (0.0, None, None)]
     margins = [
-        {"check": "dead_units", "layer": f"l{i}", "label": f"l{i}"}
+        {"check": "dead_units", "layer": f"l{i}", "label": f"l{i}", "setting": "max"}
         | {"value": value, "limit": limit, "used": used, "least": limit in (1.1e-8, 1e-6)}
         for i, (value, limit, used) in enumerate(given)
     ]
-    svg = draw("margins", margins)
-    (limit,) = of_class(svg, "limit")
-    bars = of_class(svg, "bar")
-    full = float(limit.get("x1", "")) - float(bars[0].get("x", ""))
-    parts = [float(bar.get("width", "")) / full for bar in bars]
-    assert parts == pytest.approx([1.2, 1.1, 0.9, 0.3875, 0.033], abs=0.01)
-    assert len(of_class(svg, "over")) == 2
-    said = ["9.6 of 0.8, over", "1e-8 of at least 1.1e-8, below", "0.72 of 0.8", "0.31 of 0.8"]
-    assert [text for text in texts(svg) if " of " in text] == [
-        *said, "3e-5 of at least 1e-6", "0 of no number"
+    table = panel({"margins": [{}] * MOST_MARGINS + margins}, "Other limits")
+    bars = [float(bar.get("style", "")[4:-1]) for bar in of_class(table, "bar")]
+    assert bars == [100, 100, 90, 38.8, 3.3, 0]
+    assert len(of_class(table, "bad")) == 2
+    assert ["".join(cell.itertext()) for cell in of_class(table, "n")[1:]] == [
+        "9.6 of 0.8", "1e-8 of at least 1.1e-8", "0.72 of 0.8", "0.31 of 0.8",
+        "3e-5 of at least 1e-6", "0 of NaN",
     ]  # fmt: skip
-    assert "2 checks over their limits, first: dead units 9.6 of 0.8 at l0" in finding(svg)
 
 
 # All of them
 
 
-@pytest.mark.parametrize("chart", sorted(hostile()))
-def test_names_are_text(draw: Draw, page: Page, chart: str) -> None:
-    """No name becomes markup or is run, and none sticks out of its chart."""
+@pytest.mark.parametrize("chart", sorted(DRAWN))
+def test_names_are_text(chart: str) -> None:
+    """No name becomes markup, and colours are those of the page: classes, light or dark."""
     svg = draw(chart, *hostile()[chart])
     drawn = {one.tag.removeprefix(SVG) for one in svg.iter()}
-    assert drawn <= {"svg", "g", "text", "title", "rect", "path", "line", "circle"}
-    assert page.evaluate("window.hacked") is None
-    assert page.evaluate(OUTSIDE) == []
+    assert drawn <= {"svg", "g", "a", "text", "title", "rect", "path", "circle"}
     assert any(HOSTILE[0] in title or HOSTILE[1] in title for title in (*titles(svg), finding(svg)))
-
-
-@pytest.mark.parametrize("chart", sorted(hostile()))
-def test_colours_are_those_of_the_page(draw: Draw, chart: str) -> None:
-    """Every colour is a variable of the page, so that charts are legible in light and dark."""
-    svg = draw(chart, *hostile()[chart])
-    used = {one.get(name, "none") for one in svg.iter() for name in ("fill", "stroke")}
-    assert all(colour.startswith("var(--") for colour in used - {"none", "transparent"})
+    assert not {name for one in svg.iter() for name in one.attrib} & {"fill", "stroke", "style"}
+    links = {one.get("href", "") for one in svg.iter(f"{SVG}a")}
+    assert all(re.fullmatch(r"#t0-0/[\w%.~-]*", link) for link in links)
 
 
 @pytest.mark.parametrize(
@@ -533,55 +510,39 @@ def test_colours_are_those_of_the_page(draw: Draw, chart: str) -> None:
         ("histogram", [tensor("parameters", None, count=0, mean=None, std=None)]),
         ("depth", [[], []]),
         ("depth", [[layer("a", tensor("activations", None, min=None, max=None))], []]),
-        ("memory", [[]]),
-        ("memory", [[layer("a")]]),
-        ("flow", [None, []]),
         ("flow", [flow_of([]), []]),
         ("errors", [{"layers": [], "divergence": None}]),
         ("drift", [{"drifts": [], "before": [], "now": []}]),
-        ("course", [None]),
+        ("course", [{"steps": [], "loss": [], "layers": {}}]),
         ("course", [{"steps": [1], "loss": [None], "layers": {"a": {"x": [None]}}}]),
-        ("margins", [[]]),
-        ("margins", [[{"check": "c", "layer": "l", "label": "l", "value": None, "used": None}]]),
+        ("course", [{"steps": [1, 2], "loss": [-1.7e308, 1.7e308], "layers": {}}]),
     ],
 )  # fmt: skip
-def test_little_data(draw: Draw, page: Page, chart: str, data: list[Any]) -> None:
-    """With nothing or no number given there is still a chart, which says so within its frame."""
+def test_little_data(chart: str, data: list[Any]) -> None:
+    """With nothing or no number given there is still a chart, which says so."""
     svg = draw(chart, *data)
     assert finding(svg)
     placed = [
         value
         for one in svg.iter()
         for name, value in one.items()
-        if name in ("d", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "width", "height", "viewBox")
+        if name in ("d", "x", "y", "cx", "cy", "width", "height", "viewBox")
     ]
-    assert not [value for value in placed if re.search("NaN|undefined|Infinity|null", value)]
-    assert page.evaluate(OUTSIDE) == []
+    assert not [value for value in placed if re.search("nan|inf|None", value)]
 
 
-@pytest.mark.parametrize("act", ["click", "Enter"])
-def test_a_mark_shows_its_layer(draw: Draw, page: Page, act: str) -> None:
-    """Clicking a mark, or Enter on it, sends the layer's name through the page."""
-    page.evaluate("document.body.replaceWith(document.createElement('body'))")
-    draw("depth", hostile()["depth"][0], [])
-    page.evaluate(
-        "window.shown = [];"
-        "document.body.addEventListener('show-layer', (e) => shown.push(e.detail.layer))"
-    )
-    for mark in page.query_selector_all("svg [data-layer]"):
-        if act == "click":
-            mark.click()
-        else:
-            mark.focus()
-            page.keyboard.press("Enter")
-    assert page.evaluate("shown") == [name for name in HOSTILE if name]  # "" holds all others
+def test_a_mark_leads_to_its_layer() -> None:
+    """Each mark is a link to the table, also of a layer whose name would be markup."""
+    svg = draw("depth", hostile()["depth"][0], [])
+    links = [one.get("href") for one in svg.iter(f"{SVG}a")]
+    assert links == [link_to("t0-0", name) for name in HOSTILE if name]  # "" holds all others
 
 
-def test_marks_stand_outside_the_image(draw: Draw) -> None:
-    """What has the role of an image hides all in it from a screen reader: no mark lies there."""
+def test_marks_stand_outside_the_image() -> None:
+    """What has the role of an image hides all in it from a screen reader: no link lies there."""
     svg = draw("flow", flow_of(TOWERS), [])
     (image,) = [one for one in svg.iter() if one.get("role") == "img"]
-    assert not [one for one in image.iter() if one.get("tabindex")]
-    marks = [one for one in svg.iter() if one.get("tabindex") == "0"]
-    assert marks
-    assert all(one.get("aria-label") and one.get("role") == "button" for one in marks)
+    assert not list(image.iter(f"{SVG}a"))
+    links = list(svg.iter(f"{SVG}a"))
+    assert links
+    assert all(link.findtext(f"{SVG}title") for link in links)

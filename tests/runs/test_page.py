@@ -53,6 +53,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return saved(RUN, tmp_path_factory.mktemp("page"))
 
 
+OUTSIDE = """() => [...document.querySelectorAll(".view:not([hidden]) svg text")].filter((text) => {
+    const [box, frame] = [text, text.closest("svg")].map((each) => each.getBoundingClientRect());
+    return box.width && (box.left < frame.left - 1 || box.right > frame.right + 1
+        || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
+}).map((text) => text.textContent)"""
+
+
 class Watched:
     """What a page asked for and complained about."""
 
@@ -127,10 +134,8 @@ def test_margins_are_told_in_words(page: Page, address: str) -> None:
     open_at(page, f"{address}#t0-0")
     told = page.inner_text("#t0-0 .near")
     assert re.search(r"dead units max_dead_units\s+head\s+0\.309 of 0\.8\s+39%", told)
-    page.get_by_text("all 9 checks").click()
-    charts = page.locator("#t0-0 .near .chart")
-    charts.first.wait_for()  # a browser says later that something was opened
-    assert charts.count() == 1
+    page.get_by_text("of 3 checks further from theirs").click()
+    assert page.locator("#t0-0 .margins tbody tr:visible").count() == 9
 
 
 def test_what_headline_or_story_says_is_not_said_again() -> None:
@@ -187,38 +192,43 @@ def test_layers_are_sorted_and_searched(page: Page, address: str) -> None:
 
 
 def test_a_layer_shows_its_tensors_and_histograms(page: Page, address: str) -> None:
-    """A link leads to a layer, whose histograms of any role are drawn when asked for."""
-    open_at(page, f"{address}#t1-0/{DEAD.replace('gelu', 'fc1')}")
-    details = page.locator("tr.details")
-    details.locator(".chart-histogram").first.wait_for()
-    before = details.locator(".chart-histogram").count()
-    button = details.get_by_role("button", name="histogram of parameters weight")
-    button.click()
-    assert details.locator(".chart-histogram").count() == before + 1
-    assert button.get_attribute("aria-expanded") == "true"
-    button.click()
-    assert details.locator(".chart-histogram").count() == before
+    """A link leads to a layer, whose tensors each have their values by size beside them."""
+    name = DEAD.replace("gelu", "fc1")
+    open_at(page, f"{address}#t1-0/{name}")
+    bars = page.locator("tr.details").get_by_role("img", name="histogram of parameters weight")
+    bars.wait_for()
+    (layer,) = [layer for layer in UNHEALTHY["layers"] if layer["name"] == name]
+    assert page.locator("tr.details .bins").count() == len(layer["tensors"])
+    (tensor,) = [t for t in layer["tensors"] if (t["role"], t["name"]) == ("parameters", "weight")]
+    told = bars.locator("i").evaluate_all("(all) => all.map((each) => each.title)")
+    counts = [int(title.split()[0].replace(",", "")) for title in told]
+    sides = tensor["bins"]
+    zeros = [tensor["zeros"]] if tensor["zeros"] else [0]
+    assert counts == [*sides["negative"][::-1], *zeros, *sides["positive"]]
+    heights = bars.locator("i").evaluate_all("(all) => all.map((each) => each.offsetHeight)")
+    assert heights.index(max(heights)) == counts.index(max(counts))
 
 
 def test_a_mark_of_a_chart_leads_to_its_layer(page: Page, address: str) -> None:
-    """What was clicked in a chart is opened in the table below, also where it was folded."""
+    """What is clicked in a chart is opened in the table, also where it is folded, and again."""
     open_at(page, address)
     page.get_by_role("button", name="layers in blocks.2", exact=True).click()
-    page.locator(f'#t1-0 .chart-depth .mark[data-layer="{DEAD}"]').first.click()
-    assert page.locator(f'tr[data-layer="{DEAD}"] + tr.details').count() == 1
-    assert page.url.endswith(f"#t1-0/{DEAD}")
+    for _ in range(2):
+        page.locator(f'#t1-0 .chart-depth a[href$="/{DEAD}"]').first.click()
+        page.locator(f'tr[data-layer="{DEAD}"] + tr.details').wait_for()
+        assert page.url.endswith(f"#t1-0/{DEAD}")
+        page.locator(f'tr[data-layer="{DEAD}"] button.layer').click()
 
 
 def test_the_style_of_the_page_leaves_charts_alone(page: Page, address: str) -> None:
-    """No rule meant for the page gives a shape of a chart another size than the chart gave it."""
-    open_at(page, f"{address}#t0-0")
-    page.locator("#t0-0 summary", has_text="Memory").click()
-    page.get_by_text("all 9 checks").click()
-    page.locator("#t0-0 .near .chart").first.wait_for()
-    page.locator("#t0-0 .more .chart").first.wait_for()
-    sizes = page.locator("#t0-0 svg rect[width]").evaluate_all(
-        "(all) => all.map((each) => [each.getAttribute('width'), getComputedStyle(each).width])"
-    )
+    """No rule of the page gives a shape another size, and no text leaves the frame of its chart."""
+    sizes = []
+    for anchor in ("t0-0", "t1-0", "t2-0", "t3-0"):
+        open_at(page, f"{address}#{anchor}")
+        sizes += page.locator(f"#{anchor} svg rect[width]").evaluate_all(
+            "(all) => all.map((each) => [each.getAttribute('width'), getComputedStyle(each).width])"
+        )
+        assert page.evaluate(OUTSIDE) == []
     assert len(sizes) > 50
     assert all(float(own) == pytest.approx(float(seen[:-2]), abs=0.01) for own, seen in sizes)
 
@@ -359,6 +369,7 @@ def test_without_a_script_verdicts_and_stories_are_read(browser: Browser, addres
         assert text.count("likely cause: its bias (mean -10) holds them on the flat side") == 1
         assert text.count("0.309 of 0.8") == 2  # in the list of tests, and beside its result
         assert page.locator("a[href='#t0-0']").is_visible()
+        assert page.locator("#t2-0 .chart-errors").is_visible()
 
 
 HOSTILE = (
@@ -410,11 +421,10 @@ def test_nothing_becomes_markup(page: Page, tmp_path: Path) -> None:
         page.wait_for_timeout(300)
         for button in page.locator(".view:not([hidden]) button.layer").all()[:3]:
             button.click()
-        for summary in page.locator(
-            ".view:not([hidden]) .more > .panel > details:not([open]) summary"
-        ).all():
-            summary.click()
-        page.wait_for_timeout(100)
+        closed = page.locator(".view:not([hidden]) .more > .panel > details:not([open]) summary")
+        while closed.count():
+            closed.first.click()
+        assert page.evaluate(OUTSIDE) == []
     assert page.evaluate("window.harm") is None
     assert page.locator("img, iframe, object, a[href^=javascript]").count() == 0
     assert page.locator("script:not([type])").count() == 1

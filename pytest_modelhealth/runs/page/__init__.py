@@ -1,8 +1,8 @@
 """A run as a page: one HTML file that needs no network, and no mouse.
 
-What the tests found stands in it as plain HTML, which is read without a script, aloud and on paper.
-The numbers of the layers are packed, a block a result, and unpacked by ``scripts/`` where someone
-opens it; ``charts/`` draws them.
+What the tests found stands in it as plain HTML and SVG, which is read without a script, aloud and
+on paper. The numbers of the layers are packed, a block a result, and unpacked by ``scripts/`` where
+someone opens it, as are the charts of results for which there is no room as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT = 10_000_000
 """Bytes of a page; where the layers of all tests need more, those of passing tests are left out."""
 
 SCRIPTS = ("dom", "packed", "table", "inspection", "comparison", "drift", "start")
-"""In the order in which they are joined, after the charts."""
+"""In the order in which they are joined."""
 
 _FOLDER = Path(__file__).parent
 
@@ -41,7 +41,7 @@ def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
     before = _html("before.html", shown, style=_style(), policy=_policy(script))
     after = _html("after.html", shown, script=script)
     file.write(before)
-    file.writelines(blocks(run, limit - len(before) - len(after)))
+    file.writelines(blocks(run, shown, limit - len(before) - len(after)))
     file.write(after)
 
 
@@ -59,9 +59,8 @@ def _style() -> str:
 
 
 def _script() -> str:
-    charts = sorted((_FOLDER / "charts").glob("*.js"))
-    own = [_FOLDER / "scripts" / f"{name}.js" for name in SCRIPTS]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in [*charts, *own])
+    paths = [_FOLDER / "scripts" / f"{name}.js" for name in SCRIPTS]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     return text.encode("ascii", "backslashreplace").decode("ascii")  # of letters in strings
 
 

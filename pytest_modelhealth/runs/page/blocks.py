@@ -1,8 +1,8 @@
 """The numbers of the layers as blocks of the page: JSON, compressed, in letters that no markup has.
 
 A block is a ``<script>`` of a type that no browser runs. A result has one, without its histograms,
-and one for the histograms of each `LAYERS_A_BLOCK` layers; ``scripts/packed.js`` unpacks them where
-someone looks.
+one for the histograms of each `LAYERS_A_BLOCK` layers, and one of its charts as markup where they
+do not stand on the page as they are; ``scripts/packed.js`` unpacks them where someone looks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_modelhealth.rendering.notation import printable
-from pytest_modelhealth.runs.page.contents import anchor, is_bad
+from pytest_modelhealth.runs.page.contents import Contents, anchor, is_bad
+from pytest_modelhealth.runs.page.panels import drawn
 from pytest_modelhealth.runs.run import Run
 
 LAYERS_A_BLOCK = 500
@@ -27,10 +28,12 @@ DIGITS_OF_A_COMPARISON = 9
 MOST_MISSES = 20
 """Results that do not fit, after which no other is tried."""
 
-ON_THE_PAGE_AS_TEXT = frozenset({"text", "headline", "place", "notes", "basis"})
+ON_THE_PAGE_AS_IT_IS = frozenset(
+    {"text", "headline", "place", "notes", "basis", "margins", "flow", "course"}
+)
 
 
-def blocks(run: Run, room: int) -> Iterator[str]:
+def blocks(run: Run, shown: Contents, room: int) -> Iterator[str]:
     """Yield the blocks that fit into `room` bytes, those of failing tests first.
 
     A result whose numbers do not fit is left out, and so are histograms; later, smaller ones may
@@ -38,7 +41,8 @@ def blocks(run: Run, room: int) -> Iterator[str]:
     """
     misses = 0
     for own, result in _worst_first(run):
-        for block in _of_result(own, result):
+        is_drawn_here = own in shown.fully_told and own not in shown.drawn
+        for block in _of_result(own, result, is_drawn_here=is_drawn_here):
             if len(block) > room:
                 misses += 1
                 break
@@ -57,15 +61,18 @@ def _worst_first(run: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield anchor(index, nth), result
 
 
-def _of_result(own: str, result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the block of a result, and then those of its histograms."""
-    kept = {key: value for key, value in result.items() if key not in ON_THE_PAGE_AS_TEXT}
+def _of_result(own: str, result: Mapping[str, Any], *, is_drawn_here: bool) -> Iterator[str]:
+    """Yield the block of a result, of its charts, and then those of its histograms."""
+    kept = {key: value for key, value in result.items() if key not in ON_THE_PAGE_AS_IT_IS}
     layers = result.get("layers", ())
     histograms = [[tensor.get("bins") for tensor in layer["tensors"]] for layer in layers]
     if layers:
         kept["layers"] = [_without_histograms(layer) for layer in layers]
     digits = DIGITS_OF_A_COMPARISON if result["kind"] == "comparison" else DIGITS
     yield _block(f"data-{own}", _shown(kept, digits))
+    if is_drawn_here:
+        charts = drawn(result, own)
+        yield _block(f"charts-{own}", [charts.evidence, charts.panels])
     if not any(any(bins) for bins in histograms):
         return
     for start in range(0, len(histograms), LAYERS_A_BLOCK):

@@ -10,13 +10,19 @@ from typing import Any
 
 from pytest_modelhealth.rendering.model_summary_text import in_bytes
 from pytest_modelhealth.rendering.notation import number, plural, printable
+from pytest_modelhealth.runs.page.margins import MOST_MARGINS, Margin, margin
+from pytest_modelhealth.runs.page.panels import Drawn, drawn
 from pytest_modelhealth.runs.run import FAILED, Run, Test
 
-MOST_MARGINS = 6
-"""Margins of a result that stand on the page as text; a script shows the others."""
-
 FULLY_TOLD = 300
-"""Results whose margins stand on the page as text; of others, the nearest in the list of tests."""
+"""Results that are told in full: of passing tests beyond, the numbers of the layers are left."""
+
+DRAWN_AT_ONCE = 60_000
+"""Characters of charts that stand on the page as they are, for paper and without a script; those
+of other results are packed."""
+
+TRIES = 20
+"""Results whose charts are drawn to see whether they fit."""
 
 STORIES = 4_000_000
 """Characters of stories on the page; those after it are left to the terminal and the JSON."""
@@ -39,30 +45,6 @@ OF = {"step": "a training step", "training": "a training"}
 
 
 @dataclass(frozen=True)
-class Margin:
-    """How near a check came to its limit."""
-
-    check: str
-    setting: str
-    label: str
-    value: str
-    limit: str
-    is_least: bool
-    used: float | None
-
-    @property
-    def width(self) -> float:
-        """How much of a bar to fill, in percent."""
-        return round(100 * min(max(self.used or 0.0, 0.0), 1.0), 1)
-
-    @property
-    def tone(self) -> str:
-        """``"bad"`` at the limit, ``"unsure"`` near it."""
-        used = self.used or 0.0
-        return "bad" if used >= 1 else "unsure" if used >= 0.8 else "good"
-
-
-@dataclass(frozen=True)
 class Result:
     """What stands on the page of one result."""
 
@@ -75,7 +57,7 @@ class Result:
     story: str
     story_left_out: bool
     margins: list[Margin]
-    more_margins: int
+    drawn: Drawn
     remarks: list[str]
 
     @property
@@ -124,6 +106,7 @@ class Contents:
 
     entries: list[Entry]
     fully_told: frozenset[str]
+    drawn: frozenset[str]
     verdicts: list[tuple[str, str]]
     outcomes: str
     created: str
@@ -133,7 +116,7 @@ class Contents:
 
 def contents(run: Run) -> Contents:
     """Return what of `run` stands on its page as text, the tests that failed first."""
-    room = [STORIES]
+    room = Counter(stories=STORIES, charts=DRAWN_AT_ONCE, tries=TRIES)
     entries = [_entry(index, test, room) for index, test in enumerate(run.tests)]
     entries.sort(key=attrgetter("rank"))
     results = [result for entry in entries for result in entry.results]
@@ -141,6 +124,7 @@ def contents(run: Run) -> Contents:
     return Contents(
         entries=entries,
         fully_told=frozenset(result.anchor for result in results[:FULLY_TOLD]),
+        drawn=frozenset(result.anchor for result in results if result.drawn.panels),
         verdicts=_counted(verdicts),
         outcomes=f"{plural(len(entries), 'test')}: "
         + ", ".join(
@@ -196,9 +180,10 @@ def _about(head: Mapping[str, Any]) -> list[str]:
     return [printable(part) for part in (*versions, environment.get("platform", "")) if part]
 
 
-def _entry(index: int, test: Test, room: list[int]) -> Entry:
+def _entry(index: int, test: Test, room: Counter[str]) -> Entry:
     results = [
-        _result(anchor(index, nth), result, room) for nth, result in enumerate(test["results"])
+        _result(anchor(index, nth), result, room, needs_a_look=is_bad(test))
+        for nth, result in enumerate(test["results"])
     ]
     message = test["message"]
     said = any(message in text for r in test["results"] for text in (r["text"], r["headline"]))
@@ -213,11 +198,18 @@ def _entry(index: int, test: Test, room: list[int]) -> Entry:
     )
 
 
-def _result(own: str, result: Mapping[str, Any], room: list[int]) -> Result:
+def _result(
+    own: str, result: Mapping[str, Any], room: Counter[str], *, needs_a_look: bool
+) -> Result:
     verdict = str(result["verdict"])
     story = _lines(result["text"])
-    left_out = len(story) > room[0]
-    room[0] -= 0 if left_out else len(story)
+    left_out = len(story) > room["stories"]
+    room["stories"] -= 0 if left_out else len(story)
+    charts = drawn(result, own) if needs_a_look and room["tries"] > 0 else Drawn()
+    room["tries"] -= charts.size > 0
+    if charts.size > room["charts"]:
+        charts = Drawn()
+    room["charts"] -= charts.size
     margins = result.get("margins") or []
     headline = printable(result["headline"])
     return Result(
@@ -229,8 +221,8 @@ def _result(own: str, result: Mapping[str, Any], room: list[int]) -> Result:
         facts=_facts(result),
         story="" if left_out else story,
         story_left_out=left_out,
-        margins=[_margin(margin) for margin in margins[:MOST_MARGINS]],
-        more_margins=max(len(margins) - MOST_MARGINS, 0),
+        margins=[margin(one) for one in margins[:MOST_MARGINS]],
+        drawn=charts,
         remarks=_remarks(result),
     )
 
@@ -319,23 +311,3 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
 
 def _sentence(what: str, item: Mapping[str, Any], text: str) -> str:
     return f"{what}: {item['label']} ({item['check']}): {text}"
-
-
-def _margin(margin: Mapping[str, Any]) -> Margin:
-    return Margin(
-        check=printable(margin["check"]).replace("_", " "),
-        setting=printable(margin["setting"]),
-        label=printable(margin["label"]),
-        value=_number(margin["value"]),
-        limit=_number(margin["limit"]),
-        is_least=margin["least"],
-        used=margin["used"],
-    )
-
-
-def _number(value: float | None) -> str:
-    """Return ``"0.8"`` and ``"1e-5"``, without the noughts that align a column."""
-    if value is None:
-        return "NaN"
-    digits, letter, exponent = number(value).partition("e")
-    return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + letter + exponent

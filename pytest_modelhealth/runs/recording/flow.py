@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Mapping
 from typing import Any
+
+import networkx as nx
 
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
 from pytest_modelhealth.report import HealthReport
@@ -42,35 +42,16 @@ def _way(drawn: Diagram, culprit: str) -> list[str]:
     through = next(inside, None)
     if through is None:
         return []
-    onward: dict[str, list[str]] = defaultdict(list)
-    back: dict[str, list[str]] = defaultdict(list)
-    for arrow in drawn.arrows:
-        onward[arrow.source].append(arrow.target)
-        back[arrow.target].append(arrow.source)
-    ends = {kind: {box.key for box in drawn.boxes if box.kind == kind} for kind in _ENDS}
+    graph = nx.DiGraph((arrow.source, arrow.target) for arrow in drawn.arrows)
+    graph.add_node(through)
     before, after = (
-        _shortest(ways, through, ends[kind])
-        for ways, kind in zip((back, onward), _ENDS, strict=True)
+        _shortest(ways, through, {box.key for box in drawn.boxes if box.kind == kind})
+        for ways, kind in ((graph.reverse(copy=False), "source"), (graph, "end"))
     )
     return [*reversed(before), *after[1:]]
 
 
-_ENDS = ("source", "end")
-
-
-def _shortest(after: Mapping[str, list[str]], start: str, ends: set[str]) -> list[str]:
+def _shortest(graph: nx.DiGraph, start: str, ends: set[str]) -> list[str]:
     """Return the shortest way from `start` to one of `ends`; `start` alone where there is none."""
-    came: dict[str, str] = {}
-    todo = deque([start])
-    while todo:
-        name = todo.popleft()
-        if name in ends:
-            way = [name]
-            while way[-1] != start:
-                way.append(came[way[-1]])
-            return way[::-1]
-        for other in after.get(name, ()):
-            if other not in came and other != start:
-                came[other] = name
-                todo.append(other)
-    return [start]
+    ways = nx.single_source_shortest_path(graph, start)
+    return next((way for name, way in ways.items() if name in ends), [start])

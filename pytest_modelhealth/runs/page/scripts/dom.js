@@ -21,10 +21,11 @@
 
   const NONE = "\u2013";
   const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+  const isNone = (value) => value === null || value === undefined;
 
   // Three significant digits; counts in full.
   function number(value) {
-    if (value === null || value === undefined) return NONE;
+    if (isNone(value)) return NONE;
     if (typeof value !== "number") return String(value);
     if (Number.isInteger(value) && Math.abs(value) < 1e9) return whole.format(value);
     const size = Math.abs(value);
@@ -33,7 +34,7 @@
   }
 
   function scaled(value, base, units) {
-    if (value === null || value === undefined) return NONE;
+    if (isNone(value)) return NONE;
     let index = 0;
     while (value >= 999.5 && index < units.length - 1) {
       value /= base;
@@ -42,50 +43,46 @@
     return `${Number(value.toPrecision(3))}${units[index]}`;
   }
 
-  page.text = {
-    NONE,
-    number,
-    percent: (fraction) => (fraction === null || fraction === undefined ? NONE : charts.drawing.percent(fraction)),
+  // Whole percents; only none is "0%", and only all is "100%".
+  function percent(fraction) {
+    if (isNone(fraction)) return NONE;
+    if (fraction > 0 && fraction < 0.01) return "<1%";
+    return fraction > 0.99 && fraction < 1 ? ">99%" : `${Math.round(fraction * 100)}%`;
+  }
+
+  const text = (page.text = {
+    NONE, number, percent,
     bytes: (value) => scaled(value, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]),
     large: (value) => scaled(value, 1000, ["", " k", " M", " G", " T", " P"]),
-    shape: (sizes) => (sizes === null || sizes === undefined ? NONE : sizes.join("x") || "scalar"),
-    words: charts.drawing.words,
-    plural: charts.drawing.plural,
+    shape: (sizes) => (isNone(sizes) ? NONE : sizes.join("x") || "scalar"),
+    words: (name) => String(name ?? "").replaceAll("_", " "),
+    plural: (count, noun) => `${whole.format(count)} ${noun}${count === 1 ? "" : "s"}`,
+    called: (tensor) => [text.words(tensor.role), tensor.name ?? tensor.tensor].filter(Boolean).join(" "),
     // A statistic of a tensor; where it is no number, why.
     statistic(tensor, name) {
       if (!tensor) return NONE;
-      if (tensor[name] !== null && tensor[name] !== undefined && charts.drawing.hasFinite(tensor)) return number(tensor[name]);
+      if (!isNone(tensor[name]) && page.hasFinite(tensor)) return number(tensor[name]);
       return tensor.nan ? "NaN" : tensor.inf ? "inf" : NONE;
     },
+  });
+
+  // Whether a tensor has a finite value: the norm of one without is 0, and says nothing.
+  page.hasFinite = ({ count, nan, inf }) => !(nan || inf) || (nan ?? 0) + (inf ?? 0) < count;
+
+  // A Map from what `key` says of the items to the lists of them.
+  page.grouped = function (items, key) {
+    const groups = new Map();
+    for (const item of items) groups.set(key(item), [...(groups.get(key(item)) ?? []), item]);
+    return groups;
   };
 
-  // A part that can be closed; what it shows is made when it is first opened.
-  page.panel = function (title, remark, isOpen, fill) {
-    const body = page.make("div", { class: "drawing" });
-    const details = page.make(
-      "details",
-      { open: isOpen },
-      page.make("summary", {}, page.make("h3", {}, title), page.make("span", { class: "aside" }, remark)),
-      body,
-    );
-    let isFilled = false;
-    const show = () => {
-      if (isFilled || !details.open) return;
-      isFilled = true;
-      body.append(...[fill()].flat());
-    };
-    details.addEventListener("toggle", show);
-    show();
-    return page.make("section", { class: "panel" }, details);
-  };
-
-  // What `draw` returns; a chart that fails leaves a sentence, and the rest of the page.
-  page.drawn = function (draw) {
-    try {
-      return draw();
-    } catch (error) {
-      console.error(error);
-      return page.make("p", { class: "aside" }, `This could not be drawn: ${error.message}`);
-    }
-  };
+  // A table in a frame of its own: `heads` are {title, spoken, isText}, `lines` lists of <th> and <td>.
+  page.table = (heads, lines) => page.make("div", { class: "frame" }, page.make(
+    "table", {},
+    page.make("thead", {}, page.make("tr", {}, heads.map(({ title, spoken, isText }) =>
+      page.make("th", { scope: "col", class: isText ? null : "n" }, title || page.make("span", { class: "aloud" }, spoken))))),
+    page.make("tbody", {}, lines.map((cells) => page.make("tr", {}, cells))),
+  ));
+  page.heads = (titles, texts) => titles.map((title, index) => ({ title, spoken: "side", isText: index < texts }));
+  page.cells = (values, kind = "n") => values.map((value) => page.make("td", { class: kind || null }, value));
 })();

@@ -8,6 +8,13 @@
   // Returns a promise of a result, or null where its numbers are not on the page.
   page.result = (anchor) => block(`data-${anchor}`);
 
+  // Puts the charts, which were drawn and escaped when the page was written, where they belong.
+  page.showCharts = async function (view) {
+    const [evidence, panels] = (await block(`charts-${view.id}`)) ?? ["", ""];
+    view.querySelector(".evidence").insertAdjacentHTML("beforeend", evidence);
+    view.querySelector(".more").insertAdjacentHTML("beforeend", panels);
+  };
+
   // Gives the tensors of the `index`-th layer of a result their histograms; says whether it had any.
   page.addHistograms = async function (anchor, index, layer) {
     const blocks = await block(`bins-${anchor}-${Math.floor(index / LAYERS_A_BLOCK)}`);

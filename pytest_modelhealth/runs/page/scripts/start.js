@@ -11,10 +11,10 @@
 
   document.documentElement.classList.add("scripted");
   document.querySelectorAll(".overview a").forEach((link) => link.firstChild.replaceWith(...page.breakable(link.firstChild.textContent)));
-  document.querySelectorAll(".more-margins").forEach((line) => line.remove());
   addThemes();
   listTests();
   addEventListener("hashchange", () => show(true));
+  addEventListener("click", (event) => event.target.closest?.("svg a")?.getAttribute("href") === location.hash && show(true));
   addEventListener("load", () => location.hash.includes("/") || scrollTo({ top: 0, behavior: "instant" })); // the browser has gone to the section
   addEventListener("beforeprint", openTests);
   show(false);
@@ -69,20 +69,19 @@
       say("This browser is too old to unpack the numbers of the layers; Chrome 80, Firefox 113 and Safari 16.4 can.");
       return null;
     }
+    await page.showCharts(view);
     const result = await page.result(view.id);
     if (result === null) {
       say("The layers of this result are not on the page, to keep it under 10 MB: run the test alone, or see the file of --modelhealth-json.");
       return null;
     }
-    const kind = page.kinds[result.kind];
-    if (!kind) return null;
-    const made = kind(view.id, result);
-    more.append(...made.parts);
+    const table = page.kinds[result.kind]?.(view.id, result) ?? null;
+    if (table) {
+      const summary = make("summary", {}, make("h3", {}, "Layers"), make("span", { class: "aside" }, table.remark));
+      more.append(make("section", { class: "panel" }, make("details", { open: true }, summary, table.element)));
+    }
     view.querySelector(".facts").after(sections(view));
-    addMargins(view, result.margins ?? []);
-    made.evidence.then((parts) => view.querySelector(".evidence").append(...parts));
-    view.addEventListener("show-layer", (event) => goTo(view, made, event.detail.layer));
-    return made;
+    return table;
   }
 
   // Links to the parts of a result: some are long.
@@ -97,26 +96,6 @@
       },
     }, part.querySelector("h3").textContent));
     return make("nav", { class: "sections", "aria-label": "Parts of this result" }, parts);
-  }
-
-  function goTo(view, made, layer) {
-    view.querySelectorAll(".panel > details").forEach((details) => {
-      if (details.querySelector(".layer-table")) details.open = true;
-    });
-    if (made.reveal(layer)) history.replaceState(null, "", `#${view.id}/${encodeURIComponent(layer)}`);
-  }
-
-  // All margins, where the page has only the nearest as text, or none.
-  function addMargins(view, margins) {
-    const near = view.querySelector(".near");
-    const draw = () => page.drawn(() => charts.margins(margins));
-    if (near === null && margins.length) {
-      view.querySelector(".more").prepend(page.panel("How near the limits", "", true, draw));
-    } else if (margins.length > view.querySelectorAll(".margins tbody tr").length) {
-      const details = make("details", { toggle: () => details.children.length === 1 && details.append(draw()) },
-        make("summary", { class: "aside" }, `all ${text.plural(margins.length, "check")}`));
-      near.append(details);
-    }
   }
 
   function openTests() {

@@ -40,7 +40,7 @@
     );
     body.addEventListener("keydown", walk);
     draw();
-    return { element, reveal };
+    return { element, reveal, remark: page.text.plural(rows.length, "layer") };
 
     function change(changes) {
       Object.assign(state, { room: CHUNK }, changes);
@@ -186,10 +186,11 @@
       event.preventDefault();
     }
 
-    // Opens the row of the layer of this name and goes there; says whether there is one.
+    // Opens the row of the layer of this name, if there is one, and goes there.
     function reveal(name) {
       const row = rows.find((each) => each.name === name);
-      if (!row) return false;
+      if (!row) return;
+      element.closest("details").open = true;
       search.value = "";
       state.query = "";
       for (let above = row.parent; above; above = above.parent) state.folded.delete(above.key);
@@ -199,7 +200,6 @@
       const button = element.querySelector(`[data-key="layer-${row.key}"]`);
       button.scrollIntoView({ block: "center" });
       button.focus({ preventScroll: true });
-      return true;
     }
   };
 

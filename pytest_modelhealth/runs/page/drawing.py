@@ -1,0 +1,206 @@
+"""What the charts of the page share: SVG as text, how things are written, scales and their ticks.
+
+Names and sentences of a run come in as they are and are escaped here. Colours are the classes of
+``page.css``, so that a chart follows the theme and is printed in ink.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from markupsafe import Markup, escape
+
+from pytest_modelhealth.rendering.notation import abbreviate, number, printable
+
+WIDTH = 720
+LETTER = 6.7
+"""Pixels: the width of a chart, and of a letter of 11 px in a wide font."""
+
+
+def plain(value: object) -> str:
+    """Return text and numbers as markup that shows them, and nothing else."""
+    if isinstance(value, float):
+        return f"{value:.1f}".removesuffix(".0")
+    text = str(value)
+    if not text.isprintable():
+        text = "\n".join(map(printable, text.split("\n")))
+    return str(escape(text))
+
+
+def tag(name: str, *inside: str, **attributes: object) -> str:
+    """Return an element around markup; attributes without a value are left out.
+
+    ``class_`` is written as ``class``, ``data_name`` as ``data-name``.
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{plain(value)}"'
+        for key, value in attributes.items()
+        if value is not None and value != ""
+    )
+    return f"<{name}{given}>{''.join(inside)}</{name}>" if inside else f"<{name}{given}/>"
+
+
+def write(x: float, y: float, text: object, class_: str = "", **attributes: object) -> str:
+    """Return a line of text."""
+    return tag("text", plain(text), x=x, y=y, class_=class_, **attributes)
+
+
+def path(d: str, class_: str) -> str:
+    """Return a path."""
+    return tag("path", d=d, class_=class_)
+
+
+def line(points: Iterable[tuple[float, float]]) -> str:
+    """Return what draws a line through these points."""
+    return "M" + "L".join(f"{plain(x)} {plain(y)}" for x, y in points)
+
+
+def chart(kind: str, size: tuple[float, float], finding: str, body: str, marks: str = "") -> Markup:
+    """Return a chart of this width and height.
+
+    Args:
+        kind: becomes its class.
+        size: pixels.
+        finding: the sentence that says what it shows.
+        body: what is drawn, one image to a screen reader.
+        marks: transparent shapes above it, with titles and links.
+    """
+    image = tag("g", body or " ", role="img", aria_label=finding)
+    width, height = map(round, size)
+    return Markup(
+        tag(
+            "svg", image, marks, class_=f"chart chart-{kind}", viewBox=f"0 0 {width} {height}",
+            width=width, height=height,
+        )
+    )  # fmt: skip
+
+
+def nothing(kind: str, sentence: str) -> Markup:
+    """Return a chart that says why there is nothing to show."""
+    return chart(kind, (360, 28), sentence, write(0, 18, sentence, "quiet slanted"))
+
+
+def mark(title: str, shape: str, link: str | None = None, *, is_reached: bool = True) -> str:
+    """Return a shape with a title, and a link that the keyboard may reach."""
+    inside = tag("title", plain(title)) + shape
+    if link is None:
+        return tag("g", inside)
+    return tag("a", inside, href=link, tabindex=None if is_reached else -1)
+
+
+def area(x: float, y: float, width: float, height: float) -> str:
+    """Return a transparent rectangle."""
+    return tag("rect", x=x, y=y, width=width, height=height, class_="mark")
+
+
+def link_to(anchor: str, layer: str) -> str:
+    """Return the address of a layer in the table of a result."""
+    return f"#{anchor}/{quote(printable(layer), safe='')}"
+
+
+def cross(x: float, y: float, class_: str = "bad") -> str:
+    """Return what stands for values that are not finite."""
+    return path(f"M{plain(x - 3.5)} {plain(y - 3.5)}l7 7m0 -7l-7 7", class_)
+
+
+def brief(value: float | None) -> str:
+    """Return ``"0.8"`` and ``"1e-5"``, without the noughts that align a column."""
+    if value is None:
+        return "NaN"
+    digits, letter, exponent = number(value).partition("e")
+    return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + letter + exponent
+
+
+def fitted(name: str, width: int) -> str:
+    """Return a layer's name in at most `width` characters, if need be without its middle."""
+    name = name if name.isprintable() else printable(name)
+    outer, dot, own = name.rpartition(".")
+    least = len(own) + sum(len(p) + 1 if p.isdigit() else 2 for p in outer.split(".") if dot)
+    short = abbreviate(name, max(width, least))
+    head = (width - 1) // 2
+    if len(short) <= width:
+        return short
+    return f"{short[:head]}\N{HORIZONTAL ELLIPSIS}{short[len(short) - (width - 1 - head) :]}"
+
+
+def words(name: object) -> str:
+    """Return a check, role or statistic as words: ``"dead units"``."""
+    return str(name or "").replace("_", " ")
+
+
+def label_of(item: Mapping[str, Any], name: str | None = None) -> str:
+    """Return what to show for a layer."""
+    return str(item.get("label") or name or item.get("name") or item.get("layer") or "model")
+
+
+def finite(value: object) -> bool:
+    """Return whether this is a number, and a finite one."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def has_finite(tensor: Mapping[str, Any]) -> bool:
+    """Return whether a tensor has a finite value: the norm of one without is 0 and says nothing."""
+    bad = (tensor.get("nan") or 0) + (tensor.get("inf") or 0)
+    return not bad or bad < tensor["count"]
+
+
+def containers_of(layers: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names of the layers that hold others."""
+    found = {""} if len(layers) > 1 else set()
+    for layer in layers:
+        outer = layer["name"].rpartition(".")[0]
+        while outer and outer not in found:
+            found.add(outer)
+            outer = outer.rpartition(".")[0]
+    return found
+
+
+class Scale(NamedTuple):
+    """Where a number stands, and the ticks of the axis: places and texts."""
+
+    at: Callable[[float], float]
+    ticks: list[tuple[float, str]]
+
+
+def log_scale(values: Sequence[float], start: float, end: float, most_ticks: int = 6) -> Scale:
+    """Return a scale of positive numbers, with ticks at powers of ten."""
+    logs = [math.log10(value) for value in values] or [-1.0, 1.0]
+    low, high = min(logs), max(logs)
+    margin = max(0.15, (high - low) * 0.04, (1 - (high - low)) / 2)
+    low, high = low - margin, high + margin
+
+    def at(value: float) -> float:
+        return start + (math.log10(value) - low) / (high - low) * (end - start)
+
+    step = max(1, math.ceil((high - low) / most_ticks))
+    exponents = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
+    marked = [float(f"1e{exponent}") for exponent in exponents]
+    if len(marked) < 2:
+        spread = range(math.floor(low), math.ceil(high) + 1)
+        fine = (float(f"{factor}e{exponent}") for exponent in spread for factor in (1, 2, 5))
+        marked = [value for value in fine if value > 0 and low <= math.log10(value) <= high]
+    return Scale(at, [(at(value), brief(value)) for value in marked if value > 0])
+
+
+def linear_scale(values: Sequence[float], start: float, end: float, most_ticks: int = 5) -> Scale:
+    """Return a scale with ticks at 1, 2 or 5 times a power of ten."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low == high:
+        margin = abs(low) * 0.1 or 1.0
+        low, high = low - margin, high + margin
+    span = high / 2 - low / 2  # halves: the ends of float64 are further apart than it can say
+
+    def at(value: float) -> float:
+        return start + (value / 2 - low / 2) / span * (end - start)
+
+    rough = max(span * (2 / most_ticks), 1e-307)
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough * 0.999)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    ticks = [(at(n * step), brief(n * step)) for n in range(first, min(last, first + 20) + 1)]
+    if len(ticks) < 2 and most_ticks < 20:
+        return linear_scale(values, start, end, most_ticks * 2)
+    return Scale(at, ticks)

@@ -1,0 +1,195 @@
+"""What a result shows beside its story: histograms of the evidence, charts and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+from markupsafe import Markup
+
+from pytest_modelhealth.rendering.model_summary_text import in_bytes
+from pytest_modelhealth.rendering.notation import plural, printable
+from pytest_modelhealth.rendering.template import environment
+from pytest_modelhealth.runs.page import drawing as svg
+from pytest_modelhealth.runs.page.charts import course, drift, histogram, tensor_of
+from pytest_modelhealth.runs.page.flow import flow
+from pytest_modelhealth.runs.page.margins import MOST_MARGINS, margin
+from pytest_modelhealth.runs.page.rows import depth, errors
+
+FOLDED_FROM = 400
+"""Edges of a flow that is shown when asked for."""
+
+MOST_ROWS, MOST_DRIFTS = 15, 200
+
+_SIZES = {
+    "parameters": "parameter_bytes",
+    "activations": "activation_bytes",
+    "saved for backward": "saved_bytes",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part that can be closed; `kind` names the macro of ``panels.html`` that `body` is for."""
+
+    title: str
+    remark: str
+    body: Any
+    kind: str = "chart"
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What stands above the margins of a result, and what stands below."""
+
+    evidence: str = ""
+    panels: str = ""
+
+    @property
+    def size(self) -> int:
+        """Characters of both."""
+        return len(self.evidence) + len(self.panels)
+
+
+def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
+    """Return a result's charts and tables as markup, with links to the layers of `anchor`."""
+    panels = {"inspection": _inspection, "comparison": _comparison, "drift": _drift}
+    made = panels.get(result["kind"])
+    if made is None:
+        return Drawn()
+    macros = environment(Path(__file__).parent / "templates").get_template("panels.html").module
+    figures = _evidence(result) if result["kind"] == "inspection" else []
+    return Drawn(macros.figures_of(figures), macros.panels_of(list(made(result, anchor))))  # type: ignore[attr-defined]
+
+
+def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
+    layers, violations = result["layers"], result["violations"]
+    if others := [margin(one) for one in result["margins"][MOST_MARGINS:]]:
+        told = f"of {plural(len(others), 'check')} further from theirs"
+        yield Panel("Other limits", told, others, "margins", is_open=False)
+    if result.get("course"):
+        yield Panel("Training", "", course(result["course"], anchor))
+    if len(layers) > 1:
+        told = "activations and gradients, in execution order"
+        yield Panel("Scale through depth", told, depth(layers, violations, anchor))
+    found = result.get("flow")
+    if found and found["edges"]:
+        told = plural(len(found["edges"]), "edge")
+        told += "; the way through the culprit is lit" if found["way"] else ""
+        is_open = len(found["edges"]) <= FOLDED_FROM
+        yield Panel("Flow of data", told, flow(found, violations, anchor), is_open=is_open)
+    if any(layer["activation_bytes"] is not None for layer in layers):
+        told = f"{in_bytes(result['totals']['activation_bytes'])} of activations"
+        yield Panel("Memory by layer", told, _memory(layers, anchor), "memory", is_open=False)
+
+
+def _comparison(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
+    told = f"{result['candidate']} beside {result['model']}"
+    yield Panel("Error through depth", told, errors(result, anchor))
+
+
+def _drift(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
+    drifts = result["drifts"]
+    if not drifts:
+        return
+    told = f"{plural(len(drifts), 'statistic')} that drifted"
+    yield Panel("Before and after", told, drift(result, anchor))
+    rows = [
+        {
+            "link": svg.link_to(anchor, item["layer"]),
+            "label": printable(str(item["layer"] if tensor_of(item) else svg.label_of(item))),
+            "tensor": printable(f"{svg.words(item['role'])} {tensor_of(item)}".strip()),
+            "statistic": printable(svg.words(item["statistic"])),
+            "numbers": [
+                svg.brief(value) if isinstance(value, int | float) else printable(str(value))
+                for key in ("before", "now", "moved", "distance", "allowed")
+                for value in [item[key]]
+            ],
+        }
+        for item in drifts[:MOST_DRIFTS]
+    ]
+    rest = plural(len(drifts) - MOST_DRIFTS, "effect") if len(drifts) > MOST_DRIFTS else ""
+    told = "from cause to effect"
+    yield Panel("What drifted", told, {"rows": rows, "rest": rest}, "drifts")
+
+
+def _evidence(result: Mapping[str, Any]) -> list[tuple[str, str, Markup]]:
+    """Return the tensor that the verdict rests on, beside that of the layer computed before it."""
+    if not result["violations"]:
+        return []
+    worst = result["violations"][0]
+    layers = {layer["name"]: layer for layer in reversed(result["layers"])}
+    feeding = nx.DiGraph((b, a) for a, b, *_ in (result.get("flow") or {"edges": ()})["edges"])
+    feeding.add_node(worst["layer"])
+    near = nx.single_source_shortest_path_length(feeding, worst["layer"])
+    before = next((name for name in near if name in layers and name != worst["layer"]), None)
+    figures = []
+    for name in (before, worst["layer"]):
+        tensors = layers[name]["tensors"] if name in layers else []
+        wanted = worst.get("tensor", "") if name == worst["layer"] else ""
+        order = [(worst["role"], wanted), (worst["role"], None), ("activations", None)]
+        found = next(
+            (
+                t
+                for role, own in order
+                for t in tensors
+                if t["role"] == role and own in (None, t["name"])
+            ),
+            None,
+        )
+        if found is not None:
+            label = " ".join(filter(None, (layers[name]["label"], found["name"])))
+            figures.append((printable(label), svg.words(found["role"]), histogram(found)))
+    return figures
+
+
+def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
+    """Return what each layer holds, the largest first; the rest are one row.
+
+    What a container gives out was made by a layer in it, and counts there.
+    """
+    containers = svg.containers_of(layers)
+    rows = []
+    for layer in layers:
+        sizes = [layer[key] for key in _SIZES.values()]
+        if layer["name"] in containers and sizes[1] is not None:
+            sizes[1] = 0
+        if any(sizes):
+            rows.append((sum(filter(None, sizes)), layer, sizes))
+    rows.sort(key=lambda row: -row[0])
+    most = max((size or 0 for _, _, sizes in rows[:MOST_ROWS] for size in sizes), default=0) or 1
+
+    def cells(sizes: Sequence[float | None], scale: float) -> list[tuple[str, float]]:
+        return [
+            (
+                "\N{EN DASH}" if size is None else in_bytes(int(size)),
+                round(100 * (size or 0) / scale),
+            )
+            for size in sizes
+        ]
+
+    def added(rows: Sequence[Any]) -> list[float | None]:
+        columns = [[row[2][at] for row in rows if row[2][at] is not None] for at in range(3)]
+        return [sum(column) if column else None for column in columns]
+
+    shown: list[dict[str, Any]] = [
+        {
+            "label": printable(svg.label_of(layer)),
+            "link": svg.link_to(anchor, layer["name"]),
+            "sizes": cells(sizes, most),
+        }
+        for _, layer, sizes in rows[:MOST_ROWS]
+    ]
+    if rest := rows[MOST_ROWS:]:
+        label = plural(len(rest), "other layer")
+        sizes = [(text, 0.0) for text, _ in cells(added(rest), most)]
+        shown.append({"label": label, "link": None, "sizes": sizes})
+    totals = [
+        "not measured" if total is None else f"{in_bytes(int(total))} in all"
+        for total in added(rows)
+    ]
+    return {"columns": list(zip(_SIZES, totals, strict=True)), "rows": shown}
