@@ -7,7 +7,6 @@ from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 VOCABULARY = 128
@@ -25,6 +24,8 @@ class Digits(NamedTuple):
 
 def read_digits() -> Digits:
     """Return the 1797 digits, shuffled with a fixed seed; the last 360 are held out."""
+    from sklearn.datasets import load_digits  # takes a second, and not every example reads digits
+
     bunch = load_digits()
     images = torch.from_numpy(bunch.images).float().unsqueeze(1) / 16  # a pixel counts 0 to 16
     labels = torch.from_numpy(bunch.target).long()

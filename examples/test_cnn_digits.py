@@ -13,10 +13,10 @@ from examples.training import accuracy, train
 
 @pytest.fixture(scope="session")
 def cnn(digits):
-    """A `CNN` after 8 epochs."""
+    """A `CNN` after 4 epochs."""
     torch.manual_seed(0)
     model = CNN()
-    batches = shuffled_batches(digits.train_images, digits.train_labels, epochs=8)
+    batches = shuffled_batches(digits.train_images, digits.train_labels, epochs=4)
     train(model, batches, F.cross_entropy, lr=1e-2)
     return model
 

@@ -29,10 +29,10 @@ def text():
 
 @pytest.fixture(scope="session")
 def gpt(text):
-    """A `GPT` after 100 steps."""
+    """A `GPT` after 60 steps."""
     torch.manual_seed(0)
     model = GPT(VOCABULARY, LENGTH)
-    train(model, text_batches(text[0], LENGTH, steps=100), next_token_loss, lr=3e-3)
+    train(model, text_batches(text[0], LENGTH, steps=60), next_token_loss, lr=5e-3)
     return model
 
 

@@ -13,10 +13,10 @@ from examples.training import accuracy, train
 
 @pytest.fixture(scope="session")
 def mlp(digits):
-    """An `MLP` after 30 epochs."""
+    """An `MLP` after 15 epochs."""
     torch.manual_seed(0)
     model = MLP()
-    batches = shuffled_batches(digits.train_images, digits.train_labels, epochs=30)
+    batches = shuffled_batches(digits.train_images, digits.train_labels, epochs=15)
     train(model, batches, F.cross_entropy, lr=3e-3)
     return model
 

@@ -5,25 +5,56 @@ run would then import them again, and crash. A test whose inner run calls torch.
 `runpytest_subprocess`, as the compiler's modules, not loaded here, take another second.
 """
 
+import gc
 import importlib
 import pkgutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
 import pytest_modelhealth
 
 # torch._dynamo, as every optimizer imports it; it brings numpy.random, on which sklearn crashes.
-for library in ("torch._dynamo", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg"):
-    importlib.import_module(library)
-importlib.import_module("hypothesis")  # as its own plugin does at the end of each run
+# hypothesis, as its own plugin imports a part of it at the end of each run.
+LIBRARIES = (
+    "torch._dynamo",
+    "numpy",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "hypothesis",
+)
 # Loads all but the plugin and the kernels in C: importing it takes longer than most inner runs do,
 # and what one of them loads is another class in the next, which no pickle takes.
 APART = ("pytest_modelhealth.plugin", "pytest_modelhealth.statistics.native.")
-for module in pkgutil.walk_packages(pytest_modelhealth.__path__, "pytest_modelhealth."):
-    if not module.name.startswith(APART):
-        importlib.import_module(module.name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is loaded out of every collection of garbage: it is a million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def libraries() -> None:
+    """Load what inner runs in this process must not load, which takes longer than collecting."""
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    for module in pkgutil.walk_packages(pytest_modelhealth.__path__, "pytest_modelhealth."):
+        if not module.name.startswith(APART):
+            importlib.import_module(module.name)
+    gc.freeze()
+
+
+@pytest.fixture
+def pytester(libraries: None, pytester: pytest.Pytester) -> pytest.Pytester:
+    """Return pytest's own, after the libraries."""
+    return pytester
 
 
 @pytest.fixture

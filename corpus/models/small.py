@@ -9,12 +9,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from torch import Tensor, nn
 
 from corpus.subject import Subject, subject
@@ -24,13 +22,17 @@ from corpus.subject import Subject, subject
 
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits  # a second, which a list of the cases does not need
+
     pixels, labels = load_digits(return_X_y=True)
     return torch.tensor(pixels, dtype=torch.float32), torch.tensor(labels)
 
 
 @functools.cache
-def _table(load: Callable[..., Any]) -> tuple[Tensor, Tensor]:
-    features, target = load(return_X_y=True)
+def _table(name: str) -> tuple[Tensor, Tensor]:
+    from sklearn import datasets
+
+    features, target = getattr(datasets, f"load_{name}")(return_X_y=True)
     features = torch.tensor(features, dtype=torch.float32)
     target = torch.tensor(target, dtype=torch.float32)
     return (features - features.mean(0)) / features.std(0), target
@@ -99,14 +101,14 @@ def views(n: int) -> tuple[tuple[Tensor, Tensor], None]:
 
 def patients(n: int) -> tuple[Tensor, Tensor]:
     """Return 10 standardised features and the standardised progression, (n, 1)."""
-    features, target = _table(load_diabetes)
+    features, target = _table("diabetes")
     rows = torch.randperm(len(target))[:n]
     return features[rows], ((target - target.mean()) / target.std())[rows, None]
 
 
 def tumours(n: int) -> tuple[Tensor, Tensor]:
     """Return 30 standardised features and whether each is benign, (n, 1)."""
-    features, target = _table(load_breast_cancer)
+    features, target = _table("breast_cancer")
     rows = torch.randperm(len(target))[:n]
     return features[rows], target[rows, None]
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
 
 from pytest_modelhealth import Check, Inputs, InspectionError, Setting, replay
 from pytest_modelhealth.bundles.file import read
@@ -153,6 +152,8 @@ print(json.dumps([again.replayed.same, plain(again)]))
 
 def test_a_transformer_of_a_library(saved: Save) -> None:
     """A tiny BERT in training mode, its own loss, keywords and masks."""
+    from transformers import BertConfig, BertForSequenceClassification
+
     config = BertConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=12,

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from pytest_modelhealth.capture import Inputs
 from pytest_modelhealth.report import Status
@@ -386,6 +384,13 @@ def cyclic(tensor: Tensor) -> list[Any]:
     return inside
 
 
+def model_output(**values: Any) -> Any:
+    """An output as transformers has it."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(**values)
+
+
 CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
     "tuple": lambda t: (t * 3, t * 2, None),
     "list": lambda t: [t * 3, [t * 2]],
@@ -394,7 +399,7 @@ CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
     "data class": lambda t: Pair(t * 3, Pair(t * 2, "text")),
     "UserDict": lambda t: UserDict(a=t * 3, b=t * 2),
     "slots": lambda t: Slotted(t * 2),
-    "ModelOutput": lambda t: BaseModelOutput(last_hidden_state=t * 3, hidden_states=(t * 2, t * 4)),
+    "ModelOutput": lambda t: model_output(last_hidden_state=t * 3, hidden_states=(t * 2, t * 4)),
     "cycle": lambda t: cyclic(t * 2),
     "the same tensor twice": lambda t: (t, t),
 }
@@ -499,7 +504,7 @@ class Attends(nn.Module):
         super().__init__()
         self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8)
 
-    def forward(self, x: Tensor, cache: DynamicCache) -> tuple[Tensor, DynamicCache]:
+    def forward(self, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
         heads = x.view(2, 5, 2, 4).transpose(1, 2)
         k, v = cache.update(self.k(x).view_as(heads), self.v(x).view_as(heads), 0)
         y = F.scaled_dot_product_attention(heads, k.view_as(heads), v.view_as(heads))
@@ -515,6 +520,8 @@ class CacheInAndOut(nn.Module):
         self.attend, self.head = Attends(), nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
+        from transformers import DynamicCache
+
         y, _ = self.attend(x, cache=DynamicCache())
         return self.head(y)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-import transformers
 
 from pytest_modelhealth import InspectionError, modelhealth_suite
 from pytest_modelhealth.plugin.suite.making import made_by
@@ -333,6 +332,8 @@ def test_names_that_are_no_factory(pytester: pytest.Pytester) -> None:
 )  # fmt: skip
 def test_models_of_transformers_compute_their_own_loss(name: str) -> None:
     """A small one is made of a class, and its batch has labels as its head takes them."""
+    import transformers
+
     suite = modelhealth_suite(getattr(transformers, name))
     made, again, other = (made_by(suite(), name, seed) for seed in (0, 0, 1))
     assert made.model(**made.inputs).loss.isfinite()
@@ -351,6 +352,8 @@ def test_models_of_transformers_compute_their_own_loss(name: str) -> None:
 )
 def test_other_models_of_transformers_are_refused(name: str, why: str) -> None:
     """With the reason, and the function to write."""
+    import transformers
+
     suite = modelhealth_suite(getattr(transformers, name))
     with pytest.raises(InspectionError) as caught:
         made_by(suite(), name, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 
@@ -28,6 +27,8 @@ class Digits(nn.Module):
 
 def digits() -> tuple[Tensor, Tensor]:
     """Return images of shape (1797, 1, 8, 8) and their classes."""
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     return torch.tensor(data.images / 16, dtype=torch.float32)[:, None], torch.tensor(data.target)
 
