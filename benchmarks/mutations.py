@@ -433,6 +433,7 @@ def _noticed(copy: Path, home: Path, mutation: Mutation) -> str:
     home.write_text(whole.replace(mutation.find, mutation.replace), encoding="utf-8")
     tests = [path for path in mutation.tests.split() if (copy / path).exists()]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += ["-m", "not corpus"]  # what is slow notices too
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         ended = subprocess.run(

@@ -9,6 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 BROKEN = ROOT / "examples" / "broken"
 
@@ -43,6 +45,7 @@ REPAIRS = {
 }
 
 
+@pytest.mark.slow
 def test_broken_examples_fail_as_they_say_and_repaired_ones_pass(pytester, monkeypatch):
     """The first line of each failure names the culprit; with its one fault taken back each passes.
 

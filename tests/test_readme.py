@@ -61,6 +61,7 @@ def pages(pytester):
     return files
 
 
+@pytest.mark.slow
 def test_python_blocks_run(pages, pytester):
     """Each Python block of README and docs runs, and its tests pass with warnings as errors.
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each starts processes that import torch
+
 TESTS = """
 import os
 import pytest, torch

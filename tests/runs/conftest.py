@@ -16,6 +16,13 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 """Installed by the system: no package of Python's brings a browser."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What draws in the browser is slow by its nature."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """The Chromium of the system (``apt-get install chromium``), started once.
