@@ -24,13 +24,10 @@ def test_seconds(inspector):
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_a_failure_names_sample_and_part(
-    pytester: pytest.Pytester, workers: tuple[str, ...]
-) -> None:
-    """One line each, here and in a worker."""
+def test_a_failure_names_sample_and_part(pytester: pytest.Pytester) -> None:
+    """One line each."""
     pytester.makepyfile(TESTS)
-    result = pytester.runpytest_subprocess(*workers, "--modelhealth-json=run.json")
+    result = pytester.runpytest("--modelhealth-json=run.json")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [

@@ -55,14 +55,10 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["in this process", "by two workers"])
-def test_a_failing_test_has_text_figures_and_data(
-    nets: pytest.Pytester, workers: list[str]
-) -> None:
+def test_a_failing_test_has_text_figures_and_data(nets: pytest.Pytester) -> None:
     """Each test that inspected has its verdict as a label, and a failing one what shows why."""
     nets.makepyfile(SUITE)
-    run = nets.runpytest_subprocess if workers else nets.runpytest_inprocess
-    run(*workers, "--alluredir=out").assert_outcomes(passed=1, failed=4)
+    nets.runpytest_inprocess("--alluredir=out").assert_outcomes(passed=1, failed=4)
     found = results(nets.path / "out")
     assert found["test_healthy"]["labels"] == [("verdict", "healthy")]
     assert found["test_unhealthy"]["labels"] == list(

@@ -1,6 +1,4 @@
-"""One inner run with every kind of outcome, in one process and by two workers; each test below
-states one thing about it.
-"""
+"""One inner run with every kind of outcome; each test below states one thing about it."""
 
 from __future__ import annotations
 
@@ -163,28 +161,21 @@ class Run:
         return {folder.name: sorted(file.name for file in folder.iterdir()) for folder in folders}
 
 
-RUNS: dict[str, Run] = {}
-"""What each way of running gave: the tests below share it."""
+RUNS: list[Run] = []
+"""What the run gave: the tests below share it."""
 
 
-@pytest.fixture(params=["in this process", "by two workers"])
-def run(request: pytest.FixtureRequest, nets: pytest.Pytester) -> Run:
+@pytest.fixture
+def run(nets: pytest.Pytester) -> Run:
     """Run the suite once with every destination on."""
-    if request.param not in RUNS:
-        RUNS[request.param] = started(nets, is_shared=request.param == "by two workers")
-    return RUNS[request.param]
-
-
-def started(nets: pytest.Pytester, *, is_shared: bool) -> Run:
-    """Run the suite, in a process of its own where workers share it."""
-    nets.path.joinpath("test_suite.py").write_text(SUITE)
-    options = "--modelhealth-artifacts=artifacts --html=report.html --self-contained-html -rfEsx"
-    arguments = (*options.split(), "--junitxml=junit.xml")
-    if is_shared:
-        result = nets.runpytest_subprocess("-n2", *arguments)
-    else:
-        result = nets.runpytest_inprocess("-W", "default", *arguments)
-    return Run(nets.path, int(result.ret), result.stdout.str(), result.stderr.str())
+    if not RUNS:
+        nets.path.joinpath("test_suite.py").write_text(SUITE)
+        options = "--modelhealth-artifacts=artifacts --html=report.html --self-contained-html"
+        result = nets.runpytest_inprocess(
+            "-W", "default", *options.split(), "-rfEsx", "--junitxml=junit.xml"
+        )
+        RUNS.append(Run(nets.path, int(result.ret), result.stdout.str(), result.stderr.str()))
+    return RUNS[0]
 
 
 def line(mark: str) -> int:

@@ -172,14 +172,10 @@ FAULTS = {
 """Where the failing tests are annotated, the culprit and the check."""
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["in this process", "by two workers"])
-def test_each_failing_test_is_annotated_and_in_the_summary(
-    on_github: pytest.Pytester, workers: list[str]
-) -> None:
+def test_each_failing_test_is_annotated_and_in_the_summary(on_github: pytest.Pytester) -> None:
     """Once, at the call, the class or the inspection; no name is obeyed."""
     (on_github.path / "summary.md").write_text("what an earlier command of the step wrote")
-    run = on_github.runpytest_subprocess if workers else on_github.runpytest_inprocess
-    result = run(*workers)
+    result = on_github.runpytest_inprocess()
     result.assert_outcomes(passed=1, failed=8, xfailed=1)
     found = {}
     for name, properties, message in commands(result.stdout.str()):

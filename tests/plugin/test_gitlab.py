@@ -98,17 +98,12 @@ def shown(issue: dict[str, Any]) -> tuple[str, str, str, int]:
     return issue["check_name"], issue["severity"], where["path"], where["lines"]["begin"]
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["in this process", "by two workers"])
-def test_every_fault_is_an_issue(
-    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: list[str]
-) -> None:
+def test_every_fault_is_an_issue(nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of failing tests, and what only warns in a passing one, below the checkout's folder."""
     monkeypatch.setenv("CI_PROJECT_DIR", str(nets.path.parent))
     nets.path.joinpath("test_suite.py").write_text(SUITE)
-    run = nets.runpytest_subprocess if workers else nets.runpytest_inprocess
-    run(*workers, "--modelhealth-codequality=new/gl.json", "-W", "default").assert_outcomes(
-        passed=2, failed=4, xfailed=1, warnings=1
-    )
+    result = nets.runpytest_inprocess("--modelhealth-codequality=new/gl.json", "-W", "default")
+    result.assert_outcomes(passed=2, failed=4, xfailed=1, warnings=1)
     path = str(PurePosixPath(nets.path.name, "test_suite.py"))
     here, defined = THE_LINE["the inspection"], THE_LINE["the class"]
     found = issues(nets.path / "new" / "gl.json")

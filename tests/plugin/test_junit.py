@@ -107,15 +107,13 @@ def properties(path: str) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["in this process", "by two workers"])
-def test_every_test_says_its_verdict(nets: pytest.Pytester, workers: list[str]) -> None:
+def test_every_test_says_its_verdict(nets: pytest.Pytester) -> None:
     """The gravest of its results, with culprit and check, whether it failed by it or not."""
     nets.makepyfile(SUITE)
     recorded = nets.runpytest("-k", "drifted", "--snapshot-update", "--junitxml=junit.xml")
     recorded.assert_outcomes(passed=1, deselected=12)
     assert properties(str(nets.path / "junit.xml")) == {"test_drifted": [("verdict", "healthy")]}
-    run = nets.runpytest_subprocess if workers else nets.runpytest_inprocess
-    result = run(*workers, "--junitxml=junit.xml", "-W", "default")
+    result = nets.runpytest_inprocess("--junitxml=junit.xml", "-W", "default")
     result.assert_outcomes(passed=6, failed=6, errors=2, warnings=1)
     found = properties(str(nets.path / "junit.xml"))
     assert found.pop("test_own_exception") == [

@@ -15,11 +15,10 @@ def test_it(inspector, model):
 """
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "xdist"])
-def test_the_page_has_passing_and_failing_tests(nets: pytest.Pytester, workers: list[str]) -> None:
+def test_the_page_has_passing_and_failing_tests(nets: pytest.Pytester) -> None:
     """It is written once at the end, whole, and the summary says where."""
     nets.makepyfile(TESTS)
-    result = nets.runpytest("--modelhealth-html=out/page.html", *workers)
+    result = nets.runpytest("--modelhealth-html=out/page.html")
     result.assert_outcomes(passed=1, failed=1)
     path = nets.path / "out" / "page.html"
     result.stdout.fnmatch_lines([f"modelhealth: page in {path}"])

@@ -61,13 +61,12 @@ def test_inspects_nothing():
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_all_that_tests_inspect(nets, workers):
-    """Every test that inspected is there with its outcome, in one process and in several."""
+def test_all_that_tests_inspect(nets):
+    """Every test that inspected is there with its outcome."""
     nets.makeconftest(CONFTEST)
     nets.makepyfile(test_it=TESTS)
 
-    result = nets.runpytest_subprocess("-n", workers)
+    result = nets.runpytest_inprocess()
 
     run = json.loads((nets.path / "run.json").read_text())
     tests = {test["id"].partition("::")[2]: test for test in run["tests"]}

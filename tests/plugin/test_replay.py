@@ -362,17 +362,6 @@ def test_a_read_only_directory(pytester: pytest.Pytester, monkeypatch: pytest.Mo
         assert "cannot write to 'out': Permission denied" in result.stderr.str()
 
 
-def test_workers_save_too(nets: pytest.Pytester) -> None:
-    """Under -n 2 each failure has its folder, and the summary counts them."""
-    nets.makepyfile(UNHEALTHY)
-    result = nets.runpytest_subprocess(*OPTIONS, "-n", "2")
-    result.assert_outcomes(failed=3)
-    folders = bundles(nets)
-    assert len(folders) == 3
-    result.stdout.fnmatch_lines(["modelhealth: 3 inspections saved in */out; *"])
-    assert replayed(nets, folders[0]).returncode == 1
-
-
 def test_ranks_have_folders_of_their_own(
     nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

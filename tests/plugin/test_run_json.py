@@ -134,7 +134,7 @@ def test_a_link_stays_a_link(run: pytest.Pytester) -> None:
 
 
 def test_a_real_run_is_read(nets: pytest.Pytester) -> None:
-    """What tests inspect in two workers is in one file, which can be read."""
+    """What tests inspect is in one file, which can be read."""
     nets.makepyfile(
         """
         import pytest
@@ -149,7 +149,7 @@ def test_a_real_run_is_read(nets: pytest.Pytester) -> None:
             inspector.compare(healthy(), healthy(), BATCH)
         """
     )
-    nets.runpytest("--modelhealth-json=run.json", "-n", "2").assert_outcomes(passed=2, failed=1)
+    nets.runpytest("--modelhealth-json=run.json").assert_outcomes(passed=2, failed=1)
     kinds = {
         test["id"].rpartition("::")[2]: [result["kind"] for result in test["results"]]
         for test in reading.read(nets.path / "run.json").tests

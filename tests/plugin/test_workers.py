@@ -6,14 +6,21 @@ all that stops it before a test runs. What these tests say in one process stands
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.plugin.test_allure import results
+from tests.plugin.test_failing_run import SUITE as EVERY_OUTCOME
+from tests.plugin.test_junit import properties
 from tests.plugin.test_markers import STALE, WAIVED
 from tests.plugin.test_own_checks import CONFTEST
-from tests.plugin.test_verdict_asked import ASSERTS, TOLD, assert_whole_texts
+from tests.plugin.test_verdict_asked import ASSERTS
 
 # nothing is over the limit but where a test asks for one, and one limit breaks the check
 OWN_CHECK = CONFTEST.replace("default=1e-6", "default=1e9").replace(
@@ -64,48 +71,114 @@ def test_step(seed):
     }
     pathlib.Path(f"{seed}.json").write_text(json.dumps([os.getpid(), seen]))
 """
+DRIFTS = """
+import nets, pytest
+
+SCALES = {"same": 1, "other": 1, "gone": 1}
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_snapshot(inspector, health_snapshot, scale):
+    assert inspector(nets.healthy()).run_inspection(nets.BATCH * scale) == health_snapshot
+"""
+OPTIONS = shlex.split("""
+-p no:cacheprovider -W default -rA --modelhealth-waive=1:probe --modelhealth-waive=9:stale
+--modelhealth-artifacts=out/artifacts --html=out/report.html --self-contained-html
+--junitxml=out/junit.xml --alluredir=out/allure --modelhealth-json=out/run.json
+--modelhealth-html=out/page.html --modelhealth-codequality=out/gitlab.json
+--modelhealth-replay=out/bundles
+""")
 
 
-def steps(folder: Path) -> tuple[set[int], list[dict[str, list[float]]]]:
-    """The processes that ran `WATCHED`, and the numbers that they saw."""
-    written = [json.loads((folder / f"{seed}.json").read_text()) for seed in range(8)]
-    return {process for process, _ in written}, [seen for _, seen in written]
+def told(folder: Path, lines: list[str]) -> dict[str, object]:
+    """What a run says, whoever ran which test and when, by where it says so."""
+    out = folder / "out"
+    run = json.loads((out / "run.json").read_text())
+    for test in run["tests"]:
+        del test["seconds"]
+    page = (out / "page.html").read_text("ascii")
+    report = html.unescape((out / "report.html").read_text("utf-8"))
+    summary = (folder / "summary.md").read_text("utf-8").splitlines()
+    text = "\n".join(lines)
+    blocks = re.findall(r"^_+ (.+?) _+\n(.*?)(?=^(?:_+|=+) )", text, re.MULTILINE | re.DOTALL)
+    at_the_end = [one for one in lines if one.startswith(("modelhealth: ", "FAILED", "ERROR"))]
+    return {
+        "numbers": {
+            path.name: json.loads(path.read_text())[1] for path in folder.glob("[0-7].json")
+        },
+        "run": sorted(map(json.dumps, run["tests"])),
+        "notes": (run["notes"], run["exit_status"], run["environment"]),
+        "GitLab": sorted(map(json.dumps, json.loads((out / "gitlab.json").read_text()))),
+        "GitHub": (sorted(summary), sum(one.startswith("::error ") for one in lines)),
+        "JUnit": {
+            name: sorted(pairs) for name, pairs in properties(str(out / "junit.xml")).items()
+        },
+        "Allure": {
+            name: (one["labels"], sorted(one["attachments"]))
+            for name, one in results(out / "allure").items()
+        },
+        "page": sorted(set(re.findall(r"test_\w+\.py::[\w:]+", page))),
+        "figures in the report": Counter(re.findall(r"data:image/png;base64,[^\"]{80}", report)),
+        "files": sorted(
+            str(path.relative_to(out))
+            for name in ("artifacts", "bundles")
+            for path in (out / name).rglob("*")
+        ),
+        "failures": sorted(
+            (title, re.sub(r"^\[gw\d\] .*\n| at 0x\w+", "", body, flags=re.MULTILINE))
+            for title, body in blocks
+        ),
+        "summary": sorted(one for one in at_the_end if "run it again: " not in one),
+        "snapshots": [one for one in lines if "snapshot" in one and "passed" in one],
+    }
 
 
-def test_two_workers_say_what_one_process_says(nets: pytest.Pytester) -> None:
-    """The same numbers bit for bit; asserts, own checks and waivers as ever; what each met adds up.
+def test_two_workers_say_what_one_process_says(
+    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To everyone who is told, word for word, and the same numbers bit for bit.
 
-    A waiver that no worker needed is named, and one that a single worker needed is not.
+    A waiver that no worker needed is named, one that a single worker needed is not.
     """
-    nets.makepyfile(test_step=WATCHED)
-    nets.runpytest().assert_outcomes(passed=8)
-    (alone,), expected = steps(nets.path)
-    assert len(expected[0]) > 8
-
     nets.makeconftest(OWN_CHECK)
-    nets.makepyfile(test_asserts=ASSERTS, test_own=TESTED_BY_IT, test_waived=WAIVED)
-    options = ("--modelhealth-waive=1: a probe", "--modelhealth-waive=9: stale")
-    # a process of its own: xdist gives its workers the sys.path that it found when it was loaded
-    result = nets.runpytest_subprocess(
-        "-n2", "-W", "default", "-p", "no:modelhealth.terminal", *options
+    nets.makepyfile(test_drifts=DRIFTS)
+    nets.runpytest("--snapshot-update").assert_outcomes(passed=3)
+    nets.makepyfile(
+        test_asserts=ASSERTS,
+        test_drifts=DRIFTS.replace('"other": 1, "gone": 1', '"other": 2'),
+        test_every=EVERY_OUTCOME,
+        test_own=TESTED_BY_IT,
+        test_step=WATCHED,
+        test_waived=WAIVED,
     )
-    result.assert_outcomes(failed=TOLD + 2, passed=15, errors=1, xfailed=1, warnings=2)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(nets.path / "summary.md"))
+    # a process of its own: xdist gives its workers the sys.path that it found when it was loaded
+    alone = nets.runpytest_subprocess(*OPTIONS)
+    expected = told(nets.path, alone.outlines)
+    (process,) = {json.loads(one.read_text())[0] for one in nets.path.glob("[0-7].json")}
+    for name in ("out", "summary.md"):
+        nets.path.joinpath(name).rename(nets.path / f"alone-{name}")
+
+    result = nets.runpytest_subprocess("-n2", *OPTIONS)
+    found = told(nets.path, result.outlines)
+    assert found.keys() == expected.keys()
+    for who, said in expected.items():
+        assert found[who] == said, who
+        assert said
+    assert result.parseoutcomes() == alone.parseoutcomes()
     text = result.stdout.str()
     assert "INTERNALERROR" not in text
-
-    processes, seen = steps(nets.path)
-    assert seen == expected
-    assert alone not in processes
+    processes = {json.loads(one.read_text())[0] for one in nets.path.glob("[0-7].json")}
+    assert process not in processes
     assert {f"[gw{n}]" in text for n in range(2)} == {True}
 
-    assert_whole_texts(text)
     result.stdout.fnmatch_lines(STALE)
     result.stdout.fnmatch_lines(["*ModelHealthWarning: 0 (peak): is over*"])
     result.stdout.fnmatch_lines(["FAILED *::test_over *(peak): *"])
+    result.stdout.fnmatch_lines(["* 1 snapshot unused*"])
     assert "check peak is broken: it raised ZeroDivisionError: " in text
-    unneeded = [line for line in result.outlines if line.startswith("modelhealth: ")]
-    assert len(unneeded) == 1
-    assert unneeded[0].startswith("modelhealth: --modelhealth-waive: the waiver of '9': nothing")
+    (unneeded,) = [one for one in result.outlines if "the waiver of" in one]
+    assert unneeded.startswith("modelhealth: --modelhealth-waive: the waiver of '9': nothing")
 
 
 def test_workers_find_what_is_wrong_before_any_test_runs(nets: pytest.Pytester) -> None:

@@ -300,7 +300,10 @@ if CHANGED:
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2", "test_net.py")], ids=["alone", "xdist"])
+SHARED = pytest.param(("-n", "2", "test_net.py"), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("workers", [(), SHARED], ids=["alone", "xdist"])
 def test_many_files(project: Project, workers: tuple[str, ...]) -> None:
     """Each test has its own files: unused ones are named, and an update says what became of each.
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import loss_parallel
 
 from pytest_modelhealth.capture.engine import Request, find_engine
@@ -77,6 +76,8 @@ def collectives() -> dict[str, tuple[dict[str, int], dict[str, int]]]:
 
 
 def _counted(run: Callable[[], Any]) -> dict[str, int]:
+    from torch.distributed.tensor.debug import CommDebugMode  # it imports inductor
+
     with CommDebugMode() as counter:
         run()
     return {str(name): count for name, count in counter.get_comm_counts().items()}
