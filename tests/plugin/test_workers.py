@@ -1,7 +1,7 @@
 """Workers of pytest-xdist, each a process of its own, see and say what one process does.
 
 Starting workers takes ten times as long as their tests: one run holds all that goes well, and one
-all that stops it before a test runs. What these tests say in one process stands in other files.
+all that stops it before a test runs. A worker that dies stands in test_recording.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_modelhealth.bundles.file import read
 from tests.plugin.test_allure import results
 from tests.plugin.test_failing_run import SUITE as EVERY_OUTCOME
 from tests.plugin.test_junit import properties
@@ -85,7 +86,7 @@ OPTIONS = shlex.split("""
 --modelhealth-artifacts=out/artifacts --html=out/report.html --self-contained-html
 --junitxml=out/junit.xml --alluredir=out/allure --modelhealth-json=out/run.json
 --modelhealth-html=out/page.html --modelhealth-codequality=out/gitlab.json
---modelhealth-replay=out/bundles
+--modelhealth-replay=out/bundles --modelhealth-model=factory:net . -k "not compiled"
 """)
 
 
@@ -123,6 +124,7 @@ def told(folder: Path, lines: list[str]) -> dict[str, object]:
             for name in ("artifacts", "bundles")
             for path in (out / name).rglob("*")
         ),
+        "bundles": sorted(str(read(one).content.test) for one in (out / "bundles").iterdir()),
         "failures": sorted(
             (title, re.sub(r"^\[gw\d\] .*\n| at 0x\w+", "", body, flags=re.MULTILINE))
             for title, body in blocks
@@ -143,6 +145,7 @@ def test_two_workers_say_what_one_process_says(
     nets.makepyfile(test_drifts=DRIFTS)
     nets.runpytest("--snapshot-update").assert_outcomes(passed=3)
     nets.makepyfile(
+        factory="import nets\ndef net(): return nets.healthy(), nets.BATCH\n",
         test_asserts=ASSERTS,
         test_drifts=DRIFTS.replace('"other": 1, "gone": 1', '"other": 2'),
         test_every=EVERY_OUTCOME,
@@ -165,9 +168,12 @@ def test_two_workers_say_what_one_process_says(
     for who, said in expected.items():
         assert found[who] == said, who
         assert said
-    assert result.parseoutcomes() == alone.parseoutcomes()
+    outcomes = alone.parseoutcomes()
+    del outcomes["deselected"]  # of which workers do not tell
+    assert result.parseoutcomes() == outcomes
     text = result.stdout.str()
     assert "INTERNALERROR" not in text
+    assert "PASSED factory:net::test_" in text
     processes = {json.loads(one.read_text())[0] for one in nets.path.glob("[0-7].json")}
     assert process not in processes
     assert {f"[gw{n}]" in text for n in range(2)} == {True}
