@@ -84,7 +84,7 @@ def test_two_workers_say_what_one_process_says(nets: pytest.Pytester) -> None:
 
     nets.makeconftest(OWN_CHECK)
     nets.makepyfile(test_asserts=ASSERTS, test_own=TESTED_BY_IT, test_waived=WAIVED)
-    options = ("--modelhealth-waive=1: a probe", "--modelhealth-waive=9: stale")
+    options = ("--modelhealth-set=waive=1: a probe", "--modelhealth-set=waive=9: stale")
     # a process of its own: xdist gives its workers the sys.path that it found when it was loaded
     result = nets.runpytest_subprocess(
         "-n2", "-W", "default", "-p", "no:modelhealth.terminal", *options
@@ -105,7 +105,9 @@ def test_two_workers_say_what_one_process_says(nets: pytest.Pytester) -> None:
     assert "check peak is broken: it raised ZeroDivisionError: " in text
     unneeded = [line for line in result.outlines if line.startswith("modelhealth: ")]
     assert len(unneeded) == 1
-    assert unneeded[0].startswith("modelhealth: --modelhealth-waive: the waiver of '9': nothing")
+    assert unneeded[0].startswith(
+        "modelhealth: --modelhealth-set waive: the waiver of '9': nothing"
+    )
 
 
 def test_workers_find_what_is_wrong_before_any_test_runs(nets: pytest.Pytester) -> None:
@@ -124,7 +126,11 @@ def test_workers_find_what_is_wrong_before_any_test_runs(nets: pytest.Pytester) 
 @pytest.mark.parametrize(
     ("conftest", "option", "message"),
     [
-        ("", "--modelhealth-max-grad-norm=abc", "--modelhealth-max-grad-norm: max_grad_norm must"),
+        (
+            "",
+            "--modelhealth-set=max_grad_norm=abc",
+            "--modelhealth-set max_grad_norm: max_grad_norm must",
+        ),
         (
             "def pytest_modelhealth_checks(): return [int]",
             "-v",
