@@ -21,7 +21,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -113,6 +113,24 @@ def suggest_layer(wrong: object, layers: Iterable[str]) -> str:
         return "; it has no layers inside: '*' matches the model itself."
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return f". Its layers are {', '.join(map(repr, names[:3]))}{more}."
+
+
+class NamesItsAttributes:
+    """Has an attribute that an object lacks raise an error which names the nearest it has."""
+
+    if not TYPE_CHECKING:  # a type checker knows the names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)  # what copy, pickle and others ask for
+            raise UnknownNameError(self._without(name))
+
+    def _without(self, name: str) -> str:
+        """Return what to say of a public name that the object does not have."""
+        names = list(dict.fromkeys((*public_names(type(self)), *vars(self))))
+        names = [known for known in names if not known.startswith("_")]
+        kind = type(self).__name__
+        return f"{kind} has no {name!r}{suggest(name, names)} It has {', '.join(names)}."
 
 
 def checked_call(

@@ -21,10 +21,9 @@ from pytest_modelhealth.data_sets.batches import require_batches, require_how_ma
 from pytest_modelhealth.data_sets.running import Limits, Run
 from pytest_modelhealth.errors import (
     InspectionError,
+    NamesItsAttributes,
     SettingsError,
-    UnknownNameError,
     checked_call,
-    public_names,
     suggest,
     taking,
 )
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
 _NEXT_CALL = "; the batch goes into the next call: inspector(model).run_inspection(batch)"
 
 
-class Inspector:
+class Inspector(NamesItsAttributes):
     """Looks inside one model.
 
     Args:
@@ -566,16 +565,6 @@ class Inspector:
             InspectionError: always; the message says which method runs a batch.
         """
         raise InspectionError(f"an inspector is not called itself{_NEXT_CALL}")
-
-    if not TYPE_CHECKING:  # a type checker knows the names by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("_"):
-                raise AttributeError(name)  # what copy, pickle and others ask for
-            names = public_names(Inspector)
-            raise UnknownNameError(
-                f"an inspector has no {name!r}{suggest(name, names)} It has {', '.join(names)}."
-            )
 
     def _begin(self) -> None:
         self._calibration = Calibration()

@@ -38,7 +38,7 @@ def test_loading_the_plugin_imports_no_heavy_library() -> None:
 
 
 def test_declaring_the_checks_loads_what_declares_them_alone() -> None:
-    """``pytest --help`` loads every check: its file, settings and errors, and no heavy library."""
+    """To set a limit loads every check: its file, settings and errors, and no heavy library."""
     loaded = loaded_by("from pytest_modelhealth.checks import all_checks; all_checks()")
     own = {name.split(".", 1)[1] for name in loaded if name.startswith(f"{PACKAGE.name}.")}
     shelf = {f"checks.{path.stem}" for path in (PACKAGE / "checks").glob("*.py")}

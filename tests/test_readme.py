@@ -95,9 +95,11 @@ def test_settings_are_read(page, block, pytester):
 
 
 def test_options_and_ini_names_exist(pages, pytester):
-    """Each `--modelhealth-...` and `modelhealth_...` that a page names is in `pytest --help`."""
+    """Each `--modelhealth-...` and `modelhealth_...` that a page names exists."""
     told = pytester.runpytest("-p", "no:xdist", "--help").stdout.str()
     known = set(re.findall(r"(?:--modelhealth-|\bmodelhealth_)[\w-]+", told))
+    explained = pytester.runpytest("-p", "no:xdist", "--modelhealth-explain").stdout.str()
+    known |= {f"modelhealth_{name}" for name in re.findall(r"\w+", explained)}
     names = {"modelhealth_waive", "modelhealth_checks", "modelhealth_attach"}  # markers, hooks
     names |= {"modelhealth_ranks", "modelhealth_suite", "modelhealth_case"}
     for page in PAGES:

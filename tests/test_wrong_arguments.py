@@ -72,7 +72,7 @@ def report() -> HealthReport:
         (lambda: inspector()(BATCH), "an inspector is not called itself; the batch goes into"),
         (lambda: inspector().run(BATCH), "did you mean 'run_batches' or 'run_inspection'"),
         (lambda: inspector().statistic("0"), "did you mean 'get_statistics'"),
-        (lambda: inspector().frobnicate, r"an inspector has no 'frobnicate'\. It has get_statis"),
+        (lambda: inspector().frobnicate, r"Inspector has no 'frobnicate'\. It has get_statis"),
     ],
 )
 def test_what_is_no_model_is_refused(make: Callable[[], object], message: str) -> None:

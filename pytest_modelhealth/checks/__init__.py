@@ -1,7 +1,7 @@
 """The shelf of checks: a file an invariant, found by looking into this folder.
 
-``pytest --help`` loads every file of it, so that each imports what it needs to be declared, and
-the report for types alone. What judges a report by them is `judging`, which loads with the first.
+A run that sets a limit loads every file of it, so that each imports what it needs to be declared,
+and the report for types alone. What judges a report is `judging`, which loads with the first.
 """
 
 from pytest_modelhealth.checks.check import Check, Finding

@@ -25,7 +25,7 @@ class Check(ABC):
     """One invariant of a model, read off the statistics of one `Observation`.
 
     Subclasses are stateless. They import neither torch nor numpy: statistics carry the numbers. The
-    report they import for types alone, since `pytest --help` loads every check for its settings.
+    report they import for types alone, since a run that sets a limit loads every check.
     """
 
     name: ClassVar[str]

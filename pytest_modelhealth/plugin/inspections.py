@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Never, NoReturn, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, TypeGuard
 
 import pytest
 
 from pytest_modelhealth.errors import (
     InspectionError,
     ModelHealthWarning,
+    NamesItsAttributes,
     SettingsError,
-    UnknownNameError,
     checked_call,
     public_names,
     suggest,
@@ -52,7 +52,7 @@ class UnaskedFailure(NamedTuple):
     error: Exception
 
 
-class InspectorFixture:
+class InspectorFixture(NamesItsAttributes):
     """Makes inspectors under the settings of one test, and keeps the reports they make.
 
     Args:
@@ -102,13 +102,6 @@ class InspectorFixture:
         made._on_run = partial(self._never_run.pop, self._made, None)
         return made
 
-    if not TYPE_CHECKING:  # a type checker knows the names by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("_"):
-                raise AttributeError(name)  # what copy, pickle and others ask for
-            raise UnknownNameError(_without_model(name))
-
     @checked_call()
     def compare(
         self,
@@ -156,6 +149,18 @@ class InspectorFixture:
     def __repr__(self) -> str:
         made = len(self._inspections)
         return f"<inspector with {made} report{'' if made == 1 else 's'}>"
+
+    def _without(self, name: str) -> str:
+        from pytest_modelhealth.inspector import Inspector  # brings torch
+
+        own, others = public_names(InspectorFixture), public_names(Inspector)
+        if name in others:
+            call = "(...)" if callable(getattr(Inspector, name)) else ""
+            return f"inspector.{name} needs the model first: inspector(model).{name}{call}"
+        return (
+            f"inspector has no {name!r}{suggest(name, (*own, *others))} It has {', '.join(own)}, "
+            f"and inspector(model) has {', '.join(others)}."
+        )
 
     def _keep_report(self, report: HealthReport) -> None:
         self._keep(report, report.settings)
@@ -235,20 +240,6 @@ def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
     for report in (i.report for i in unasked if is_report(i.report)):
         for text in report.take_doubt():
             warn(item, text)
-
-
-def _without_model(name: str) -> str:
-    """Return what to call instead of ``inspector.<name>``, which the fixture does not have."""
-    from pytest_modelhealth.inspector import Inspector  # brings torch
-
-    own, others = public_names(InspectorFixture), public_names(Inspector)
-    if name in others:
-        call = "(...)" if callable(getattr(Inspector, name)) else ""
-        return f"inspector.{name} needs the model first: inspector(model).{name}{call}"
-    return (
-        f"inspector has no {name!r}{suggest(name, (*own, *others))} It has {', '.join(own)}, and "
-        f"inspector(model) has {', '.join(others)}."
-    )
 
 
 def warn(item: pytest.Item, text: str) -> None:

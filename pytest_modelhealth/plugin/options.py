@@ -1,7 +1,8 @@
 """Settings and waivers from the ini file and the command line: default < ini < option.
 
-They are declared when something asks for them: an argument or an ini value of ours, a project's own
-check, or ``--help``. A suite that does not use the plugin then loads no check at its start.
+The ini names are declared when something asks for them: an argument or an ini value of ours, or a
+project's own check. A suite that does not use the plugin then loads no check at its start, and
+``pytest --help``, which would print a line for each name, has none: ``--modelhealth-explain`` does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,20 @@ _DECLARED = pytest.StashKey["Settings"]()
 _SETTINGS = pytest.StashKey["Settings"]()
 
 
+_OPTION = "--modelhealth-set"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the one option for all settings."""
+    parser.getgroup("modelhealth", "model health").addoption(
+        _OPTION,
+        action="append",
+        metavar="NAME=VALUE",
+        help="a setting, such as max_grad_norm=10 or checks=finite; repeatable; in an ini file "
+        "modelhealth_NAME = VALUE; --modelhealth-explain lists them all",
+    )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
@@ -30,45 +45,28 @@ def pytest_load_initial_conftests(
     result = yield
     if _is_asked_for(early_config, args):
         settings = settings_with_own_checks(early_config)
-        _declare(parser, (*settings.declarations, _waive()))
+        for name, setting in _declared(settings).items():
+            text = f"as {_OPTION} {name}"
+            parser.addini(_ini(setting), text, type=_ini_type(setting), default=None)
         early_config.stash[_DECLARED] = settings
     return result
 
 
 def _is_asked_for(config: pytest.Config, args: Iterable[str]) -> bool:
+    if config.known_args_namespace.help:
+        return False
     # An xdist worker gets the controller's options as values, not as arguments.
     given = (name for name, value in vars(config.option).items() if value is not None)
     ini = config.inipath.read_bytes() if config.inipath else b""
     named = b"modelhealth_" in ini or any("modelhealth" in text for text in (*args, *given))
-    return named or bool(implementors(config)) or bool(config.known_args_namespace.help)
+    return named or bool(implementors(config))
 
 
-def _waive() -> Setting:
-    """Return what is an option and an ini value only: a marker and a call say it otherwise."""
-    from pytest_modelhealth.settings import Setting
+def _declared(settings: Settings) -> dict[str, Setting]:
+    """Return what may be set by its name: all settings, and `waive`, which calls say otherwise."""
+    from pytest_modelhealth.settings.waiver import WAIVE
 
-    return Setting(
-        "waive",
-        list,
-        default=None,
-        help="violations to accept in every test, as 'LAYERS [CHECK]: REASON'; LAYERS and CHECK "
-        "are names or shell wildcards",
-    )
-
-
-def _declare(parser: pytest.Parser, settings: Iterable[Setting]) -> None:
-    group = parser.getgroup("modelhealth", "model health")
-    for setting in settings:
-        option = _option(setting)
-        text = f"{setting.help} (default: {setting.shown_default})"
-        group.addoption(
-            option,
-            action="append" if setting.takes_lines else "store",
-            metavar=_metavar(setting),
-            default=None,
-            help=text.replace("%", "%%"),  # argparse formats it
-        )
-        parser.addini(_ini(setting), f"default of {option}", type=_ini_type(setting), default=None)
+    return {setting.name: setting for setting in (*settings.declarations, WAIVE)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,12 +78,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings = config.stash.get(_DECLARED, None)
     if settings is None:
         return
-    declared = (*settings.declarations, _waive())
+    declared = _declared(settings)
     try:
-        for setting in declared:
+        for setting in declared.values():
             settings = _with_ini_value(settings, setting, config)
-        for setting in declared:
-            settings = _with_option_value(settings, setting, config)
+        for name, values in _given(config.getoption(_OPTION) or (), declared).items():
+            settings = _read(settings, declared[name], values, f"{_OPTION} {name}")
     except SettingsError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[_SETTINGS] = settings
@@ -98,27 +96,8 @@ def session_settings(config: pytest.Config) -> Settings:
     return config.stash[_SETTINGS]
 
 
-def _option(setting: Setting) -> str:
-    return f"--modelhealth-{setting.name.replace('_', '-')}"
-
-
 def _ini(setting: Setting) -> str:
     return f"modelhealth_{setting.name}"
-
-
-_METAVARS = {
-    "layers": "LAYERS",
-    "checks": "NAMES",
-    "skip_checks": "NAMES",
-    "severity": "[CHECK:]warn|fail",
-    "probes": "all|none|NAMES",
-    "thresholds": "LAYERS:NAME=VALUE",
-    "waive": "LAYERS:REASON",
-}
-
-
-def _metavar(setting: Setting) -> str:
-    return _METAVARS.get(setting.name, setting.type.__name__.upper())
 
 
 def _ini_type(setting: Setting) -> Any:
@@ -152,10 +131,25 @@ def _ini_origin(setting: Setting, config: pytest.Config) -> str:
     return f"{config.inipath.name}: {_ini(setting)}"
 
 
-def _with_option_value(settings: Settings, setting: Setting, config: pytest.Config) -> Settings:
-    option = _option(setting)
-    value = config.getoption(option)
-    return settings if value is None else _read(settings, setting, value, option)
+def _given(texts: Iterable[str], declared: dict[str, Setting]) -> dict[str, list[str]]:
+    """Return what the command line gives each setting, the last word of one that takes no list.
+
+    Raises:
+        SettingsError: a text is not ``NAME=VALUE``, or there is no such name.
+    """
+    from pytest_modelhealth.settings import Settings
+
+    given: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError(
+                f"{_OPTION} takes NAME=VALUE, such as max_grad_norm=10, not {text!r}"
+            )
+        setting = Settings(declared.values()).declared(name.strip().replace("-", "_"), _OPTION)
+        before = given.get(setting.name, ()) if setting.takes_lines else ()
+        given[setting.name] = [*before, value]
+    return given
 
 
 def _read(settings: Settings, setting: Setting, value: str | list[str], origin: str) -> Settings:

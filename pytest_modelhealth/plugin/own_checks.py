@@ -26,8 +26,8 @@ class HookSpecifications:
     def pytest_modelhealth_checks(self) -> list[type[Check]]:
         """Return a project's own checks: subclasses of `pytest_modelhealth.Check`.
 
-        It is called once, before options are parsed, so that each setting of these checks is an
-        option too: in a plugin, in the root folder's ``conftest.py``, or in that of a folder which
+        It is called once, before options are parsed, so that each setting of these checks can
+        be set too: in a plugin, in the root folder's ``conftest.py``, or in that of a folder which
         pytest is started on.
         """
         raise NotImplementedError

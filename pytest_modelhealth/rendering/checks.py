@@ -8,6 +8,7 @@ from typing import cast
 
 from pytest_modelhealth.checks import Check
 from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings.waiver import WAIVE
 
 WIDTH = 80
 _INDENT = 2
@@ -22,6 +23,11 @@ pytest-modelhealth looks at the models that a test gives it, and at no other:
 runs one batch forward and backward and fails if a layer breaks one of these
 checks. It names the layer, what was measured, the limit and the likely cause.
 """
+_SETTINGS = """\
+Settings of all checks, on the command line as --modelhealth-set NAME=VALUE, in
+an ini file as modelhealth_NAME = VALUE, by the same NAME in a marker or a call:
+"""
+_LIMITS = "Limits of single checks, in the same places:"
 _CONCLUSION = """\
 --modelhealth-explain=dead_units    what it measures, on whose word, its limits
 --modelhealth-explain='*'           the same of every check
@@ -29,7 +35,7 @@ _CONCLUSION = """\
 
 
 def overview(settings: Settings) -> list[str]:
-    """Return lines that say what is judged: every check in a sentence, by what a test does.
+    """Return lines that say what is judged, a sentence a check, and the names of all settings.
 
     A check stands with what somebody set: its severity, limits, or that it is left out.
     """
@@ -45,6 +51,13 @@ def overview(settings: Settings) -> list[str]:
                 lines += rest
                 for text in _changes(check, settings):
                     lines += _wrapped(f"! {text}", _INDENT + column)
+    limits = [setting.name for check in checks for setting in check.settings]
+    lines += ["", *_SETTINGS.splitlines()]
+    for setting in (*settings.declarations, WAIVE):
+        if setting.name not in limits:
+            text = f"{setting.help} (default: {setting.shown_default})"
+            lines += _entry(setting.name, text, _TERM + 2)
+    lines += ["", _LIMITS, *_wrapped(", ".join(limits), _INDENT)]
     return [*lines, "", *_CONCLUSION.splitlines()]
 
 
@@ -124,9 +137,9 @@ def _by_layer(setting: Setting, settings: Settings) -> Iterator[str]:
             yield f"{setting.show(special.limit.value)} by layer ({special.limit.origin})"
 
 
-def _entry(term: str, text: str) -> Iterator[str]:
-    first, *rest = _wrapped(text, _INDENT + _TERM)
-    yield " " * _INDENT + term.ljust(_TERM) + first.lstrip()
+def _entry(term: str, text: str, column: int = _TERM) -> Iterator[str]:
+    first, *rest = _wrapped(text, _INDENT + column)
+    yield " " * _INDENT + term.ljust(column) + first.lstrip()
     yield from rest
 
 

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from pytest_modelhealth.errors import SettingsError
+from pytest_modelhealth.settings.setting import Setting
+
+WAIVE = Setting(
+    "waive",
+    list,
+    default=None,
+    help="violations to accept in every test, as 'LAYERS [CHECK]: REASON'; LAYERS and CHECK are "
+    "names or shell wildcards; for the ini file and the command line",
+)
 
 
 @dataclass(frozen=True)

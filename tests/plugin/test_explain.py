@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from pytest_modelhealth.training import every_check
+from pytest_modelhealth.settings.waiver import WAIVE
+from pytest_modelhealth.training import default_settings, every_check
 
 
 def explained(pytester: pytest.Pytester, *options: str) -> list[str]:
@@ -38,14 +41,16 @@ def test_without_a_name_every_check_is_one_sentence(pytester: pytest.Pytester) -
         "modelhealth_thresholds = embed*: max_dead_fraction=1\n"
         "modelhealth_skip_checks = causality\n"
     )
-    lines = explained(pytester, "--modelhealth-explain", "--modelhealth-severity=finite: warn")
+    lines = explained(pytester, "--modelhealth-explain", "--modelhealth-set=severity=finite: warn")
     text = " ".join(" ".join(lines).split())
     for check in every_check():
         assert f"{check.name} {check.summary}" in text
         assert check.occasion in lines
+    for setting in (*default_settings().declarations, WAIVE):
+        assert re.search(rf"(^  |, ){setting.name}\b", "\n".join(lines), re.MULTILINE), setting.name
     assert max(map(len, lines)) <= 80
     assert text.count("! ") == 4
-    assert "! warn (--modelhealth-severity)" in text
+    assert "! warn (--modelhealth-set severity)" in text
     assert "! max_dead_fraction = 0.25 (tox.ini: modelhealth_max_dead_fraction)" in text
     assert "! max_dead_fraction = 1 by layer (tox.ini: modelhealth_thresholds for 'embed*')" in text
     assert "! fail (default); left out (tox.ini: modelhealth_skip_checks)" in text
@@ -61,14 +66,14 @@ def test_what_is_in_force_is_shown_with_its_origin(pytester: pytest.Pytester) ->
         "    embed*: max_dead_fraction=1, min_samples=8\n"
         "modelhealth_skip_checks = dead_units\n"
     )
-    options = ("--modelhealth-severity", "dead_*: warn", "--modelhealth-explain=dead_units")
+    options = ("--modelhealth-set", "severity=dead_*: warn", "--modelhealth-explain=dead_units")
     lines = explained(pytester, *options)
     assert [line for line in lines if line[:1].strip()] == ["dead_units"]
     text = " ".join(" ".join(lines).split())
     assert "max_dead_fraction = 0.25 (tox.ini: modelhealth_max_dead_fraction)" in text
     assert "1 by layer (tox.ini: modelhealth_thresholds for 'embed*')" in text
     assert "8 by layer (tox.ini: modelhealth_thresholds for 'embed*')" in text
-    assert "warn (--modelhealth-severity)" in text
+    assert "warn (--modelhealth-set severity)" in text
     assert "left out (tox.ini: modelhealth_skip_checks)" in text
 
 

@@ -24,8 +24,12 @@ def test_a_later_layer_wins_and_its_origin_is_kept(pytester: pytest.Pytester) ->
     assert limit_in_force(pytester) == "0.8 from default"
     pytester.makeini("[pytest]\nmodelhealth_max_dead_fraction = 0.25\n")
     assert limit_in_force(pytester) == "0.25 from tox.ini: modelhealth_max_dead_fraction"
-    option = "--modelhealth-max-dead-fraction"
-    assert limit_in_force(pytester, f"{option}=0.125") == f"0.125 from {option}"
+    ini = "[pytest]\nmodelhealth_max_dead_fraction = 0.25\n"
+    pytester.makeini(f"{ini}addopts = --modelhealth-set max_dead_fraction=0.5\n")
+    options = ("--modelhealth-set", "max-dead-fraction=0.125")
+    assert limit_in_force(pytester) == "0.5 from --modelhealth-set max_dead_fraction"
+    assert limit_in_force(pytester, *options) == "0.125 from --modelhealth-set max_dead_fraction"
+    pytester.makeini(ini)
     override = "modelhealth_max_dead_fraction=0.5"
     assert limit_in_force(pytester, "-o", override) == (
         "0.5 from --override-ini modelhealth_max_dead_fraction"
@@ -59,8 +63,8 @@ def test_native_toml_may_hold_a_number_or_text(pytester: pytest.Pytester, value:
     [
         ("layers =\n    0\n    2", []),
         ("layers = 0, 2", []),
-        ("max_grad_norm = 3", ["--modelhealth-layers=0", "--modelhealth-layers=2"]),
-        ("layers = 1", ["--modelhealth-layers=0,2"]),
+        ("max_grad_norm = 3", ["--modelhealth-set=layers=0", "--modelhealth-set=layers=2"]),
+        ("layers = 1", ["--modelhealth-set=layers=0,2"]),
     ],
 )
 def test_layers_are_a_list_wherever_they_stand(
@@ -90,22 +94,28 @@ BAD_VALUES = [
     ),
     pytest.param(
         {},
-        ["--modelhealth-max-grad-norm=abc"],
-        "--modelhealth-max-grad-norm: max_grad_norm must be a number of at least 0 or none, "
+        ["--modelhealth-set=max_grad_norm=abc"],
+        "--modelhealth-set max_grad_norm: max_grad_norm must be a number of at least 0 or none, "
         "not 'abc'",
         id="option",
     ),
     pytest.param(
         {},
-        ["--modelhealth-max-dead-fraction=1.5"],
-        "--modelhealth-max-dead-fraction: max_dead_fraction must be a number from 0 to 1, not 1.5",
+        ["--modelhealth-set=min_samples=0"],
+        "--modelhealth-set min_samples: min_samples must be a whole number of at least 1, not 0",
         id="range",
     ),
     pytest.param(
         {},
-        ["--modelhealth-max-dead-fraction=nan"],
-        "--modelhealth-max-dead-fraction: max_dead_fraction must be a number from 0 to 1, not nan",
+        ["--modelhealth-set=max_idle_rows=nan"],
+        "--modelhealth-set max_idle_rows: max_idle_rows must be a number from 0 to 1, not nan",
         id="nan",
+    ),
+    pytest.param(
+        {},
+        ["--modelhealth-set=max_grad_norm"],
+        "--modelhealth-set takes NAME=VALUE, such as max_grad_norm=10, not 'max_grad_norm'",
+        id="no value",
     ),
 ]
 
@@ -129,14 +139,33 @@ def test_none_spells_no_limit(pytester: pytest.Pytester) -> None:
         "def test_it(inspector): assert inspector.settings['max_grad_norm'].value is None"
     )
     pytester.makeini("[pytest]\nmodelhealth_max_grad_norm = 3\n")
-    pytester.runpytest("--modelhealth-max-grad-norm=none").assert_outcomes(passed=1)
+    pytester.runpytest("--modelhealth-set=max_grad_norm=none").assert_outcomes(passed=1)
 
 
-def test_help_names_every_setting_twice(pytester: pytest.Pytester) -> None:
-    """`pytest --help` lists each setting as an option and as an ini name."""
-    from pytest_modelhealth.training import default_settings
+@pytest.mark.parametrize(("wrong", "right"), [("max_grad_nrm", "max_grad_norm"), ("wave", "waive")])
+def test_a_wrong_name_is_met_by_the_nearest(
+    pytester: pytest.Pytester, wrong: str, right: str
+) -> None:
+    """With all there are, as anywhere."""
+    result = pytester.runpytest(f"--modelhealth-set={wrong}=1")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    text = f"unknown setting {wrong!r}; did you mean {right!r}? Known settings: auto_check, checks,"
+    assert f"ERROR: --modelhealth-set: {text}" in result.stderr.str()
 
-    text = pytester.runpytest("--help").stdout.str()
-    for setting in default_settings().declarations:
-        assert f"--modelhealth-{setting.name.replace('_', '-')}=" in text
-        assert f"modelhealth_{setting.name} (" in text
+
+def test_help_is_short_and_strict_config_holds(pytester: pytest.Pytester) -> None:
+    """`pytest --help` has at most 60 lines of ours, also where the ini file sets something."""
+    pytester.makeini("[pytest]\nmodelhealth_max_grad_norm = 3\n")
+    pytester.makepyfile("def test_it(): pass")
+    without, text = (
+        pytester.runpytest("-p", "no:cacheprovider", *options, "--help").outlines
+        for options in (["-p", "no:modelhealth"], [])
+    )
+    assert 0 < len(text) - len(without) <= 60
+    assert not [line for line in text if "max-grad-norm" in line or "max_grad_norm (" in line]
+    pytester.runpytest("--strict-config").assert_outcomes(passed=1)
+    override = ("--strict-config", "-o", "modelhealth_max_grad_nrm=3")
+    assert (
+        "Unknown config option: modelhealth_max_grad_nrm"
+        in pytester.runpytest(*override).stderr.str()
+    )

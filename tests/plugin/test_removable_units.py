@@ -60,7 +60,7 @@ def test_a_layer_with_too_many_units_that_can_go_fails(pytester, nets):
     )
 
 
-@pytest.mark.parametrize("option", ["--modelhealth-max-removable-fraction=0.2"])
+@pytest.mark.parametrize("option", ["--modelhealth-set=max_removable_fraction=0.2"])
 def test_the_limit_by_option(pytester, nets, option):
     """As any threshold."""
     pytester.makepyfile(TESTS)

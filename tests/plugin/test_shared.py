@@ -25,7 +25,7 @@ def test_a_waiver_holds_for_every_test(nets: pytest.Pytester) -> None:
     nets.makepyfile(TESTS)
     run = nets.runpytest
     run().assert_outcomes(failed=1, passed=1)
-    result = run("--modelhealth-waive", "1 dead_units: a probe")
+    result = run("--modelhealth-set", "waive=1 dead_units: a probe")
     result.assert_outcomes(passed=2)
     assert said(result) == []
     nets.makeini("[pytest]\nmodelhealth_waive =\n    1 dead_*: a probe: known\n")
@@ -61,47 +61,51 @@ def test_what_met_nothing_in_the_whole_run_is_told(nets: pytest.Pytester) -> Non
     assert said(result) == stale
     assert said(nets.runpytest("-q")) == []
     assert said(nets.runpytest("-k", "healthy")) == []
-    (line,) = said(nets.runpytest("-k", "healthy", "--modelhealth-thresholds=9: max_grad_norm=1"))
-    assert line.startswith("modelhealth: --modelhealth-thresholds for '9'")
+    (line,) = said(
+        nets.runpytest("-k", "healthy", "--modelhealth-set=thresholds=9: max_grad_norm=1")
+    )
+    assert line.startswith("modelhealth: --modelhealth-set thresholds for '9'")
 
 
 def test_several_values_by_options_add_up(nets: pytest.Pytester) -> None:
     """Each of these options may be given more than once."""
     nets.makepyfile(TESTS)
     run = nets.runpytest
-    run("--modelhealth-checks=finite", "--modelhealth-checks=grad_norm").assert_outcomes(passed=2)
-    run("--modelhealth-skip-checks", "dead_*,finite").assert_outcomes(passed=2)
-    severity = ("--modelhealth-severity=finite:fail", "--modelhealth-severity=dead_*:warn")
+    run("--modelhealth-set=checks=finite", "--modelhealth-set=checks=grad_norm").assert_outcomes(
+        passed=2
+    )
+    run("--modelhealth-set", "skip-checks=dead_*,finite").assert_outcomes(passed=2)
+    severity = ("--modelhealth-set=severity=finite:fail", "--modelhealth-set=severity=dead_*:warn")
     run(*severity, "-Wdefault").assert_outcomes(passed=2, warnings=1)
-    limit = "--modelhealth-thresholds=1:max_dead_fraction=1,max_held_fraction=1"
-    run(limit, "--modelhealth-thresholds=0:min_samples=2").assert_outcomes(passed=2)
+    limit = "--modelhealth-set=thresholds=1:max_dead_fraction=1,max_held_fraction=1"
+    run(limit, "--modelhealth-set=thresholds=0:min_samples=2").assert_outcomes(passed=2)
 
 
 BAD = {
-    "--modelhealth-checks=finit": "checks: unknown check 'finit'; did you mean 'finite'?",
-    "--modelhealth-severity=wran": "severity must be 'warn' or 'fail'",
-    "--modelhealth-thresholds=a:max_grad_norm=-1": "for 'a': max_grad_norm must be a number of at",
-    "--modelhealth-thresholds=a": "thresholds of layers are 'PATTERN: NAME=VALUE, ...'",
-    "--modelhealth-waive=a dead_units": "its reason is missing",
-    "--modelhealth-waive=a dead_unit: why": "unknown check 'dead_unit'; did you mean 'dead_units'?",
+    "checks=finit": "checks: unknown check 'finit'; did you mean 'finite'?",
+    "severity=wran": "severity must be 'warn' or 'fail'",
+    "thresholds=a:max_grad_norm=-1": "for 'a': max_grad_norm must be a number of at",
+    "thresholds=a": "thresholds of layers are 'PATTERN: NAME=VALUE, ...'",
+    "waive=a dead_units": "its reason is missing",
+    "waive=a dead_unit: why": "unknown check 'dead_unit'; did you mean 'dead_units'?",
 }
 
 
-@pytest.mark.parametrize("option", BAD)
-def test_a_bad_choice_is_one_line_and_exit_status_4(pytester: pytest.Pytester, option: str) -> None:
+@pytest.mark.parametrize("given", BAD)
+def test_a_bad_choice_is_one_line_and_exit_status_4(pytester: pytest.Pytester, given: str) -> None:
     """Said before any test runs, by an option and by the ini file."""
-    name, _, value = option.partition("=")
-    result = pytester.runpytest(option)
+    name, _, value = given.partition("=")
+    result = pytester.runpytest(f"--modelhealth-set={given}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.errlines if line]
-    assert line.startswith(f"ERROR: {name}")
-    assert BAD[option] in line
-    ini = name[2:].replace("-", "_")
+    assert line.startswith(f"ERROR: --modelhealth-set {name}")
+    assert BAD[given] in line
+    ini = f"modelhealth_{name}"
     pytester.makeini(f"[pytest]\n{ini} = {value}\n")
     result = pytester.runpytest()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert f"ERROR: tox.ini: {ini}" in result.stderr.str()
-    assert BAD[option] in result.stderr.str()
+    assert BAD[given] in result.stderr.str()
 
 
 def test_toml_takes_a_list(nets: pytest.Pytester) -> None:

@@ -45,17 +45,11 @@ def test_an_unused_plugin_imports_no_heavy_library(
     assert not imported[what] & {"torch", "numpy", "matplotlib"}
 
 
-def test_help_loads_what_declares_checks_and_not_what_judges(imported: dict[str, set[str]]) -> None:
-    """`pytest --help` lists the settings of the checks without loading the report."""
-    assert {"pytest_modelhealth.settings", "pytest_modelhealth.checks"} <= imported["help"]
-    judging = {"pytest_modelhealth.report", "pytest_modelhealth.checks.judging"}
-    assert not imported["help"] & judging
-
-
-def test_an_unused_plugin_loads_no_check(imported: dict[str, set[str]]) -> None:
-    """A suite without inspectors needs no settings: neither they nor a check are loaded."""
+@pytest.mark.parametrize("what", RUNS)
+def test_an_unused_plugin_loads_no_check(imported: dict[str, set[str]], what: str) -> None:
+    """Help and a suite without inspectors need no settings: neither they nor a check are loaded."""
     ours = {f"pytest_modelhealth.{name}" for name in ("settings", "checks", "report")}
-    assert not imported["unused"] & ours
+    assert not imported[what] & ours
 
 
 def test_python_loads_the_package_from_its_own_bytecode(pytester: pytest.Pytester) -> None:

@@ -270,7 +270,7 @@ def test_no_line_at_all(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(failed=1, passed=17, skipped=6)
     result.stdout.fnmatch_lines(
         [
-            "E   accept it:    --modelhealth-waive ?* sample_independence: ...?",
+            "E   accept it:    --modelhealth-set ?waive=* sample_independence: ...?",
             "FAILED models.nets:leaky::test_samples_independent - unhealthy: Leaky *",
         ]
     )

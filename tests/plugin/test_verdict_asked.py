@@ -194,7 +194,7 @@ def test_the_ini_file_and_the_command_line_switch_the_check_off(nets: pytest.Pyt
             inspector.compare(nets.healthy(), nets.with_nan(), nets.BATCH, auto_check=True)
         """
     )
-    nets.runpytest("--modelhealth-auto-check=false").assert_outcomes(passed=1, failed=1)
+    nets.runpytest("--modelhealth-set=auto_check=false").assert_outcomes(passed=1, failed=1)
     nets.runpytest("-o", "modelhealth_auto_check=off").assert_outcomes(passed=1, failed=1)
 
 
@@ -381,7 +381,7 @@ def test_an_inconclusive_report_fails_or_passes_where_the_project_says_so(
             'E   "fail" was set by: --override-ini modelhealth_inconclusive',
         ]
     )
-    result = nets.runpytest("--modelhealth-inconclusive=pass", "-W", "error")
+    result = nets.runpytest("--modelhealth-set=inconclusive=pass", "-W", "error")
     result.assert_outcomes(passed=6, failed=1)
     result = nets.runpytest("-W", "error")
     result.assert_outcomes(passed=4, failed=3, errors=1)

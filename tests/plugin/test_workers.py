@@ -82,7 +82,7 @@ def test_snapshot(inspector, health_snapshot, scale):
     assert inspector(nets.healthy()).run_inspection(nets.BATCH * scale) == health_snapshot
 """
 OPTIONS = shlex.split("""
--p no:cacheprovider -W default -rA --modelhealth-waive=1:probe --modelhealth-waive=9:stale
+-p no:cacheprovider -W default -rA --modelhealth-set=waive=1:probe --modelhealth-set=waive=9:stale
 --modelhealth-artifacts=out/artifacts --html=out/report.html --self-contained-html
 --junitxml=out/junit.xml --alluredir=out/allure --modelhealth-json=out/run.json
 --modelhealth-html=out/page.html --modelhealth-codequality=out/gitlab.json
@@ -184,7 +184,7 @@ def test_two_workers_say_what_one_process_says(
     result.stdout.fnmatch_lines(["* 1 snapshot unused*"])
     assert "check peak is broken: it raised ZeroDivisionError: " in text
     (unneeded,) = [one for one in result.outlines if "the waiver of" in one]
-    assert unneeded.startswith("modelhealth: --modelhealth-waive: the waiver of '9': nothing")
+    assert unneeded.startswith("modelhealth: --modelhealth-set waive: the waiver of '9': nothing")
 
 
 def test_workers_find_what_is_wrong_before_any_test_runs(nets: pytest.Pytester) -> None:
@@ -203,7 +203,11 @@ def test_workers_find_what_is_wrong_before_any_test_runs(nets: pytest.Pytester) 
 @pytest.mark.parametrize(
     ("conftest", "option", "message"),
     [
-        ("", "--modelhealth-max-grad-norm=abc", "--modelhealth-max-grad-norm: max_grad_norm must"),
+        (
+            "",
+            "--modelhealth-set=max_grad_norm=abc",
+            "--modelhealth-set max_grad_norm: max_grad_norm must",
+        ),
         (
             "def pytest_modelhealth_checks(): return [int]",
             "-v",

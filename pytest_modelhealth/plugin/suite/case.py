@@ -181,14 +181,9 @@ class Case:
             limit = f'limits = {{"{self.name}": {{"\\1": ...}}}}'
             waiver = 'waivers = ["{} {}: ..."]'
         else:
-            limit, waiver = "", '--modelhealth-waive "{} {}: ..."'
-
-        def limited(found: re.Match[str]) -> str:
-            return (
-                found.expand(limit) if limit else f"--modelhealth-{found[1].replace('_', '-')}=..."
-            )
-
-        text = _LIMIT.sub(limited, text)
+            limit = r"--modelhealth-set \1=..."
+            waiver = '--modelhealth-set "waive={} {}: ..."'
+        text = _LIMIT.sub(limit, text)
         text = _WAIVER.sub(lambda found: waiver.format(found[2] or "*", found[3]), text)
         return _LOOK.sub("pytest --modelhealth-html=page.html", text)
 

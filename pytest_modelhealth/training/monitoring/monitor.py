@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from torch import Tensor, nn
@@ -21,9 +21,7 @@ from pytest_modelhealth.capture.passive.watch import PassiveWatch
 from pytest_modelhealth.errors import (
     InspectionError,
     ModelHealthWarning,
-    UnknownNameError,
-    public_names,
-    suggest,
+    NamesItsAttributes,
 )
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
 from pytest_modelhealth.report import HealthReport, Observation, Verdict, Violation
@@ -47,7 +45,7 @@ _MOST_MARKED = 8
 """Events of rules that are marked in a picture."""
 
 
-class TrainingMonitor:
+class TrainingMonitor(NamesItsAttributes):
     """Watches steps of a training loop; made by `Inspector.monitor`.
 
     It is a context. Inside, the loop calls `step_end` after each step. It runs nothing of its own,
@@ -469,17 +467,6 @@ class TrainingMonitor:
             return None
         failures = self._judge.events(self._latest_seen.observation, warnings=False)
         return failures[0] if failures else None
-
-    if not TYPE_CHECKING:  # a type checker knows the names by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("_"):
-                raise AttributeError(name)  # what copy, pickle and others ask for
-            own = [attribute for attribute in vars(self) if not attribute.startswith("_")]
-            names = [*public_names(TrainingMonitor), *own]
-            raise UnknownNameError(
-                f"a monitor has no {name!r}{suggest(name, names)} It has {', '.join(names)}."
-            )
 
     def __repr__(self) -> str:
         return self.summary().partition("\n")[0]
