@@ -39,7 +39,8 @@ def graph_settings(module: nn.Module) -> dict[str, Any] | None:
     if "_settings" in vars(module):  # a stand-in
         return vars(module)["_settings"]  # type: ignore[no-any-return]
     graph = vars(module).get("graph")
-    return merged(map(of_node, graph.nodes)) if isinstance(graph, fx.Graph) else None
+    # by its type: an object of the user's may lie about its class
+    return merged(map(of_node, graph.nodes)) if issubclass(type(graph), fx.Graph) else None
 
 
 def merged(operations: Iterable[Settings]) -> dict[str, Any]:
