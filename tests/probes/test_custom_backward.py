@@ -385,7 +385,7 @@ def test_everything_is_put_back_after_a_full_run() -> None:
     left_as_it_was(model, lambda: inspected(model, probes=True))
 
 
-def test_an_interrupt_within_a_function_ends_the_probe() -> None:
+def test_an_interrupt_within_a_function_ends_the_probe(ctrl_c: None) -> None:
     """Control-C in the forward of a function, as it is tried by itself."""
     model = model_of(made.Swish)
     count = 0

@@ -148,6 +148,8 @@ def interrupted(model: nn.Module, x: Tensor, y: Tensor) -> str:
 
     def interrupting(output: Tensor, target: Tensor) -> Tensor:
         if dist.get_rank() == 1:
+            # which is ignored in what `nohup ... &` started, as this process may be
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.raise_signal(signal.SIGINT)
         return loss(output, target)
 
