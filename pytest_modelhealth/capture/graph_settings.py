@@ -38,7 +38,7 @@ def graph_settings(module: nn.Module) -> dict[str, Any] | None:
         return merged(_of_script(node) for node in _nodes(module))
     if "_settings" in vars(module):  # a stand-in
         return vars(module)["_settings"]  # type: ignore[no-any-return]
-    graph = vars(module).get("graph")
+    graph: Any = vars(module).get("graph")
     # by its type: an object of the user's may lie about its class
     return merged(map(of_node, graph.nodes)) if issubclass(type(graph), fx.Graph) else None
 
