@@ -23,7 +23,6 @@ from pytest_modelhealth.runs.recording.flow import of_flow
 from pytest_modelhealth.runs.recording.margins import margins
 from pytest_modelhealth.statistics import TensorStatistics
 
-
 SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
 """What a layer costs, by its name in `ModelSummary`."""
 
