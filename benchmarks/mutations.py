@@ -286,8 +286,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a report that nobody asked is not checked",
-        "return [i for i in made if i.auto_check and not i.report.verdict_asked]",
-        "return [i for i in made if i.auto_check and i.report.verdict_asked]",
+        "return [i for i in made if i.auto_check and not i.report._verdict_asked]",
+        "return [i for i in made if i.auto_check and i.report._verdict_asked]",
         "tests/plugin/test_verdict_asked.py tests/plugin/test_inspections.py",
     ),
     Mutation(
@@ -330,7 +330,7 @@ MUTATIONS = [
     Mutation(
         "a property that could not be told passes",
         "        if not report.healthy:\n            raise report._denial()",
-        "        if report.judgement.violations:\n            raise report._denial()",
+        "        if report._judgement.violations:\n            raise report._denial()",
         "tests/probes/test_sample_independence.py",
     ),
     # ---- a training step

@@ -187,9 +187,9 @@ def _inspect(subject: Subject, result: Result) -> None:
     result.verdict = str(report.verdict)
     result.findings = [_found(violation) for violation in report.violations]
     result.warned += [_found(violation) for violation in report.warnings]
-    result.notes = [f"{n.check} at {n.layer}: {n.reason}" for n in report.judgement.inconclusive]
+    result.notes = [f"{n.check} at {n.layer}: {n.reason}" for n in report._judgement.inconclusive]
     result.notes += [f"unsupported: {r.name}" for r in report if r.status is Status.UNSUPPORTED]
-    broken = [f"{b.check}: {b.message}, {b.place}" for b in report.judgement.broken]
+    broken = [f"{b.check}: {b.message}, {b.place}" for b in report._judgement.broken]
     result.crash = "; ".join([*broken, *map(str, report.observation.errors)])
     differs = _differing(bare, step.seen)
     if differs:  # what two bare steps do not agree on is none of ours
@@ -211,7 +211,7 @@ def _report(subject: Subject, backward: Any, result: Result) -> HealthReport:
         report = Inspector(subject.model).run_inspection(
             subject.inputs, subject.target, loss=subject.loss, backward=backward
         )
-        report.judgement  # noqa: B018 - its warnings are caught, too
+        report._judgement  # noqa: B018 - its warnings are caught, too
     ours = [str(warning.message) for warning in caught if "modelhealth" in warning.filename]
     result.warned = sorted(set(ours))
     return report

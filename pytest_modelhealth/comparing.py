@@ -170,18 +170,19 @@ def _comparison(search: Search, notes: list[str], strict_names: bool, spilled: i
     if divergence is None:
         notes = [*notes_on_settings(search), *notes]
     notes = [*notes_on_dtypes(search.alignment, a, b), *notes, *remarks(search, divergence)]
+    if spilled:
+        notes.append(f"{spilled / 2**20:,.0f} MiB of tensors lay in a temporary file")
     return Comparison(
         reference=a.observation.model_type,
         candidate=b.observation.model_type,
         alignment=search.alignment,
         layers=_layers(search),
         outputs=tuple(result for result in results if result.key.role == "outputs"),
-        divergence=divergence,
+        first_divergence=divergence,
         losses=(a.observation.loss, b.observation.loss),
         strict_names=strict_names,
         basis=_basis(results),
         notes=tuple(dict.fromkeys(notes)),
-        spilled=spilled,
         renderer=renderer,
     )
 

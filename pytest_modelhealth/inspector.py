@@ -306,8 +306,8 @@ class Inspector(NamesItsAttributes):
                 each module has its own mode again afterwards; ``None`` takes the model as it is.
             max_batches: stop after so many.
             max_seconds: stop after the batch that passes these, on several ranks after the batch in
-                which one of them does. ``report.part`` says how many batches of how many were seen,
-                and so does the verdict.
+                which one of them does. ``report.observation.part`` says how many batches of how
+                many were seen, and so does the verdict.
             progress: whether tqdm, where it is installed, shows how far it is: ``True`` does at
                 once, ``False`` never, ``None`` after two seconds; on a terminal only.
 

@@ -77,7 +77,7 @@ def test_measured_noise_is_small_and_covers_gradients():
     original = model()
     state = copy.deepcopy(original.state_dict())
     report = Inspector(original, calibrate=True).run_inspection(batch)
-    noise = report.noise
+    noise = report._noise
     for record in report:
         for role in ("activations", "gradients", "parameter_gradients"):
             for name, statistics in record.tensors(role).items():
@@ -96,7 +96,7 @@ def test_a_change_of_a_weight_is_far_outside_the_noise():
     scaled[0].weight.data *= 1.001
     report = Inspector(original, calibrate=True).run_inspection(batch)
     a, b = report["0"].activations, Inspector(scaled).run_inspection(batch)["0"].activations
-    allowed = max(report.noise["0", "activations", ""]["rms"], floor(EPSILON, 1) * a.rms)
+    allowed = max(report._noise["0", "activations", ""]["rms"], floor(EPSILON, 1) * a.rms)
     assert abs(a.rms - b.rms) > 100 * allowed
 
 

@@ -445,12 +445,16 @@ def test_of_many_layers_the_outermost_are_named() -> None:
         (lambda r: r.plot_histogram("0", "buffers"), InspectionError, "no buffers were seen"),
         (lambda r: r.plot_histograms("encoder*"), LayerNotFoundError, "layers are '0', '1', '2'"),
         (lambda r: r.plot_histograms(3), InspectionError, "must be a shell wildcard"),
-        (lambda r: r.settings.override(3, "here"), SettingsError, "here: values must be a mapping"),
+        (
+            lambda r: r._settings.override(3, "here"),
+            SettingsError,
+            "here: values must be a mapping",
+        ),
         (lambda r: r.assert_healthy(max_dead=0.1), SettingsError, "did you mean"),
         (lambda r: r.to_csv("/no/such/folder/x.csv"), FileNotFoundError, "x.csv"),
         (lambda r: r.to_csv(3), InspectionError, r"such as 'health.csv', not 3 \(int\)"),
         (lambda r: r.to_json([]), InspectionError, r"report.render\('json'\) is its text"),
-        (lambda r: r.settings.waive(3), SettingsError, r"each of type Waiver, not 3 \(int\)"),
+        (lambda r: r._settings.waive(3), SettingsError, r"each of type Waiver, not 3 \(int\)"),
         (lambda _: Settings(3), SettingsError, r"each of type Setting, not 3 \(int\)"),
     ],
 )

@@ -110,7 +110,7 @@ def _left_out(ran: Ran, without: Iterable[str]) -> dict[str, str]:
 def _content(
     ran: Ran, report: HealthReport, test: Test | None, left_out: dict[str, str]
 ) -> Content:
-    request, settings, packer = ran.requests[0], report.settings, Packer()
+    request, settings, packer = ran.requests[0], report._settings, Packer()
     batches = tuple(_batch(ran, i, packer, left_out) for i in range(len(ran.requests)))
     model = take(ran.model, packer, left_out.get("weights", ""))
     for tensor in ran.written():

@@ -55,7 +55,7 @@ def replay(
 
     The model gets the parameters, buffers and modes of then, random generators the state, torch
     the switches, and all is put back afterwards. On the same machine and versions every number is
-    the same, bit for bit; ``report.replayed`` says whether it is, and what is not.
+    the same, bit for bit; ``report.observation.replayed`` says whether it is, and what is not.
 
     Args:
         path: the bundle's folder.
@@ -228,7 +228,11 @@ class Again:
             numbers = len(replayed.differences)
             yield (
                 f"replayed {name}: not as then: {'; '.join(replayed.differences[:2])}"
-                + (f"; and {numbers - 2:,} more (report.replayed)" if numbers > 2 else "")
+                + (
+                    f"; and {numbers - 2:,} more (report.observation.replayed)"
+                    if numbers > 2
+                    else ""
+                )
             )
         if self._own_lacking:
             yield f"not judged by the project's own checks: {', '.join(self._own_lacking)}"
@@ -278,7 +282,7 @@ def _backward(content: Content, given: Any) -> Any:
 
 def _with(report: HealthReport, replayed: Replayed, notes: Iterable[str]) -> HealthReport:
     seen = replace(report.observation, notes=(*notes, *report.observation.notes), replayed=replayed)
-    return HealthReport(seen, report.settings, judge, renderer=report.renderer)
+    return HealthReport(seen, report._settings, judge, renderer=report._renderer)
 
 
 def _elsewhere(content: Content) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     loss = None if arguments.loss is None else _named(arguments.loss, "--loss")
     report = replay(arguments.path, model, loss=loss)
     print(report.render("failure"))  # noqa: T201
-    return _HEALTHY if report.failure() is None else _FAILS
+    return _HEALTHY if report._failure() is None else _FAILS
 
 
 def _named(spelled: str, option: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ class Comparison(HasVerdict):
 
     `str` is a table through depth, `repr` one line, `bool` is `equivalent`. In a test, a comparison
     whose verdict nobody asked for is checked when the test's body ends: `equivalent`,
-    `assert_equivalent`, `failure` and ``bool(comparison)`` ask for it. What shows where the two
+    `assert_equivalent` and ``bool(comparison)`` ask for it. What shows where the two
     part, such as `first_divergence`, is evidence and does not.
 
     Args:
@@ -109,13 +109,11 @@ class Comparison(HasVerdict):
         alignment: which layer is which.
         layers: every layer of both, by the name in the reference, else in the candidate.
         outputs: the tensors that the models return.
-        divergence: where they first differ by more than rounding explains, if they do;
-            `first_divergence` reads it.
+        first_divergence: where they first differ by more than rounding explains, if they do.
         losses: the loss of both, where there was one.
         strict_names: whether a renamed, moved, inserted or removed layer is a failure too.
         basis: what the verdict rests on, one phrase.
         notes: what a reader should know, a sentence each.
-        spilled: bytes that did not fit the memory budget and were kept in a temporary file.
         renderer: gives the functions that show this.
     """
 
@@ -124,18 +122,15 @@ class Comparison(HasVerdict):
     alignment: Alignment
     layers: Mapping[tuple[str | None, str | None], AlignedLayer]
     outputs: tuple[TensorResult, ...]
-    divergence: Divergence | None
+    first_divergence: Divergence | None
     losses: tuple[float | None, float | None]
     strict_names: bool
     basis: str
     notes: tuple[str, ...] = ()
-    spilled: int = 0
-    renderer: Renderer = field(kw_only=True)
+    renderer: InitVar[Renderer] = field(kw_only=True)
 
-    @property
-    def first_divergence(self) -> Divergence | None:
-        """Where the two first differ by more than rounding explains; ``None`` if they do not."""
-        return self.divergence
+    def __post_init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
 
     @property
     def equivalent(self) -> bool:
@@ -143,7 +138,7 @@ class Comparison(HasVerdict):
 
         With `strict_names`, every layer has to have kept its name, type and place too.
         """
-        self.verdict_asked = True
+        self._verdict_asked = True
         return not differs(self)
 
     @cached_property
@@ -180,11 +175,11 @@ class Comparison(HasVerdict):
             ModelHealthError: they are not. Its first line names the layer where they part.
         """
         __tracebackhide__ = True
-        error = self.failure()
+        error = self._failure()
         if error is not None:
             raise error
 
-    def failure(self) -> ModelHealthError | None:
+    def _failure(self) -> ModelHealthError | None:
         """Return what `assert_equivalent` raises, or ``None``."""
         return None if self.equivalent else self._denial()
 
@@ -217,4 +212,4 @@ class Comparison(HasVerdict):
 def differs(comparison: Comparison) -> bool:
     """Whether a comparison fails where it is asserted; it asks for no verdict."""
     named = comparison.strict_names and bool(comparison.changed_names)
-    return comparison.divergence is not None or named
+    return comparison.first_divergence is not None or named

@@ -41,7 +41,7 @@ def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) 
         item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=comparison)
         return
     health = _first_unhealthy(item) if judged is None else judged
-    if health is not None and health.judgement.violations:
+    if health is not None and health._judgement.violations:
         item.stash.setdefault(_SHOWN, []).append(health)
         evidence = Evidence(health, explains_failure=health is judged)
         item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)
@@ -51,12 +51,12 @@ def _first_unhealthy(item: pytest.Item) -> HealthReport | None:
     fixture = item.stash.get(INSPECTOR, None)
     reports = fixture.reports if fixture is not None else []
     shown = [id(report) for report in item.stash.get(_SHOWN, [])]  # below an earlier subtest
-    checked = (r for r in reports if r.settings["auto_check"].value and id(r) not in shown)
+    checked = (r for r in reports if r._settings["auto_check"].value and id(r) not in shown)
     return next((report for report in checked if _is_unhealthy(report)), None)
 
 
 def _is_unhealthy(report: HealthReport) -> bool:
     try:
-        return report.judgement.verdict == "unhealthy"
+        return report._judgement.verdict == "unhealthy"
     except (InspectionError, SettingsError):  # not judged, which the test says where it asks
         return False

@@ -163,7 +163,7 @@ class InspectorFixture(NamesItsAttributes):
         )
 
     def _keep_report(self, report: HealthReport) -> None:
-        self._keep(report, report.settings)
+        self._keep(report, report._settings)
 
     def _keep(self, report: HealthReport | Comparison, settings: Settings) -> None:
         auto_check = settings["auto_check"].value
@@ -172,7 +172,7 @@ class InspectorFixture(NamesItsAttributes):
     def _take_unasked(self) -> list[MadeResult]:
         made = self._inspections[self._checked or 0 :]
         self._checked = len(self._inspections)
-        return [i for i in made if i.auto_check and not i.report.verdict_asked]
+        return [i for i in made if i.auto_check and not i.report._verdict_asked]
 
 
 INSPECTOR = pytest.StashKey[InspectorFixture]()
@@ -222,7 +222,7 @@ def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
     unasked = fixture._take_unasked()
     for inspection in unasked:
         try:
-            error: Exception | None = inspection.report.failure()
+            error: Exception | None = inspection.report._failure()
         except (InspectionError, SettingsError) as cannot_judge:
             error = cannot_judge
         if error is not None:
@@ -238,7 +238,7 @@ def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
         item.stash[UNASKED_FAILURE] = first
         raise first.error
     for report in (i.report for i in unasked if is_report(i.report)):
-        for text in report.take_doubt():
+        for text in report._take_doubt():
             warn(item, text)
 
 

@@ -162,7 +162,7 @@ class Keeper:
         folder = self._directory / f".unfinished-{os.getpid()}-{next(_NUMBERS)}"
         _, ran, test = self._latest
         saved = save(folder, ran, _unjudged(report), test, self._without)
-        self._staged.append(_Staged(report.observation, report.settings, folder, saved))
+        self._staged.append(_Staged(report.observation, report._settings, folder, saved))
 
     def _save_judged(self, judged: Any) -> None:
         """Save the latest inspection under the limits that failed it, if that is not done yet.
@@ -175,7 +175,7 @@ class Keeper:
         if judged.observation is not latest.report.observation:
             return
         same = [s for s in self._staged if s.observation is judged.observation]
-        if any(staged.settings == judged.settings for staged in same):
+        if any(staged.settings == judged._settings for staged in same):
             return
         if not latest.ran.is_as_it_was():
             reason = "model or batch changed between the inspection and its assert_healthy(...)"
@@ -233,9 +233,9 @@ def _unjudged(report: HealthReport) -> HealthReport:
     from pytest_modelhealth.report import HealthReport
 
     return HealthReport(
-        report.observation, report.settings, judge, report.noise, renderer=report.renderer
+        report.observation, report._settings, judge, report._noise, renderer=report._renderer
     )
 
 
 def _fails(report: HealthReport) -> bool:
-    return _unjudged(report).failure() is not None
+    return _unjudged(report)._failure() is not None

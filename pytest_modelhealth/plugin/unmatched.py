@@ -30,7 +30,7 @@ def pytest_runtest_makereport(
     report = yield
     fixture = item.stash.get(INSPECTOR, None)
     if fixture is not None and call.when == "call":
-        judged = [health for health in fixture.reports if health.judgements]
+        judged = [health for health in fixture.reports if health._judgements]
         if judged and any(_shared(session_settings(item.config))):
             met = {text for health in judged for text in _met(health)}
             report.modelhealth_met = sorted(met)  # type: ignore[attr-defined]
@@ -66,9 +66,9 @@ def _shared(settings: Settings) -> Iterator[Waiver | LayerLimit]:
 
 
 def _met(health: HealthReport) -> Iterator[str]:
-    for judgement in health.judgements:
+    for judgement in health._judgements:
         yield from (_describe(waiver) for _, waiver in judgement.waived)
-    for limit in health.settings.layer_limits:
+    for limit in health._settings.layer_limits:
         if any(fnmatchcase(name, limit.layers) for name in health.observation.layers):
             yield _describe(limit)
 

@@ -22,7 +22,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     fixture = item.stash.get(INSPECTOR, None)
     if fixture is not None:
         for report in fixture.reports:
-            for text in report.take_warnings():
+            for text in report._take_warnings():
                 warn(item, text)
         for waiver in _unused_waivers(fixture):
             warn(item, _describe(waiver))
@@ -34,7 +34,7 @@ def _unused_waivers(fixture: InspectorFixture) -> list[Waiver]:
 
     Those of the ini file and the command line are for all tests together.
     """
-    judgements = [judgement for report in fixture.reports for judgement in report.judgements]
+    judgements = [judgement for report in fixture.reports for judgement in report._judgements]
     used = {waiver for judgement in judgements for _, waiver in judgement.waived}
     idle = [waiver for judgement in judgements for waiver in judgement.unused_waivers]
     return [w for w in dict.fromkeys(idle) if w not in used and not w.shared]

@@ -133,12 +133,12 @@ class RemovableUnits:
         Raises:
             InspectionError: the model has no layer whose units were looked at.
         """
-        figure: Figure = self.report.renderer("removable_figure", "plot")(self)
+        figure: Figure = self.report._renderer("removable_figure", "plot")(self)
         return figure
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
-        data: dict[str, Any] = self.report.renderer("removable", "to_dict")(self)
+        data: dict[str, Any] = self.report._renderer("removable", "to_dict")(self)
         return data
 
     def to_json(self, path: str | Path) -> None:
@@ -156,13 +156,13 @@ class RemovableUnits:
         Path(path).write_text(f"{text}\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        text: str = self.report.renderer("removable", "text")(self)
+        text: str = self.report._renderer("removable", "text")(self)
         return text
 
     def __repr__(self) -> str:
-        line: str = self.report.renderer("removable", "line")(self)
+        line: str = self.report._renderer("removable", "line")(self)
         return line
 
     def _repr_html_(self) -> str:
-        html: str = self.report.renderer("removable", "fragment")(self)
+        html: str = self.report._renderer("removable", "fragment")(self)
         return html

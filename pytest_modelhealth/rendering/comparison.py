@@ -35,7 +35,7 @@ MOST_NAMES = 4
 
 def line(comparison: Comparison) -> str:
     """Return verdict, culprit and what it rests on, in one line."""
-    found = comparison.divergence
+    found = comparison.first_divergence
     if found is not None:
         why = ": ".join(filter(None, (found.story, found.cause)))
         return printable(f"not equivalent: {found.label}: {why}")
@@ -88,7 +88,7 @@ def _layers(comparison: Comparison) -> list[AlignedLayer]:
 
 def failure(comparison: Comparison) -> str:
     """Return at most a screenful: its first line is the verdict and the culprit."""
-    found = comparison.divergence
+    found = comparison.first_divergence
     if found is None:
         return "\n".join(
             [
@@ -196,7 +196,7 @@ def _window(
     comparison: Comparison, layers: Sequence[AlignedLayer], most: int
 ) -> Sequence[AlignedLayer]:
     """Return the layers around the first divergence."""
-    found = comparison.divergence
+    found = comparison.first_divergence
     names = [layer.name for layer in layers]
     seen_at = found.result.key.layer if found is not None and found.result is not None else ""
     at = names.index(seen_at) if seen_at in names else 0
@@ -205,7 +205,7 @@ def _window(
 
 
 def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -> list[str]:
-    found = comparison.divergence
+    found = comparison.first_divergence
     rows = [["", "layer", "is now", "forward", "x noise", "gradient", "x noise"]]
     for layer in layers:
         is_culprit = found is not None and layer.name == found.layer
@@ -233,7 +233,7 @@ def _cells(result: TensorResult | None) -> list[str]:
 
 
 def _folded(comparison: Comparison) -> Iterator[str]:
-    found = comparison.divergence
+    found = comparison.first_divergence
     if found is not None and found.affected:
         show = "shows" if len(found.affected) == 1 else "show"
         yield (
@@ -280,9 +280,7 @@ def _pair(pair: Pair, *, short: bool = False) -> str:
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
-    notes = [*comparison.notes]
-    if comparison.spilled:
-        notes.append(f"{comparison.spilled / 2**20:,.0f} MiB of tensors lay in a temporary file")
+    notes = comparison.notes
     for note in notes[:MOST_NOTES]:
         yield f"note:         {printable(shorten(note, 160))}"
     yield from _more(len(notes) - MOST_NOTES, "note")
@@ -295,7 +293,7 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
     """Return everything as plain dictionaries, lists, numbers and strings."""
-    found = comparison.divergence
+    found = comparison.first_divergence
     first = None
     if found is not None:
         first = _fields(found, "layer", "candidate", "kind", "story", "cause")

@@ -56,7 +56,7 @@ def plot_errors(comparison: Comparison) -> Figure:
         (BACKWARD, PARAMETERS, "^", "gradients"),
     ):
         _draw(axes, [layer.worst(*roles) for layer in layers], color, marker, name, high)
-    found = comparison.divergence
+    found = comparison.first_divergence
     name_rows(
         axes,
         [abbreviate(drawable(layer.label), NAME_WIDTH) for layer in layers],

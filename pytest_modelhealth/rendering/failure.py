@@ -36,7 +36,7 @@ MAX_REMARKS = 3
 def render(report: HealthReport) -> str:
     """Return at most a screenful (24 lines); its first line is verdict and worst layer."""
     if not report.violations:
-        ways = _without_broken(report) if report.judgement.broken else _without_doubt(report)
+        ways = _without_broken(report) if report._judgement.broken else _without_doubt(report)
         return "\n".join([headline(report), *ways, run(report), *_remarks(report)])
     worst = report.violations[0]
     return "\n".join(
@@ -60,13 +60,13 @@ def _without_broken(report: HealthReport) -> Iterator[str]:
     """Yield how to go on where a check broke, and the others object to nothing."""
     yield ""
     yield "The other checks ran and object to nothing. Correct this one, or leave it out:"
-    yield f'  @pytest.mark.modelhealth(skip_checks="{report.judgement.broken[0].check}")'
+    yield f'  @pytest.mark.modelhealth(skip_checks="{report._judgement.broken[0].check}")'
     yield ""
 
 
 def _without_doubt(report: HealthReport) -> Iterator[str]:
     """Yield how to go on where nothing is violated, and something could not be judged."""
-    limit = report.settings["inconclusive"]
+    limit = report._settings["inconclusive"]
     yield ""
     yield "Nothing is violated, but not enough was seen to call it healthy. Give what is missing,"
     if limit.value == "fail":
@@ -191,9 +191,9 @@ def _quoted(text: str) -> str:
 
 def _setting(report: HealthReport, violation: Violation) -> str | None:
     """Return the name of the setting that holds the limit that was broken, if one does."""
-    for check in report.settings.checks:
+    for check in report._settings.checks:
         for setting in check.settings if check.name == violation.check else ():
-            limit = report.settings.limit(setting.name, violation.layer)
+            limit = report._settings.limit(setting.name, violation.layer)
             if (limit.value, limit.origin) == (violation.limit, violation.origin):
                 return setting.name
     return None

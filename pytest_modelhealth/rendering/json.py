@@ -33,7 +33,7 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
     Numbers are exact. NaN and infinity, which JSON cannot write, are ``None``: how many there were
     stands in ``nan_count`` and the two infinity counts. Of the units, the dead ones are listed.
     """
-    seen, judgement = report.observation, report.judgement
+    seen, judgement = report.observation, report._judgement
     data = {
         "format_version": FORMAT_VERSION,
         "verdict": judgement.verdict.value,
@@ -69,7 +69,7 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
             for violation, waiver in judgement.waived
         ],
         "unused_waivers": [asdict(waiver) for waiver in judgement.unused_waivers],
-        "settings": dict(report.settings),
+        "settings": dict(report._settings),
         "layers": [_layer(record, called_at(report, record.name)) for record in report],
     }
     return {key: plain(value) for key, value in data.items()}

@@ -54,7 +54,7 @@ def summarised(
         notes=tuple(_notes(seen)),
         depth=depth,
         max_rows=max_rows,
-        renderer=report.renderer,
+        renderer=report._renderer,
     )
 
 

@@ -54,7 +54,7 @@ def label(report: HealthReport, layer: str) -> str:
 
 def headline(report: HealthReport) -> str:
     """Return the verdict and what carries it, in one line that stands alone."""
-    judgement = report.judgement
+    judgement = report._judgement
     if judgement.violations:
         worst = judgement.violations[0]
         message = printable(near(worst.message))
@@ -72,7 +72,7 @@ def headline(report: HealthReport) -> str:
 
 
 def _inconclusive(report: HealthReport) -> str:
-    first, *more = report.judgement.inconclusive
+    first, *more = report._judgement.inconclusive
     text = f"inconclusive: {label(report, first.layer)} ({first.check}): {printable(first.reason)}"
     return f"{text} (and {len(more):,} more)" if more else text
 
@@ -142,7 +142,7 @@ def remarks(report: HealthReport, *, briefly: bool = False) -> list[str]:
         briefly: below violations, where `run` does not stand: with the part of the data that was
             seen, and without the reasons for which probes do not apply.
     """
-    seen, judgement = report.observation, report.judgement
+    seen, judgement = report.observation, report._judgement
     lines = [f"of {seen.part}"] if briefly and seen.part is not None else []
     lines += [_broken(found) for found in judgement.broken[0 if judgement.violations else 1 :]]
     if judgement.inconclusive and not judgement.passes:
@@ -173,7 +173,7 @@ def _probes(report: HealthReport, briefly: bool) -> list[str]:
         lines += [f"note: {record.probe}: {printable(note)}" for note in record.notes]
         if record.outcome is Outcome.NOT_APPLICABLE and not briefly:
             lines.append(f"note: {record.probe} does not apply: {printable(record.reason)}")
-        is_asked = report.settings.probes(record.probe)
+        is_asked = report._settings.probes(record.probe)
         if record.outcome is Outcome.NOT_TOLD and is_asked and record.probe not in doubtful:
             lines.append(f"note: {record.probe} cannot tell: {printable(record.reason)}")
     return lines

@@ -21,8 +21,8 @@ The shelf lies above the results in the order of imports: what makes one hands t
 class HasVerdict(ABC):
     """A result with a verdict; as a truth value it is whether that is the good one."""
 
-    renderer: Renderer
-    verdict_asked = False
+    _renderer: Renderer
+    _verdict_asked = False
     """Whether the verdict was asked for; numbers, tables and pictures are no question for it."""
 
     @abstractmethod
@@ -35,8 +35,8 @@ class HasVerdict(ABC):
 
     def _shown(self, form: str, function: str, *args: Any, **options: Any) -> Any:
         """Return what a format makes of this, which is not to ask for its verdict."""
-        with self.unasked():
-            return self.renderer(form, function)(self, *args, **options)
+        with self._unasked():
+            return self._renderer(form, function)(self, *args, **options)
 
     def __bool__(self) -> bool:
         passed = self._passed()
@@ -45,13 +45,13 @@ class HasVerdict(ABC):
         return passed
 
     @contextmanager
-    def unasked(self) -> Iterator[None]:
+    def _unasked(self) -> Iterator[None]:
         """Read the verdict inside to show it, which is not to ask for it."""
-        asked = self.verdict_asked
+        asked = self._verdict_asked
         try:
             yield
         finally:
-            self.verdict_asked = asked
+            self._verdict_asked = asked
 
 
 class Denied(NamedTuple):
@@ -63,7 +63,7 @@ class Denied(NamedTuple):
 
     def error(self) -> ModelHealthError:
         """Return the error that says why it was false."""
-        with self.result.unasked():
+        with self.result._unasked():
             return self.result._denial()
 
 

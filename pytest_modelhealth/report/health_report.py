@@ -17,7 +17,6 @@ from pytest_modelhealth.errors import (
     suggest,
 )
 from pytest_modelhealth.report.asked import HasVerdict, Renderer
-from pytest_modelhealth.report.data_sets import Part
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.judgement import (
     Inconclusive,
@@ -29,7 +28,6 @@ from pytest_modelhealth.report.judgement import (
 from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
 from pytest_modelhealth.report.probing import Probed
-from pytest_modelhealth.report.replayed import Replayed
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,8 +38,8 @@ class HealthReport(HasVerdict):
     """What an inspection saw, and the verdict on it.
 
     In a test, a report whose verdict was never asked for is checked when the test's body ends.
-    `verdict`, `healthy`, `violations`, `inconclusive`, `assert_healthy`, `failure`, `bool` of it
-    and a comparison with a snapshot ask for it; numbers, tables and pictures do not.
+    `verdict`, `healthy`, `violations`, `inconclusive`, `assert_healthy`, `bool` of it and a
+    comparison with a snapshot ask for it; numbers, tables and pictures do not.
     ``report["fc1"]`` is a `LayerRecord`, `str` a table, `repr` one line, `bool` is `healthy`. The
     report is immutable and can be pickled.
     """
@@ -56,15 +54,15 @@ class HealthReport(HasVerdict):
         renderer: Renderer,
     ) -> None:
         self._observation = observation
-        self.noise = noise
+        self._noise = noise
         """How far rounding alone moves each statistic, where the inspector measured it."""
         self._settings = settings
         self._judge = judge
-        self.renderer = renderer
+        self._renderer = renderer
         self._judged: Judgement | None = None
-        self.judgements: list[Judgement] = []
+        self._judgements: list[Judgement] = []
         """Every judgement so far, those under thresholds of an `assert_healthy` call included."""
-        self.history: Any = None
+        self._history: Any = None
         """The watched steps of a training as arrays, a `History`, where a monitor made this."""
         self._warned_of: list[str] = []
         self._asked_as: HealthReport | None = None
@@ -86,19 +84,18 @@ class HealthReport(HasVerdict):
     __hash__ = object.__hash__
 
     @property
-    def asked(self) -> HealthReport:
+    def _as_asked(self) -> HealthReport:
         """The report as its verdict was last asked for: under thresholds of `assert_healthy`."""
         return self._asked_as or self
 
     @property
     def observation(self) -> Observation:
-        """All that was seen, as data."""
-        return self._observation
+        """All that was seen, as data.
 
-    @property
-    def settings(self) -> Settings:
-        """The limits in force, each with its origin."""
-        return self._settings
+        `part` where a run over batches ended before the last one, `replayed` where this is
+        ``run_batches(..., by=...)`` asked for it, `replayed` where this is a replay.
+        """
+        return self._observation
 
     @property
     def layers(self) -> Mapping[str, LayerRecord]:
@@ -119,26 +116,16 @@ class HealthReport(HasVerdict):
         return self.observation.probes
 
     @property
-    def replayed(self) -> Replayed | None:
-        """How this compares with the inspection that was saved; ``None`` where it is no replay."""
-        return self.observation.replayed
-
-    @property
-    def part(self) -> Part | None:
-        """That a run over batches ended before the last one; ``None`` where all were run."""
-        return self.observation.part
-
-    @property
     def loss(self) -> float | None:
         """The value of the loss, the mean over batches where there were several."""
         return self.observation.loss
 
     @property
-    def judgement(self) -> Judgement:
+    def _judgement(self) -> Judgement:
         """What the checks found under this report's settings, as data: it asks for no verdict."""
         if self._judged is None:
             self._judged = self._judge(self._observation, self._settings)
-            self.judgements.append(self._judged)
+            self._judgements.append(self._judged)
         return self._judged
 
     @property
@@ -154,7 +141,7 @@ class HealthReport(HasVerdict):
     @property
     def warnings(self) -> tuple[Violation, ...]:
         """Every violation that only warns, by its check or by itself, the gravest first."""
-        return self.judgement.warned
+        return self._judgement.warned
 
     @property
     def verdict(self) -> Verdict:
@@ -170,8 +157,8 @@ class HealthReport(HasVerdict):
         return self.healthy
 
     def _asked(self) -> Judgement:
-        self.verdict_asked = True
-        return self.judgement
+        self._verdict_asked = True
+        return self._judgement
 
     def __getitem__(self, layer: str) -> LayerRecord:
         """Return one layer's record by its name or one of its aliases.
@@ -215,11 +202,11 @@ class HealthReport(HasVerdict):
         __tracebackhide__ = True
         report = self._with(thresholds)
         self._asked_as = None if report is self else report
-        self.verdict_asked = True
-        error = report.failure()
+        self._verdict_asked = True
+        error = report._failure()
         if error is not None:
             raise error
-        for text in (*report.take_warnings(), *report.take_doubt()):
+        for text in (*report._take_warnings(), *report._take_doubt()):
             warnings.warn(text, ModelHealthWarning, stacklevel=2)
 
     def assert_samples_independent(self) -> None:
@@ -274,11 +261,11 @@ class HealthReport(HasVerdict):
             )
         asked = {"checks": (probe,), "skip_checks": (), "probes": (probe,), "severity": "fail"}
         report = self._with(asked)
-        self.verdict_asked = True
+        self._verdict_asked = True
         if not report.healthy:
             raise report._denial()
 
-    def failure(self) -> ModelHealthError | None:
+    def _failure(self) -> ModelHealthError | None:
         """Return the error that `assert_healthy` raises, if it does."""
         judgement = self._asked()
         doubtful = judgement.inconclusive and self._settings["inconclusive"].value == "fail"
@@ -287,16 +274,16 @@ class HealthReport(HasVerdict):
     def _denial(self) -> ModelHealthError:
         return ModelHealthError(self.render("failure"), self)
 
-    def take_warnings(self) -> list[str]:
+    def _take_warnings(self) -> list[str]:
         """Return what the judgements so far warn of, a sentence each, and each only once."""
-        texts = [self._warning(judgement) for judgement in self.judgements if judgement.warned]
+        texts = [self._warning(judgement) for judgement in self._judgements if judgement.warned]
         new = [text for text in dict.fromkeys(texts) if text not in self._warned_of]
         self._warned_of += new
         return new
 
-    def take_doubt(self) -> list[str]:
+    def _take_doubt(self) -> list[str]:
         """Return one sentence on what could not be judged, if it is to be warned of, only once."""
-        judgement = self.judgement
+        judgement = self._judgement
         if judgement.verdict is not Verdict.INCONCLUSIVE or not judgement.inconclusive:
             return []
         first, *others = judgement.inconclusive
@@ -321,9 +308,9 @@ class HealthReport(HasVerdict):
             return self
         settings = self._settings.override(thresholds, "argument of assert_healthy")
         report = HealthReport(
-            self._observation, settings, self._judge, self.noise, renderer=self.renderer
+            self._observation, settings, self._judge, self._noise, renderer=self._renderer
         )
-        report.judgements, report._warned_of = self.judgements, self._warned_of
+        report._judgements, report._warned_of = self._judgements, self._warned_of
         return report
 
     def render(self, form: str, **options: Any) -> str:

@@ -27,7 +27,7 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
 
     Args:
         observation: what a run saw.
-        noise: how far rounding moves each statistic, as `HealthReport.noise`; ``None`` leaves
+        noise: how far rounding moves each statistic, as an inspection measured it; ``None`` leaves
             everything but the noise of what was given to the model unknown.
     """
     records = sorted(observation.layers.values(), key=_completed)

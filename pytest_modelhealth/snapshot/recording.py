@@ -38,7 +38,7 @@ def record(report: HealthReport, *, test: str = UNKNOWN_TEST) -> Recorded:
         report: made by ``Inspector(model, calibrate=True)`` if its noise is to be measured.
         test: the test it belongs to.
     """
-    snapshot = from_observation(report.observation, report.noise)
+    snapshot = from_observation(report.observation, report._noise)
     file = SnapshotFile(test, {snapshot.profile: snapshot})
     text = Recorded(dump(file))
     text.file = file
@@ -67,7 +67,7 @@ def check(text: str, report: HealthReport, *, strict_names: bool = False) -> Dri
         SnapshotFormatError: `text` is no snapshot, or has none for this device and dtype.
     """
     file = load(str(text))
-    now = from_observation(report.observation, report.noise)
+    now = from_observation(report.observation, report._noise)
     before = file.snapshots.get(now.profile)
     if before is None:
         raise SnapshotFormatError(missing_profile(now.profile, file))

@@ -85,9 +85,9 @@ def test_a_replay_is_the_same_bit_for_bit(saved: Save) -> None:
     random.random()
     other = Everything()
     again = replay(folder, other)
-    assert again.replayed is not None
-    assert again.replayed.same
-    assert again.replayed.differences == ()
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same
+    assert again.observation.replayed.differences == ()
     assert plain(again) == plain(then)
     assert again.loss == expected
     assert again.verdict == then.verdict
@@ -141,7 +141,7 @@ sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from tests.bundles.test_replaying import Everything, plain
 import json, pytest_modelhealth
 again = pytest_modelhealth.replay({str(moved)!r}, Everything)
-print(json.dumps([again.replayed.same, plain(again)]))
+print(json.dumps([again.observation.replayed.same, plain(again)]))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=elsewhere, capture_output=True, text=True, check=False
@@ -163,8 +163,8 @@ def test_a_transformer_of_a_library(saved: Save) -> None:
     batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(2, (16,))}
     then, folder = saved(BertForSequenceClassification(config), batch, probes="repeatability")
     again = replay(folder, lambda: BertForSequenceClassification(config))
-    assert again.replayed is not None
-    assert again.replayed.same, again.replayed.differences
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same, again.observation.replayed.differences
     assert plain(again)["layers"] == plain(then)["layers"]
 
 
@@ -184,8 +184,8 @@ def test_images_in_either_order_of_memory(saved: Save, memory_format: Any) -> No
     )
     strides = model[0].weight.stride()
     again = replay(folder, model)
-    assert again.replayed is not None
-    assert again.replayed.same, again.replayed.differences
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same, again.observation.replayed.differences
     first = torch.empty(8, 3, 3, 3).to(memory_format=memory_format)
     assert (images.stride(), first.stride()) in seen
     assert model[0].weight.stride() == strides
@@ -197,8 +197,8 @@ def test_several_batches_each_under_its_own_random_numbers(saved: Save) -> None:
     drawn = (pair for pair in batches if torch.rand(5).sum() > -1)
     then, folder = saved(Everything(), drawn, batches=True, loss=F.cross_entropy)
     again = replay(folder, Everything())
-    assert again.replayed is not None
-    assert again.replayed.same, again.replayed.differences
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same, again.observation.replayed.differences
     assert again.observation.batches == then.observation.batches == 3
     with pytest.raises(InspectionError, match=r"has 3 batches, and one is given"):
         replay(folder, Everything(), inputs=batch_of())
@@ -218,8 +218,8 @@ def test_what_was_switched_on_around_it(saved: Save, inside: Any) -> None:
     with inside():
         then, folder = saved(model, torch.randn(16, 8))
     again = replay(folder, nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
-    assert again.replayed is not None
-    assert again.replayed.same, again.replayed.differences
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same, again.observation.replayed.differences
     assert again["0"].activations.dtype == then["0"].activations.dtype
     assert again.observation.backward == then.observation.backward
 
@@ -269,7 +269,7 @@ def small() -> nn.Module:
 def test_models_of_all_sorts(saved: Save, make: Any, again: Any) -> None:
     """Wrappers leave no trace in names, and a buffer may be filled or not."""
     _, folder = saved(make(), torch.randn(16, 4))
-    replayed = replay(folder, again()).replayed
+    replayed = replay(folder, again()).observation.replayed
     assert replayed is not None
     assert replayed.same, replayed.differences
 
@@ -294,8 +294,8 @@ def test_losses_of_torch_are_data(saved: Save, loss: Any) -> None:
     """They are in the bundle with their arguments."""
     then, folder = saved(nn.Linear(4, 3), torch.randn(16, 4), torch.randint(3, (16,)), loss=loss)
     again = replay(folder, nn.Linear(4, 3))
-    assert again.replayed is not None
-    assert again.replayed.same, again.replayed.differences
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same, again.observation.replayed.differences
     assert again.loss == then.loss
 
 
@@ -308,8 +308,8 @@ def test_a_loss_of_ones_own_is_asked_for(saved: Save, loss: Any) -> None:
         replay(folder, nn.Linear(4, 3))
     assert "which no bundle" in str(told.value)
     again = replay(folder, nn.Linear(4, 3), loss=loss)
-    assert again.replayed is not None
-    assert again.replayed.same
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same
 
 
 def test_a_backward_of_ones_own_is_asked_for(saved: Save) -> None:
@@ -322,8 +322,8 @@ def test_a_backward_of_ones_own_is_asked_for(saved: Save) -> None:
     with pytest.raises(InspectionError, match=r"backward\b.*backward="):
         replay(folder, nn.Linear(4, 3))
     again = replay(folder, nn.Linear(4, 3), backward=backward)
-    assert again.replayed is not None
-    assert again.replayed.same
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same
 
 
 def test_a_gradient_scaler(saved: Save) -> None:
@@ -331,8 +331,8 @@ def test_a_gradient_scaler(saved: Save) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**11)
     then, folder = saved(nn.Linear(4, 3), torch.randn(16, 4), scaler=scaler)
     again = replay(folder, nn.Linear(4, 3))
-    assert again.replayed is not None
-    assert again.replayed.same
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same
     assert plain(again) == plain(then)
 
 
@@ -354,10 +354,10 @@ def test_settings_watch_and_waivers_are_those_of_then(saved: Save) -> None:
         probes=("repeatability",),
     )
     again = replay(folder, nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)))
-    assert dict(again.settings) == dict(then.settings)
-    assert again.settings["max_dead_fraction"].origin == "argument of inspector"
-    assert again.replayed is not None
-    assert again.replayed.same, again.replayed.differences
+    assert dict(again._settings) == dict(then._settings)
+    assert again._settings["max_dead_fraction"].origin == "argument of inspector"
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same, again.observation.replayed.differences
     assert again.verdict == then.verdict == "unhealthy"
     assert again["0"].activations is None
 
@@ -380,7 +380,7 @@ def test_checks_of_ones_own_are_asked_for(saved: Save) -> None:
     lacking = replay(folder, nn.Linear(4, 3))
     assert any("own checks" in n and "NoBias" in n for n in lacking.observation.notes)
     again = replay(folder, nn.Linear(4, 3), own_checks=[NoBias])
-    assert again.settings["most_layers"].value == 2
+    assert again._settings["most_layers"].value == 2
     assert not any("own checks" in note for note in again.observation.notes)
 
 
@@ -418,8 +418,8 @@ def test_a_part_may_be_left_out(saved: Save, part: str) -> None:
     model, batch, target = nn.Linear(4, 3), torch.randn(16, 4), torch.randint(3, (16,))
     _, folder = saved(model, batch, target, loss=F.cross_entropy, without=(part,))
     if part == "weights":
-        assert replay(folder, copy.deepcopy(model)).replayed.same  # type: ignore[union-attr]
-        other = replay(folder, nn.Linear(4, 3)).replayed
+        assert replay(folder, copy.deepcopy(model)).observation.replayed.same  # type: ignore[union-attr]
+        other = replay(folder, nn.Linear(4, 3)).observation.replayed
         assert other is not None
         assert not other.same
         assert any("weight" in difference for difference in other.differences)
@@ -427,8 +427,8 @@ def test_a_part_may_be_left_out(saved: Save, part: str) -> None:
         with pytest.raises(InspectionError, match=r"inputs .*left out.*give inputs="):
             replay(folder, nn.Linear(4, 3))
         again = replay(folder, nn.Linear(4, 3), inputs=batch, target=target)
-        assert again.replayed is not None
-        assert again.replayed.same
+        assert again.observation.replayed is not None
+        assert again.observation.replayed.same
 
 
 def test_over_the_limit_weights_go_first(saved: Save) -> None:
@@ -483,5 +483,5 @@ def test_what_cannot_be_kept_is_asked_for(saved: Save) -> None:
     with pytest.raises(InspectionError, match=r"lacks inputs\['scale'\] \(.*Scale\): .*inputs="):
         replay(folder, Scales(4, 3))
     again = replay(folder, Scales(4, 3), inputs=batch)
-    assert again.replayed is not None
-    assert again.replayed.same
+    assert again.observation.replayed is not None
+    assert again.observation.replayed.same

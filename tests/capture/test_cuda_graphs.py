@@ -102,7 +102,7 @@ def test_a_verdict_on_a_model_that_is_one_graph_says_that_nothing_inside_was_jud
     torch.cuda.make_graphed_callables(model, (torch.randn(8, 4, requires_grad=True),))
     report = Inspector(model).run_inspection(batch)
     assert report.verdict is Verdict.INCONCLUSIVE
-    assert "inputs and outputs alone" in report.judgement.inconclusive[0].reason
+    assert "inputs and outputs alone" in report._judgement.inconclusive[0].reason
     result = compare(net(), model, batch, backward=False, strict_names=True)
     assert result.equivalent
     assert "no layer inside was compared" in str(result)

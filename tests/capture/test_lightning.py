@@ -125,7 +125,7 @@ def test_probes_see_what_the_forward_returns(made, leaks):
 def test_copies_are_run_alike(made):
     """The copies that measure rounding run the training step, each its own."""
     report = Inspector(made(), calibrate=True).run_inspection(BATCH)
-    assert 0 < report.noise["", "loss", ""]["value"] < 1e-5
+    assert 0 < report._noise["", "loss", ""]["value"] < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def seen() -> tuple[Observation, Settings]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4))
     report = Inspector(model).run_inspection(torch.randn(64, 12))
-    return report.observation, report.settings
+    return report.observation, report._settings
 
 
 def of_ranks(observation: Observation, *found: Disagreement) -> Observation:

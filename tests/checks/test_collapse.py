@@ -24,7 +24,7 @@ def found(report):
 
 def undecided(report):
     """The layers that the check cannot judge."""
-    return [i.layer for i in report.judgement.inconclusive if i.check == "collapse"]
+    return [i.layer for i in report._judgement.inconclusive if i.check == "collapse"]
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_flow_that_ends_before_the_output_breaks_nothing(most, batch, inspect, m
     monkeypatch.setattr("pytest_modelhealth.capture.observing.flow.rows.MOST_VERTICES", most)
     report = inspect(around(lambda x: x * 0 + 0.5), batch, settings=ALONE)
     assert not report.flow.is_exact
-    assert not report.judgement.broken
+    assert not report._judgement.broken
     assert found(report) == ["2"]
 
 

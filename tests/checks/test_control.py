@@ -125,7 +125,7 @@ def test_a_waiver_by_call(dead, batch):
     """`waive` reads as the marker does; without a reason or with a wrong check it is an error."""
     report = Inspector(dead).waive("act1", check="dead_*", reason="a probe").run_inspection(batch)
     assert report.healthy
-    ((_, waiver),) = report.judgement.waived
+    ((_, waiver),) = report._judgement.waived
     assert (waiver.reason, waiver.origin) == ("a probe", "argument of waive")
     for arguments, message in [
         ((["a"], {"reason": " "}), "reason='...' is missing"),
@@ -230,7 +230,7 @@ def test_what_a_broken_check_found_stands(mlp, batch):
 
     report = Inspector(mlp, own_checks=[Late]).run_inspection(batch)
     assert {check for check, _ in found(report)} == {"peak"}
-    assert report.judgement.broken[0].message == "it raised ValueError"
+    assert report._judgement.broken[0].message == "it raised ValueError"
 
 
 def test_ctrl_c_in_a_check_is_not_swallowed(mlp, batch):
@@ -253,7 +253,7 @@ def test_ctrl_c_in_a_check_is_not_swallowed(mlp, batch):
 )
 def test_rubbish_is_named(finding, message, mlp, batch):
     """What is no finding of this check in a layer of this model is not passed over."""
-    judgement = Inspector(mlp, own_checks=[broken(finding)]).run_inspection(batch).judgement
+    judgement = Inspector(mlp, own_checks=[broken(finding)]).run_inspection(batch)._judgement
     (named,) = judgement.broken
     assert named.message == message
     assert "test_control.py:" in named.place
@@ -268,7 +268,7 @@ def test_a_check_that_returns_nothing_is_named(mlp, batch):
         def run(self, observation, settings):
             return None
 
-    judgement = Inspector(mlp, own_checks=[Nothing]).run_inspection(batch).judgement
+    judgement = Inspector(mlp, own_checks=[Nothing]).run_inspection(batch)._judgement
     assert judgement.broken[0].message.startswith("run() returned None: yield findings")
 
 

@@ -24,7 +24,7 @@ Inspect = Callable[..., HealthReport]
 
 def found(report: HealthReport) -> list[tuple[str, str]]:
     """Return layer and severity of what the check says; nothing else may be violated."""
-    assert report.judgement.broken == ()
+    assert report._judgement.broken == ()
     assert {v.check for v in report.violations} <= {"missing_gradients"}, report.violations
     both = [*report.violations, *report.warnings]
     return [(v.layer, v.severity) for v in both if v.check == "missing_gradients"]
@@ -889,7 +889,7 @@ def test_a_flow_that_was_inferred_accuses_no_head(batch: Tensor, inspect: Inspec
         report = inspect(Auxiliary(cuts=cuts), batch, loss=lambda out: out[0].square().mean())
         assert [layer for layer, _ in found(report)] == layers
         observation = replace(report.observation, flow=None)
-        violations = judge(observation, report.settings).violations
+        violations = judge(observation, report._settings).violations
         assert [violation.layer for violation in violations] == layers
     inferred = replace(inspect(Reading(Part(), 0), batch).observation, flow=None)
-    assert judge(inferred, report.settings).violations == ()
+    assert judge(inferred, report._settings).violations == ()

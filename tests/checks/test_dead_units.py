@@ -174,7 +174,7 @@ def test_few_samples_are_inconclusive(samples, mlp, batch, inspect):
     kill(mlp.fc1)
     report = inspect(mlp, batch[:samples])
     assert report.verdict == "inconclusive"
-    (finding,) = report.judgement.inconclusive
+    (finding,) = report._judgement.inconclusive
     assert finding.layer == "act1"
     assert "at least 32" in finding.reason
     with pytest.warns(ModelHealthWarning, match="inconclusive: act1"):

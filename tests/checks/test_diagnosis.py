@@ -291,7 +291,7 @@ def test_every_format_tells_one_story(dying, batch, inspect):
 def test_waived_root_takes_its_consequences_along(dying, batch):
     """What a project accepts, it accepts with what follows from it."""
     settings = default_settings().waive(Waiver("act1", "dead_units", "a reason", "here"))
-    judgement = Inspector(dying, settings=settings).run_inspection(batch).judgement
+    judgement = Inspector(dying, settings=settings).run_inspection(batch)._judgement
     assert judgement.violations == ()
     assert [v.layer for v, _ in judgement.waived] == ["act1"]
 

@@ -77,7 +77,7 @@ def test_a_run_that_showed_no_number_is_inconclusive(
     """One reason and the next move, in the model's own line; the test passes with a warning."""
     report = make()
     assert report.verdict == "inconclusive"
-    (found,) = report.judgement.inconclusive
+    (found,) = report._judgement.inconclusive
     assert found.layer == ""
     assert reason in found.reason
     assert move in found.reason

@@ -226,7 +226,7 @@ def test_batch_norm_that_has_seen_no_batch_leaves_depth_inconclusive(inspect):
     assert inspect(model, samples).healthy
     report = inspect(model.eval(), samples)
     assert report.verdict == "inconclusive"
-    (line,) = report.judgement.inconclusive
+    (line,) = report._judgement.inconclusive
     assert "normalises nothing" in line.reason
 
 

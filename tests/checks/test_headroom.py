@@ -111,5 +111,5 @@ def test_gradients_of_which_none_is_finite_are_left_to_another_check(mlp, batch,
     """There is nothing to count: `finite` names them, and this check runs to its end."""
     settings = {"planned_dtype": "float16"}
     report = inspect(mlp, batch, loss=lambda out: out.sum() * float("nan"), settings=settings)
-    assert report.judgement.broken == ()
+    assert report._judgement.broken == ()
     assert {violation.check for violation in report.violations} == {"finite"}

@@ -354,6 +354,6 @@ def test_large_weights_of_a_state_of_zeros(batch, inspect):
         if "weight" in name:
             nn.init.normal_(parameter, 0.0, 3.0)
     report = inspect(lstm, torch.zeros(64, 5, 16))
-    assert report.judgement.broken == ()
+    assert report._judgement.broken == ()
     assert any(v.check == "initial_weights" for root in report.violations
                for v in (root, *root.folded))  # fmt: skip

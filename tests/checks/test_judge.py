@@ -76,9 +76,9 @@ def test_waiver_accepts_a_violation(waived, dead, batch):
     settings = default_settings().waive(waived)
     report = Inspector(dead, settings=settings).run_inspection(batch)
     assert report.healthy
-    ((violation, by),) = report.judgement.waived
+    ((violation, by),) = report._judgement.waived
     assert (violation.layer, by) == ("act1", waived)
-    assert report.judgement.unused_waivers == ()
+    assert report._judgement.unused_waivers == ()
 
 
 @pytest.mark.parametrize("idle", [waiver("act2"), waiver("act1", "finite")])
@@ -86,7 +86,7 @@ def test_waiver_without_effect_is_reported(idle, dead, batch):
     """A waiver for another layer or check accepts nothing, and that is known."""
     report = Inspector(dead, settings=default_settings().waive(idle)).run_inspection(batch)
     assert not report.healthy
-    assert report.judgement.unused_waivers == (idle,)
+    assert report._judgement.unused_waivers == (idle,)
 
 
 def test_waiver_of_an_unknown_check_is_an_error():

@@ -347,7 +347,7 @@ def test_initial_loss_of_few_targets_is_inconclusive(mlp, batch, labels, inspect
     """Four samples say little about a loss."""
     nn.init.uniform_(mlp.head.weight, -100.0, 100.0)
     report = inspect(mlp, batch[:4], labels[:4], loss=F.cross_entropy, settings=ONLY)
-    assert "loss" in {finding.check for finding in report.judgement.inconclusive}
+    assert "loss" in {finding.check for finding in report._judgement.inconclusive}
     assert report.verdict is Verdict.INCONCLUSIVE
 
 
@@ -591,7 +591,7 @@ def test_loss_that_is_switched_off(mlp, batch, inspect, loss, is_off):
     report = inspect(mlp, batch, loss=loss)
     if is_off:
         assert "a loss weight of zero" in one(report).cause
-        assert report.judgement.inconclusive == ()
+        assert report._judgement.inconclusive == ()
     else:
         assert report.violations == ()
 

@@ -214,7 +214,7 @@ class Proposing(nn.Module):
 def test_model_that_answers_in_evaluation_mode(batch, inspect, only):
     """Without a loss nothing tells whether it learns the same way; a loss or training does."""
     report = inspect(Proposing().eval(), batch)
-    (line,) = report.judgement.inconclusive
+    (line,) = report._judgement.inconclusive
     assert (report.violations, line.layer) == ((), "propose")
     assert "training mode" in line.reason
     assert only(inspect(Proposing(), batch), "missing_gradients").layer == "propose"

@@ -97,7 +97,7 @@ def test_statistics_of_a_few_batches_are_inconclusive(batch, inspect):
         model(1000 + batch)
     report = inspect(model.eval(), 1000 + batch)
     assert found(report) == []
-    (finding,) = [i for i in report.judgement.inconclusive if i.check == "normalization"]
+    (finding,) = [i for i in report._judgement.inconclusive if i.check == "normalization"]
     assert "3 batches" in finding.reason
 
 

@@ -74,7 +74,7 @@ def test_few_samples_are_inconclusive(inspect, batch):
     with torch.no_grad():
         model.fc.weight.mul_(1000.0)
     report = inspect(model, batch[:4])
-    assert "saturation" in {finding.check for finding in report.judgement.inconclusive}
+    assert "saturation" in {finding.check for finding in report._judgement.inconclusive}
     assert not found(report)
 
 

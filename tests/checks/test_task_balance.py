@@ -143,7 +143,7 @@ def test_task_that_asks_for_nothing_is_inconclusive(model, batch, inspect):
     }
     report = inspect(model, batch, loss=losses)
     assert findings(report) == []
-    assert "task_balance" in {finding.check for finding in report.judgement.inconclusive}
+    assert "task_balance" in {finding.check for finding in report._judgement.inconclusive}
 
 
 def test_conflict_is_a_note(model, batch, inspect):

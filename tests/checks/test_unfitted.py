@@ -33,7 +33,7 @@ def test_what_depth_explains_is_one_line(check, inspect):
     model, batch = KINDS[check](), torch.randn(64, 16)
     report = inspect(model.eval(), batch)
     assert report.violations == ()
-    (line,) = report.judgement.inconclusive
+    (line,) = report._judgement.inconclusive
     assert (line.check, line.layer) == ("normalization", "1")
     assert check in line.reason
     assert "train for a step first, or inspect in training mode" in line.reason
@@ -42,7 +42,7 @@ def test_what_depth_explains_is_one_line(check, inspect):
             module.momentum = 1.0
     model.train()(batch)  # a step: now they normalise
     report = inspect(model.eval(), batch)
-    assert report.violations == report.judgement.inconclusive == ()
+    assert report.violations == report._judgement.inconclusive == ()
 
 
 class Towers(nn.Module):
@@ -68,7 +68,7 @@ def test_only_what_lies_behind_is_left_in_doubt(layer, found, batch, inspect):
     nn.init.constant_(model.get_submodule(layer).bias, -50.0)
     report = inspect(model, batch)
     assert [v.layer for v in report.violations] == found
-    assert len(report.judgement.inconclusive) == (not found)
+    assert len(report._judgement.inconclusive) == (not found)
 
 
 def test_what_depth_cannot_explain_stays_a_fault(batch, inspect):

@@ -162,7 +162,7 @@ def tell(make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]) -> list[Viola
     model, batch = make()
     report = Inspector(model).run_inspection(batch)
     assert report.observation.errors == ()
-    assert report.judgement.broken == ()
+    assert report._judgement.broken == ()
     return findings(report)
 
 

@@ -473,7 +473,7 @@ def test_first_step_of_a_recurrence_is_no_fault(steps, batch, inspect):
     """Nothing is there yet to forget."""
     report = inspect(Cell(steps), batch)
     assert report.violations == ()
-    doubts = [f for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    doubts = [f for f in report._judgement.inconclusive if f.check == "missing_gradients"]
     assert len(doubts) == (steps == 1)
     assert all("`zeros_like`" in f.reason for f in doubts)
 
@@ -496,7 +496,7 @@ def test_loss_weight_of_zero_is_no_sure_fault(weight, is_sure, batch, inspect):
 
     report = inspect(Two(), batch, loss=loss)
     assert report.violations == ()
-    doubts = [f.layer for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    doubts = [f.layer for f in report._judgement.inconclusive if f.check == "missing_gradients"]
     assert doubts == ([] if is_sure else ["aside"])
 
 
@@ -504,7 +504,7 @@ def test_layer_that_is_touched_only_to_be_touched_is_no_sure_fault(batch, inspec
     """`0 * layer(x).sum()` keeps distributed training content."""
     report = inspect(Branch(lambda m, h: 0.0 * h.sum()), batch)
     assert report.violations == ()
-    (doubt,) = report.judgement.inconclusive
+    (doubt,) = report._judgement.inconclusive
     assert (doubt.layer, "sum" in doubt.reason) == ("branch", True)
 
 
@@ -525,7 +525,7 @@ def test_what_the_batch_masks_is_no_sure_fault(is_there, batch, inspect):
     """Another batch may have something for it."""
     report = inspect(Conditioned(), (batch, torch.full((64, 1), is_there)))
     assert report.violations == ()
-    doubts = [f for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    doubts = [f for f in report._judgement.inconclusive if f.check == "missing_gradients"]
     assert len(doubts) == (not is_there)
     assert all("of the batch" in f.reason for f in doubts)
 
@@ -579,7 +579,7 @@ def test_softmax_that_a_mask_leaves_one_choice(margin, lines, batch, inspect):
     """Its weight is 1 whatever the score; where two are close a router learns."""
     report = inspect(nn.Sequential(Router(margin), nn.Linear(4, 2)), batch)
     assert report.violations == ()
-    found = [f.reason for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    found = [f.reason for f in report._judgement.inconclusive if f.check == "missing_gradients"]
     assert len(found) == lines
     assert all("a single choice" in reason for reason in found)
 
@@ -711,7 +711,7 @@ def test_loss_that_every_sample_satisfies_is_inconclusive(mlp, batch, inspect):
     report = inspect(mlp, batch, loss=lambda out: (out - 100.0).relu().mean())
     assert report.loss == 0.0
     assert report.violations == ()
-    (finding,) = [f for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    (finding,) = [f for f in report._judgement.inconclusive if f.check == "missing_gradients"]
     assert "exactly 0" in finding.reason
 
 
@@ -734,7 +734,7 @@ def test_head_that_the_loss_asks_for_nothing_in_this_batch(mask, doubts, batch, 
         Detector(), batch, loss=lambda out: (out[0] + mask * out[1][:, :3]).pow(2).mean()
     )
     assert report.violations == ()
-    found = [f.layer for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    found = [f.layer for f in report._judgement.inconclusive if f.check == "missing_gradients"]
     assert found == doubts
 
 
@@ -755,7 +755,7 @@ def test_few_samples_may_all_have_been_left_out(samples, is_sure, inspect):
     """Stochastic depth drops a block for two samples often, for many never."""
     report = inspect(Dropped(), torch.randn(samples, 16))
     sure = [v.layer for v in report.violations if v.check == "missing_gradients"]
-    doubted = [f for f in report.judgement.inconclusive if f.check == "missing_gradients"]
+    doubted = [f for f in report._judgement.inconclusive if f.check == "missing_gradients"]
     assert (sure, [f.layer for f in doubted]) == (["branch"], []) if is_sure else ([], ["branch"])
     assert all("give 4 or more" in f.reason for f in doubted)
 

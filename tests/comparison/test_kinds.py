@@ -99,7 +99,7 @@ def test_one_block_in_a_coarser_precision_is_no_licence_for_the_rest():
     block.forward = forward
     found = compare(reference, candidate, batch(reference))
     assert found.first_divergence.layer.startswith("blocks.1")
-    assert "is bfloat16, was float32" in str(found.failure())
+    assert "is bfloat16, was float32" in str(found._failure())
 
 
 class Fork(nn.Module):
@@ -135,7 +135,7 @@ def test_one_layer_in_half_precision_is_no_licence_for_the_rest(dtype, sides, fa
     where = {"": None, "scaled": "other"}.get(faulty, faulty)
     found = comparison.first_divergence
     assert (found.layer if found else None) == where, str(comparison)
-    says_dtype = str(dtype).removeprefix("torch.") in str(comparison.failure() or comparison)
+    says_dtype = str(dtype).removeprefix("torch.") in str(comparison._failure() or comparison)
     assert says_dtype is (sides != "both")
     assert all(x.weight.dtype is torch.float32 for x in (reference.first, candidate.first))
 

@@ -79,7 +79,7 @@ def test_loaders_of_every_kind_give_the_same(kind: str) -> None:
     assert (report.observation.batches, report.observation.samples) == (4, 100)
     truth = net().eval()[0](Numbers().x).detach().double()
     assert report["0"].activations.mean == pytest.approx(float(truth.mean()), rel=1e-5)
-    assert report.part is None
+    assert report.observation.part is None
     assert left_behind() == before
 
 
@@ -101,8 +101,12 @@ def test_workers_end_however_the_run_ends(how: str) -> None:
     loader = DataLoader(Numbers(bad=bad), batch_size=16, num_workers=2)
     if how == "early":
         report = Inspector(net()).run_batches(loader, loss=loss, max_batches=2)
-        assert report.part is not None
-        assert (report.part.batches, report.part.of, report.part.ended_by) == (
+        assert report.observation.part is not None
+        assert (
+            report.observation.part.batches,
+            report.observation.part.of,
+            report.observation.part.ended_by,
+        ) == (
             2,
             7,
             "max_batches=2",
@@ -243,7 +247,7 @@ def test_time_ends_a_run_after_the_batch_that_passes_it() -> None:
     report = Inspector(net().eval()).run_batches(
         DataLoader(Numbers(), batch_size=10), max_seconds=0.0, loss=F.cross_entropy
     )
-    part = report.part
+    part = report.observation.part
     assert part is not None
     assert (part.batches, part.of, part.ended_by) == (1, 10, "max_seconds=0.0")
     assert "1 of 10 batches" in report.render("line")
@@ -252,11 +256,11 @@ def test_time_ends_a_run_after_the_batch_that_passes_it() -> None:
     stream = Inspector(net().eval()).run_batches(
         DataLoader(Stream(), batch_size=10), max_seconds=0.0, loss=F.cross_entropy
     )
-    assert stream.part is not None
-    assert stream.part.of is None
+    assert stream.observation.part is not None
+    assert stream.observation.part.of is None
     assert "1 batch" in str(stream).splitlines()[0]
     enough = Inspector(net()).run_batches(Numbers().x.split(50), max_seconds=1e6, max_batches=2)
-    assert enough.part is None
+    assert enough.observation.part is None
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ NUMBERS: dict[str, Callable[[HealthReport], object]] = {
     "render": lambda report: report.render("failure"),
     "observation": lambda report: report.observation,
     "warnings": lambda report: report.warnings,
-    "settings": lambda report: report.settings,
-    "judgement": lambda report: report.judgement.verdict,
+    "settings": lambda report: report._settings,
+    "judgement": lambda report: report._judgement.verdict,
 }
 QUESTIONS: dict[str, Callable[[HealthReport], object]] = {
     "verdict": lambda report: report.verdict,
@@ -43,7 +43,7 @@ QUESTIONS: dict[str, Callable[[HealthReport], object]] = {
     "violations": lambda report: report.violations,
     "inconclusive": lambda report: report.inconclusive,
     "bool": bool,
-    "failure": HealthReport.failure,
+    "failure": HealthReport._failure,
 }
 COMPARISON_NUMBERS: dict[str, Callable[[Comparison], object]] = {
     "print": lambda found: print(found, file=io.StringIO()),
@@ -59,7 +59,7 @@ COMPARISON_NUMBERS: dict[str, Callable[[Comparison], object]] = {
 COMPARISON_QUESTIONS: dict[str, Callable[[Comparison], object]] = {
     "equivalent": lambda found: found.equivalent,
     "bool": bool,
-    "failure": Comparison.failure,
+    "failure": Comparison._failure,
 }
 
 
@@ -80,17 +80,17 @@ def apart() -> Comparison:
 @pytest.mark.parametrize("name", [*NUMBERS, *QUESTIONS])
 def test_what_asks_for_the_verdict_of_a_report(name: str, sick: HealthReport) -> None:
     """Numbers, tables and pictures do not, though some of them show the verdict."""
-    sick.verdict_asked = False
+    sick._verdict_asked = False
     (NUMBERS | QUESTIONS)[name](sick)
-    assert sick.verdict_asked is (name in QUESTIONS)
+    assert sick._verdict_asked is (name in QUESTIONS)
 
 
 @pytest.mark.parametrize("name", [*COMPARISON_NUMBERS, *COMPARISON_QUESTIONS])
 def test_what_asks_for_the_verdict_of_a_comparison(name: str, apart: Comparison) -> None:
     """Where the two part is evidence; whether they are equivalent is the verdict."""
-    apart.verdict_asked = False
+    apart._verdict_asked = False
     (COMPARISON_NUMBERS | COMPARISON_QUESTIONS)[name](apart)
-    assert apart.verdict_asked is (name in COMPARISON_QUESTIONS)
+    assert apart._verdict_asked is (name in COMPARISON_QUESTIONS)
 
 
 READS = """

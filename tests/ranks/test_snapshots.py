@@ -43,8 +43,8 @@ def read() -> dict[str, Any]:
     found: dict[str, Any] = {e: pickle.dumps((inspected(e, 8, 0), None)) for e in ENGINES}
     for name, factor in (("calibrated", 1.0), ("drifted", 1.001)):
         report = calibrated(distributed(scaled(factor), "ddp"), "ddp")
-        found[name] = pickle.dumps((report.observation, report.noise))
-        found[f"{name} noise"] = report.noise
+        found[name] = pickle.dumps((report.observation, report._noise))
+        found[f"{name} noise"] = report._noise
     return found
 
 
@@ -59,7 +59,7 @@ def test_a_snapshot_of_one_process_is_read_on_four_ranks() -> None:
     """Nothing has drifted under any engine; a layer scaled by 1.001 has."""
     ranks = on_ranks(4, read)
     plain = calibrated(net())
-    before = snapshot(plain.observation, plain.noise)
+    before = snapshot(plain.observation, plain._noise)
     seen = {name: pickle.loads(ranks[0][name]) for name in (*ENGINES, "calibrated", "drifted")}
     for name in (*ENGINES, "calibrated"):
         report = detect_drift(before, from_observation(*seen[name]))

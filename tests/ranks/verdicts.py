@@ -66,7 +66,7 @@ def _verdict(case: blind.Case) -> list[Said]:
     except Exception as error:  # noqa: BLE001 - it is told, and is no verdict
         return [Said(type(error).__name__, "", "fail", traceback.format_exc()[-1500:])]
     found = [_said(violation, "fail") for violation in report.violations]
-    return found + [_said(violation, "warn") for violation in report.judgement.warned]
+    return found + [_said(violation, "warn") for violation in report._judgement.warned]
 
 
 def _said(violation: Violation, severity: str) -> Said:

@@ -38,10 +38,10 @@ class Verdicts:
     """A judge whose mind is made up; a class, so that its reports can be pickled."""
 
     def __init__(self, violations: tuple[Violation, ...], **rest: Any) -> None:
-        self.judgement = Judgement(violations, **rest)
+        self._judgement = Judgement(violations, **rest)
 
     def __call__(self, seen: Observation, settings: Settings) -> Judgement:
-        return self.judgement
+        return self._judgement
 
 
 def violation(name: str, **fields: Any) -> Violation:

@@ -89,7 +89,7 @@ def test_the_figure_has_every_box_and_marks_violations() -> None:
 def test_a_report_without_a_flow_has_nothing_to_draw(report: HealthReport) -> None:
     """Text says so; a figure is refused."""
     empty = HealthReport(
-        replace(report.observation, flow=None), report.settings, judge, renderer=renderer
+        replace(report.observation, flow=None), report._settings, judge, renderer=renderer
     )
     assert "no flow was recorded" in empty.render("mermaid") + empty.render("dot")
     with pytest.raises(InspectionError, match="no flow was recorded"):

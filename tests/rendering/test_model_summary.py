@@ -253,7 +253,7 @@ def test_every_report_has_a_summary(case) -> None:
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
     assert repr(found).startswith(report.observation.model_type[:3])
     assert str(pickle.loads(pickle.dumps(found))) == str(found)
-    assert not report.verdict_asked
+    assert not report._verdict_asked
 
 
 def test_rows_make_a_table() -> None:

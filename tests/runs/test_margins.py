@@ -96,7 +96,7 @@ def test_only_what_is_judged():
     found = margins(report)
     assert {margin.violation.layer for margin in found} == {"2"}
     assert "initial_weights" not in {margin.violation.check for margin in found}
-    assert not report.verdict_asked
+    assert not report._verdict_asked
 
 
 class _Picky(Check):
@@ -136,7 +136,7 @@ def test_what_the_judge_explains_is_no_margin():
             monitor.step_end(step, loss=loss)
     training = monitor.report_of_training()
     assert {margin.violation.check for margin in margins(training)} <= {
-        check.name for check in training.settings.checks if check.judges_steps
+        check.name for check in training._settings.checks if check.judges_steps
     }
     found = {violation.layer for violation in (*training.violations, *training.warnings)}
     assert {m.violation.layer for m in margins(training) if m.used > 1} <= found

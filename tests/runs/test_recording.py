@@ -38,7 +38,7 @@ LABELS = torch.arange(64) % 3
 def _recorded(net: nn.Module) -> dict:
     report = Inspector(net).run_inspection(BATCH, LABELS, loss=F.cross_entropy)
     made = record(report, "test_net.py:7")
-    assert not report.verdict_asked
+    assert not report._verdict_asked
     return json.loads(json.dumps(made, allow_nan=False))
 
 

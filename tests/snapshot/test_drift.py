@@ -37,7 +37,7 @@ def reread(written: Snapshot) -> Snapshot:
 
 def of_report(report: HealthReport) -> Snapshot:
     """The same of a report; where its noise was not measured, every digit of what was seen."""
-    seen = from_observation(report.observation, report.noise)
+    seen = from_observation(report.observation, report._noise)
     return reread(seen) if seen.calibrated else seen
 
 

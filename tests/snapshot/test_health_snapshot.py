@@ -143,9 +143,9 @@ def test_filter(health_snapshot):
 
 def test_asked(health_snapshot):
     report = inspect()
-    assert not report.verdict_asked
+    assert not report._verdict_asked
     assert report == health_snapshot
-    assert report.verdict_asked
+    assert report._verdict_asked
 
 def test_extension(snapshot):
     assert inspect(1.5 if CHANGED else 1.0) == snapshot.use_extension(HealthSnapshotExtension)

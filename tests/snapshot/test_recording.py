@@ -52,7 +52,7 @@ def test_calibration_leaves_everything_as_it_was() -> None:
         torch.manual_seed(3)
         report = Inspector(model, calibrate=calibrate).run_inspection(batch)
         states.append(torch.get_rng_state())
-        assert (report.noise is not None) == calibrate
+        assert (report._noise is not None) == calibrate
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert torch.equal(batch, kept)
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -68,7 +68,7 @@ def test_a_model_that_cannot_be_copied_is_recorded_without_noise() -> None:
 
     torch.manual_seed(0)
     report = Inspector(Unique(8, 3), calibrate=True).run_inspection(torch.ones(4, 8))
-    assert report.noise is None
+    assert report._noise is None
     assert "noise: not measured" in record(report)
 
 
@@ -78,7 +78,7 @@ def test_batches_are_calibrated_together() -> None:
     model = nn.Linear(8, 3)
     batches = [torch.randn(16, 8) for _ in range(3)]
     report = Inspector(model, calibrate=True).run_batches(batches)
-    assert report.noise is not None
+    assert report._noise is not None
     plain = Inspector(model).run_batches(batches)
     assert not check(record(report), plain).drifted
 

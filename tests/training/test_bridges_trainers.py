@@ -121,7 +121,7 @@ def test_lightning_steps_are_those_of_the_optimizer(lightning, every_nth):
     assert monitor.latest.optimizer_steps == 1
     assert monitor.history.loss[0] == pytest.approx(0.69, abs=0.1)
     assert monitor.history["net.0", "update_ratio"].min() > 0
-    assert not monitor.is_started
+    assert not monitor._is_started
     assert not has_hooks(module)
 
 
@@ -139,7 +139,7 @@ def test_an_exception_ends_the_monitor_in_lightning(lightning):
     with pytest.raises(ValueError, match="a bad batch"):
         pl.Trainer(callbacks=[monitor.callback(library)], **QUIET).fit(module, batches(4))
     assert len(monitor.history) == 2
-    assert not monitor.is_started
+    assert not monitor._is_started
     assert not has_hooks(module)
 
 
@@ -325,7 +325,7 @@ def test_transformers_steps_are_those_of_the_optimizer(make_trainer, count):
     assert monitor.latest.passes == count
     assert monitor.history.loss[0] == pytest.approx(loss, rel=1e-5)
     assert monitor.history["head", "update_ratio"].min() >= 0
-    assert not monitor.is_started
+    assert not monitor._is_started
     assert not has_hooks(trainer.model)
 
 

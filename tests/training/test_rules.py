@@ -155,7 +155,7 @@ def test_a_waiver_accepts_what_a_rule_finds_in_a_layer() -> None:
     """It is listed as waived, and others stand."""
     monitor = train(prepare=kill, waived=("3", "dying_layers"))
     report = monitor.report_of_training()
-    assert [(v.check, v.layer) for v, _ in report.judgement.waived] == [("dying_layers", "3")]
+    assert [(v.check, v.layer) for v, _ in report._judgement.waived] == [("dying_layers", "3")]
     assert "dying_layers" not in broken(monitor)
 
 
@@ -210,7 +210,7 @@ def test_a_verdict_that_was_asked_for_is_no_longer_open() -> None:
         model(torch.randn(4, 2)).sum().backward()
         monitor.step_end()
         monitor.assert_healthy()
-    assert [report.verdict_asked for report in reports] == [True]
+    assert [report._verdict_asked for report in reports] == [True]
 
 
 def test_without_a_step_there_is_no_verdict() -> None:
@@ -513,7 +513,7 @@ def test_inputs_that_change_are_seen(factor: float, expected: str) -> None:
             loss.backward()
             optimizer.step()
             monitor.step_end(loss=loss)
-    judgement = monitor.report_of_training().judgement
+    judgement = monitor.report_of_training()._judgement
     found = {v.check: v.severity for v in (*judgement.violations, *judgement.warned)}
     assert found.get("input_shift") == expected
 

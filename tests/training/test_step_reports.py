@@ -66,7 +66,7 @@ def test_waivers_severities_and_left_out_checks() -> None:
     waived = Inspector(model).waive("into", check="trained_*", reason="a fixed projection")
     report = waived.run_step(usual, optimizer, (X, Y))
     assert report.healthy
-    assert [found.check for found, _ in report.judgement.waived] == ["trained_parameters"]
+    assert [found.check for found, _ in report._judgement.waived] == ["trained_parameters"]
     warned = ran(usual, model, optimizer, settings={"severity": {"trained_parameters": "warn"}})
     assert said(warned, "warn")[0][0] == "trained_parameters"
     assert warned.healthy

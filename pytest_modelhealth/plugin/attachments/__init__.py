@@ -46,7 +46,7 @@ class Evidence:
     @cached_property
     def verdict(self) -> str:
         """``"unhealthy"``, ``"inconclusive"`` or ``"healthy"``."""
-        return str(self.report.judgement.verdict.value)
+        return str(self.report._judgement.verdict.value)
 
     @cached_property
     def culprit(self) -> str:
@@ -69,7 +69,7 @@ class Evidence:
 
     @property
     def _worst(self) -> Any:
-        judgement = self.report.judgement
+        judgement = self.report._judgement
         return next(iter((*judgement.violations, *judgement.inconclusive)), None)
 
     @cached_property
@@ -110,7 +110,7 @@ class Evidence:
     def _rendered(self, form: str, function: str, *arguments: Any, **options: Any) -> Any:
         with warnings.catch_warnings():  # under -W error, one would cost the user the evidence
             warnings.simplefilter("ignore")
-            return self.report.renderer(form, function)(self.report, *arguments, **options)
+            return self.report._renderer(form, function)(self.report, *arguments, **options)
 
 
 class ComparisonEvidence(Evidence):
@@ -128,7 +128,7 @@ class ComparisonEvidence(Evidence):
     @cached_property
     def culprit(self) -> str:
         """The layer where the two models part."""
-        found = self.report.divergence
+        found = self.report.first_divergence
         return "" if found is None else _printable(found.label)
 
     @cached_property

@@ -148,24 +148,24 @@ class Case:
         """
         __tracebackhide__ = True
         self._keep(report)
-        error = report.failure()
+        error = report._failure()
         if error is not None:
             self.fail(ModelHealthError(self._reworded(str(error)), report), report)
         if designs and report.warnings:
-            texts = report.take_warnings()
+            texts = report._take_warnings()
             for text in texts:
                 warn(self.item, text)
             raise Unjudged(f"{texts[0]}; whether that is meant, nothing tells")
         if report.verdict is not Verdict.INCONCLUSIVE:
             return
-        if report.settings["inconclusive"].value == "warn" and report.inconclusive:
-            raise Unjudged(report.take_doubt()[0])
+        if report._settings["inconclusive"].value == "warn" and report.inconclusive:
+            raise Unjudged(report._take_doubt()[0])
 
     def settle_comparison(self, comparison: Comparison) -> None:
         """Keep a comparison, and fail where the two are not equivalent."""
         __tracebackhide__ = True
         self._keep(comparison)
-        error = comparison.failure()
+        error = comparison._failure()
         if error is not None:
             self.fail(error, comparison)
 

@@ -59,13 +59,13 @@ def healthy_in_evaluation(case: Case) -> None:
     own, known = _general(case), set[tuple[str, str]]()
     if IN_TRAINING in case.subject.wanted:
         training = case.subject.ran(training=True)
-        found = case.report(training.observation, own).judgement.violations
+        found = case.report(training.observation, own)._judgement.violations
         known = {
             (v.check, layer) for one in found for v in (one, *one.folded) for layer in v.layers
         }
     seen = case.subject.ran(training=False)
     report = case.report(seen.observation, own, but=known)
-    every = case.report(seen.observation, own).judgement
+    every = case.report(seen.observation, own)._judgement
     case.settle(report)
     if every.violations:
         first = every.violations[0]
@@ -98,7 +98,7 @@ def _require_moving_gradients(case: Case) -> None:
         for name, gradient in record.parameter_gradients.items()
         if gradient.count and gradient.zero_count == gradient.count
     ]
-    found = case.report(seen, _general(case)).judgement.violations if silent else ()
+    found = case.report(seen, _general(case))._judgement.violations if silent else ()
     if found:
         raise Unjudged(
             f"{silent[0]} gets a gradient of zero: {case.subject.label} is not healthy in training "
@@ -167,7 +167,7 @@ def inputs_used(case: Case) -> None:
     seen = case.subject.ran(training=True).observation
     report = case.report(seen, {"input_effect"}, only=True, probes=["input_effect"])
     if idle:
-        report = HealthReport(seen, report.settings, partial(_of_idle, idle), renderer=renderer)
+        report = HealthReport(seen, report._settings, partial(_of_idle, idle), renderer=renderer)
     case.settle(report)
 
 
@@ -182,7 +182,7 @@ def _require_living(case: Case, idle: list[str]) -> None:
         return
     for training in (True, False):
         seen = case.subject.ran(training).observation
-        found = case.report(seen, _general(case)).judgement.violations
+        found = case.report(seen, _general(case))._judgement.violations
         if found:
             mode = mode_of(training)
             raise Unjudged(
@@ -243,7 +243,7 @@ def snapshot(case: Case, recorded: HealthSnapshot) -> None:
     place = Path(recorded.extension.get_location(test_location=recorded.test_location, index=0))
     if not updates and not place.exists():
         raise Unjudged("nothing is recorded yet: pytest --snapshot-update, and commit the file")
-    report = case.report(seen.observation, {"finite"}, only=True, noise=seen.noise)
+    report = case.report(seen.observation, {"finite"}, only=True, noise=seen._noise)
     try:
         _ = report == recorded  # raises where it is not
     except ModelHealthError as error:

@@ -27,5 +27,5 @@ def record(result: Result, place: str) -> dict[str, Any]:
     elif isinstance(result, SnapshotCheck):
         made = of_drift(result)
     else:
-        made = of_inspection(result.asked)
+        made = of_inspection(result._as_asked)
     return {"kind": made.pop("kind"), "place": place, **plain(made)}

@@ -13,7 +13,7 @@ def of_comparison(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison by the keys of the file of a run; it asks for no verdict."""
     found = comparison.first_divergence
     is_different = differs(comparison)
-    show = comparison.renderer
+    show = comparison._renderer
     return {
         "kind": "comparison",
         "verdict": "different" if is_different else "equivalent",

@@ -35,12 +35,12 @@ def of_course(report: HealthReport) -> dict[str, Any] | None:
     Of many steps, evenly spaced ones and the last; of many layers, those that something is found
     in, then the others in order.
     """
-    history = report.history
+    history = report._history
     if history is None or not len(history):
         return None
     every = -(-len(history) // MOST_STEPS)
     taken = sorted({*range(0, len(history), every), len(history) - 1})
-    judgement = report.judgement
+    judgement = report._judgement
     accused = [found.layer for found in (*judgement.violations, *judgement.warned)]
     names = list(dict.fromkeys((*(n for n in accused if n in history.layers), *history.layers)))
     return {

@@ -25,7 +25,7 @@ def of_flow(report: HealthReport) -> dict[str, Any] | None:
         [names[arrow.source], names[arrow.target], arrow.passes_gradient, arrow.label.split()]
         for arrow in drawn.arrows
     ]
-    violations = report.judgement.violations
+    violations = report._judgement.violations
     way = _way(drawn, violations[0].layer) if violations else []
     return {
         "edges": edges,

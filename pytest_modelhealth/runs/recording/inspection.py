@@ -29,12 +29,12 @@ SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
 
 def of_inspection(report: HealthReport) -> dict[str, Any]:
     """Return a report by the keys of the file of a run; it asks for no verdict."""
-    with report.unasked():
+    with report._unasked():
         return _of(report)
 
 
 def _of(report: HealthReport) -> dict[str, Any]:
-    seen, judgement = report.observation, report.judgement
+    seen, judgement = report.observation, report._judgement
     verdict = judgement.verdict
     summary = summarised(report)
     costs = {row["name"]: row for row in summary.rows}

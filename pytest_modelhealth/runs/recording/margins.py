@@ -39,7 +39,7 @@ class Margin(NamedTuple):
 
 def margins(report: HealthReport) -> list[Margin]:
     """Return how near a report came to each limit, the nearest first; it asks for no verdict."""
-    settings, observation = report.settings, report.observation
+    settings, observation = report._settings, report.observation
     if not observation.is_of_own_step:
         observation = with_flow(observation)
     found = []
@@ -57,7 +57,7 @@ def _objected(report: HealthReport) -> set[tuple[str, str]]:
 
     A value beyond its limit that is not among it is one that the judge explains otherwise.
     """
-    judgement = report.judgement
+    judgement = report._judgement
     accepted = [violation for violation, _ in judgement.waived]
     found = [*judgement.violations, *judgement.warned, *accepted]
     return {(one.check, one.layer) for each in found for one in (each, *each.folded)}

@@ -10,19 +10,19 @@ class Monitor(Protocol):
     """What a callback needs of a monitor."""
 
     @property
-    def is_started(self) -> bool:
+    def _is_started(self) -> bool:
         """Whether it watches."""
 
     def start(self) -> Any:
         """Begin to watch."""
 
-    def use_scaler(self, scaler: Any) -> None:
+    def _use_scaler(self, scaler: Any) -> None:
         """Report gradients without the scale of a gradient scaler."""
 
     def step_end(self, step: int | None = None, loss: Any = None) -> None:
         """Say that a step is over."""
 
-    def when_closed(self, call: Callable[[], object]) -> None:
+    def _when_closed(self, call: Callable[[], object]) -> None:
         """Have a function called when the monitor is closed."""
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class Follower:
     @property
     def is_on(self) -> bool:
         """Whether the monitor is told of steps."""
-        return self._is_on and self._monitor.is_started
+        return self._is_on and self._monitor._is_started
 
     def begin(self, *, is_main: bool, scaler: Any = None) -> None:
         """Start the monitor, unless this is not the main process.
@@ -53,16 +53,16 @@ class Follower:
         """
         if not is_main:
             return
-        if not self._monitor.is_started:
+        if not self._monitor._is_started:
             self._monitor.start()
             self._is_ours = True
         if scaler is not None:
-            self._monitor.use_scaler(scaler)
+            self._monitor._use_scaler(scaler)
         self._is_on = True
 
     def when_closed(self, call: Callable[[], object]) -> None:
         """Have a function called when the monitor is closed, by whom it may be."""
-        self._monitor.when_closed(call)
+        self._monitor._when_closed(call)
 
     def step_end(self, number: int, loss: Any = None) -> None:
         """Say that an optimizer's step is over; numbers that do not rise are replaced."""

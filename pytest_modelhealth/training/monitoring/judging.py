@@ -74,7 +74,7 @@ class TrainingJudge:
             warnings: whether what only warns is among it.
         """
         report = self.report(observation)
-        found = report.judgement.violations + (report.judgement.warned if warnings else ())
+        found = report._judgement.violations + (report._judgement.warned if warnings else ())
         steps = self._observer.steps_of_breaches()
         return tuple(
             Event(steps[each.message], each.layer, each.message)
@@ -98,13 +98,13 @@ class TrainingJudge:
         if self._on_violation is None or not begun:
             return
         report = self.report(observation)
-        new = [v for v in report.judgement.violations if self._is_new(v)]
+        new = [v for v in report._judgement.violations if self._is_new(v)]
         for violation in new:
             self._answered.update((violation.check, layer) for layer in violation.layers)
         if not new:
             return
         if self._on_violation == "raise":
-            error = report.failure()
+            error = report._failure()
             assert error is not None
             raise error
         for violation in new:

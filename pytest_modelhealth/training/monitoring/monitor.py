@@ -183,11 +183,11 @@ class TrainingMonitor(NamesItsAttributes):
         return self
 
     @property
-    def is_started(self) -> bool:
+    def _is_started(self) -> bool:
         """Whether it watches: it was started, and not closed yet."""
         return self._state == "started"
 
-    def use_scaler(self, scaler: Any) -> None:
+    def _use_scaler(self, scaler: Any) -> None:
         """Report gradients without the scale of a `torch.amp.GradScaler`, from this step on."""
         self._watch.use_scaler(scaler)
 
@@ -218,7 +218,7 @@ class TrainingMonitor(NamesItsAttributes):
         while self._on_close:
             self._on_close.pop()()
 
-    def when_closed(self, call: Callable[[], object]) -> None:
+    def _when_closed(self, call: Callable[[], object]) -> None:
         """Have a function called when the monitor is closed."""
         self._on_close.append(call)
 
@@ -365,7 +365,7 @@ class TrainingMonitor(NamesItsAttributes):
         assert self.latest is not None
         assert self._latest_seen is not None
         report = self._judge.report(self._latest_seen.observation)
-        report.history = self.history
+        report._history = self.history
         return report
 
     @property
