@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_modelhealth.rendering.notation import abbreviate, number, percent, plural, printable
-from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.row import Event
 
 Flags = npt.NDArray[np.bool_]
 

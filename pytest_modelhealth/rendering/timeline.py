@@ -25,8 +25,8 @@ from pytest_modelhealth.rendering.figure import (
 )
 from pytest_modelhealth.rendering.notation import shorten
 from pytest_modelhealth.rendering.progress import headline, layer_label
-from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.row import Event
 
 Reals = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -34,8 +34,8 @@ from pytest_modelhealth.rendering.timeline import (
     step_edges,
     subtitle,
 )
-from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.row import Event
 
 MOST_ROWS = 120
 """Rows of a heat map; of more layers, those of a container are put together."""

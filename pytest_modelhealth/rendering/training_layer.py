@@ -31,8 +31,8 @@ from pytest_modelhealth.rendering.timeline import (
     sorted_events,
     step_edges,
 )
-from pytest_modelhealth.training.monitoring.bins import BINNED, EDGES, Fractions
 from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.row import BINNED, EDGES, Fractions
 
 _USUAL = "#dff0d8"
 _LINE, _HISTOGRAM = 1.15, 2.0

@@ -6,8 +6,8 @@ import math
 
 from pytest_modelhealth.rendering.notation import number, percent, plural, table
 from pytest_modelhealth.rendering.progress import headline, layer_label, remarks, shown
-from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.row import Event
 
 _COLUMNS = {
     "p.grad": ("parameter_gradient_norm", number),

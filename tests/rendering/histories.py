@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from pytest_modelhealth.rendering import renderer
-from pytest_modelhealth.training.monitoring.bins import BINNED, BINS
 from pytest_modelhealth.training.monitoring.history import History
-from pytest_modelhealth.training.monitoring.origin import Origin
-from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
+from pytest_modelhealth.training.monitoring.row import BINNED, BINS, STATISTICS, Origin, StepRow
 from tests.rendering.reports import HOSTILE
 
 USUAL = {

@@ -17,9 +17,8 @@ from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
 from pytest_modelhealth.rendering.training import MISSING, MOST_COLUMNS, MOST_ROWS, NONFINITE, ZERO
 from pytest_modelhealth.statistics import reduce
-from pytest_modelhealth.training.monitoring.bins import BINS, EDGES, binned
-from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.row import BINS, EDGES, Event, binned
 from tests.rendering import histories
 
 GRADIENT, DEAD, UPDATE = "gradient norm", "dead units", "update ratio"

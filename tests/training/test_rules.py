@@ -19,8 +19,8 @@ from pytest_modelhealth import (
     ModelHealthWarning,
 )
 from pytest_modelhealth.training import default_settings
+from pytest_modelhealth.training.monitoring.judging import CourseObserver
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
-from pytest_modelhealth.training.monitoring.observer import CourseObserver
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
 
 Prepare = Callable[[int, nn.Sequential, torch.optim.Optimizer], None]

@@ -11,11 +11,13 @@ import numpy as np
 
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest, suggest_layer
 from pytest_modelhealth.report.asked import Renderer
-from pytest_modelhealth.training.monitoring.bins import BINNED, BINS, Fractions
-from pytest_modelhealth.training.monitoring.event import Event
-from pytest_modelhealth.training.monitoring.origin import Origin
 from pytest_modelhealth.training.monitoring.row import (
+    BINNED,
+    BINS,
     STATISTICS,
+    Event,
+    Fractions,
+    Origin,
     Reals,
     StepRow,
     require_statistic,

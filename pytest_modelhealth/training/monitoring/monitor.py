@@ -28,11 +28,10 @@ from pytest_modelhealth.report import HealthReport, Observation, Verdict, Violat
 from pytest_modelhealth.report.asked import Renderer
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.bridges import callback_of
-from pytest_modelhealth.training.monitoring.event import Event
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
 from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
-from pytest_modelhealth.training.monitoring.row import StepRow, require_statistic, row_of
+from pytest_modelhealth.training.monitoring.row import Event, StepRow, require_statistic, row_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""`StepRow`: the numbers of one watched step, layer by layer."""
+"""A watched step as numbers, its histograms, and where what is no number came from."""
 
 from __future__ import annotations
 
@@ -14,9 +14,138 @@ from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.errors import LayerNotFoundError, UnknownNameError, suggest, suggest_layer
 from pytest_modelhealth.statistics import TensorStatistics
-from pytest_modelhealth.training.monitoring.bins import BINNED, BINS, Fractions, binned
 from pytest_modelhealth.training.monitoring.evidence import EVIDENCE, evidence_of
-from pytest_modelhealth.training.monitoring.origin import Origin, origin_of
+
+
+class Event(NamedTuple):
+    """Something that went wrong.
+
+    Args:
+        step: the number of the step.
+        layer: the layer, ``""`` for the model itself.
+        text: what it was, in a few words.
+    """
+
+    step: int
+    layer: str
+    text: str
+
+
+Fractions = npt.NDArray[np.float16]
+
+BINNED = ("activations", "gradients")
+"""The roles of which histograms are kept."""
+
+LOWEST, HIGHEST, WIDTH = -32, 8, 2
+"""Powers of two: where the first bin of a sign begins, where the last one ends, how wide one is."""
+
+_A_SIGN = (HIGHEST - LOWEST) // WIDTH
+
+BINS = 2 * _A_SIGN + 1
+"""Bins of negative values, a bin of zeros, bins of positive values."""
+
+EDGES = np.ldexp(1.0, np.arange(LOWEST, HIGHEST + 1, WIDTH))
+"""Edges of the bins of positive values; the first and the last bin also take what is beyond."""
+
+
+def binned(seen: TensorStatistics) -> Fractions:
+    """Return which part of the finite values is in each bin, in ascending order of value.
+
+    NaN where there is no finite value.
+    """
+    counts = seen.exponents.counts
+    exponents = seen.exponents.lowest + np.arange(len(counts))
+    places = np.clip((exponents - LOWEST) // WIDTH, 0, _A_SIGN - 1)
+    both = np.zeros((_A_SIGN, 2))
+    np.add.at(both, places, counts)
+    every = np.concatenate([both[::-1, 0], [seen.zero_count], both[:, 1]])
+    total = every.sum()
+    return (every / total if total else np.full(BINS, np.nan)).astype(np.float16)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the first NaN or infinity of a step was seen.
+
+    Args:
+        layer: the layer; ``""`` is the model itself.
+        role: in which of its tensors: ``inputs`` where the batch held it, ``parameters`` where it
+            was in the weights before the step, ``activations``, ``gradients``,
+            ``parameter_gradients``, or ``loss``.
+        name: own name of the parameter, else ``""``.
+        label: the layer's name for people.
+    """
+
+    layer: str
+    role: str
+    name: str = ""
+    label: str = ""
+
+    def __str__(self) -> str:
+        if self.role == "loss":
+            return "the loss is not finite, though all activations are"
+        what = _WORDS[self.role].format(name=self.name)
+        return f"not finite first in {what} of {self.label!r}"
+
+
+_WORDS = {
+    "inputs": "the inputs",
+    "parameters": "the parameter {name!r}",
+    "activations": "the activations",
+    "gradients": "the gradients",
+    "parameter_gradients": "the gradient of the parameter {name!r}",
+}
+
+
+def origin_of(layers: Sequence[Layer], seen: WatchedStep) -> Origin | None:
+    """Return where the first value of a step came from that is no number, if there is one.
+
+    Args:
+        layers: the layers that were observed.
+        seen: what was seen of the step.
+    """
+    called = sorted((lyr for lyr in layers if lyr.completed is not None), key=_completed)
+    bad = [layer for layer in called if _is_bad(seen.statistics(layer, "activations"))]
+    if bad:
+        return _forward(bad, seen)
+    loss = seen.observation.loss
+    if loss is not None and not math.isfinite(loss):
+        return Origin("", "loss")
+    for layer in reversed(called):
+        gradients = seen.statistics(layer, "gradients")
+        if gradients is not None and gradients.nonfinite_count:
+            return Origin(layer.name, "gradients", label=layer.label)
+    for role in ("parameter_gradients", "parameters"):
+        for layer in layers:
+            if name := _first_bad(layer, role):
+                return Origin(layer.name, role, name, layer.label)
+    return None
+
+
+def _completed(layer: Layer) -> int:
+    """The order in which layers returned: one that holds others comes after these."""
+    return layer.completed or 0
+
+
+def _forward(bad: Sequence[Layer], seen: WatchedStep) -> Origin:
+    """Return where activations stopped being numbers: in the first layer that was given numbers."""
+    makers = [layer for layer in bad if not _is_bad(seen.statistics(layer, "inputs"))]
+    first = (makers or bad)[0]
+    if name := _first_bad(first, "parameters"):
+        return Origin(first.name, "parameters", name, first.label)
+    return Origin(first.name, "activations" if makers else "inputs", label=first.label)
+
+
+def _is_bad(statistics: TensorStatistics | None) -> bool:
+    """Whether there is a NaN or positive infinity; masks are made of the negative one."""
+    return statistics is not None and statistics.nan_count + statistics.positive_inf_count > 0
+
+
+def _first_bad(layer: Layer, role: str) -> str:
+    """Return the name of a layer's first parameter that is not finite, ``""`` if all are."""
+    held = layer.own.get(role, {}).items()
+    return next((name for name, entry in held if entry.statistics.nonfinite_count), "")
+
 
 Reals = npt.NDArray[np.float64]
 

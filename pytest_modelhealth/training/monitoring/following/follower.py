@@ -1,15 +1,265 @@
-"""`Follower`: what a rule remembers, and the episodes that it sees."""
+"""What every follower stands on: levels, the table of a step, the loss, and episodes."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from pytest_modelhealth.report import CourseEvent
-from pytest_modelhealth.training.monitoring.following.levels import Mask
-from pytest_modelhealth.training.monitoring.following.table import Table
-from pytest_modelhealth.training.monitoring.row import Reals
+import numpy as np
+import numpy.typing as npt
+
+from pytest_modelhealth.report import CourseEvent, LossSummary
+from pytest_modelhealth.training.monitoring.row import Reals, StepRow
+
+Mask = npt.NDArray[np.bool_]
+
+LATELY = 5
+"""How many of the latest values count as lately."""
+
+OPENING = 10
+"""How many of the first values are the beginning."""
+
+_LEAST = 1e-30
+
+
+def grown(values: Reals, count: int, fill: float = np.nan) -> Reals:
+    """Return an array with as many columns as there are layers now."""
+    missing = count - values.shape[-1]
+    if not missing:
+        return values
+    widths = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
+    return np.pad(values, widths, constant_values=fill)
+
+
+def held_of(mask: Mask, count: int) -> Mask:
+    """Return a mask with as many columns as there are layers now: false for new ones."""
+    missing = count - len(mask)
+    return np.pad(mask, (0, missing)) if missing else mask
+
+
+class Levels:
+    """Logarithms of a statistic, layer by layer; of a step that has none for a layer, nothing.
+
+    Args:
+        zeros: whether zeros are values (next to nothing), or say nothing.
+
+    Attributes:
+        count: how many values each layer had.
+        low, high: the least and the largest lately; NaN while there are few.
+        opening: the mean of the first values.
+        usual: the mean so far; it stands still while `held`.
+        valid: which layers had a value in the latest step.
+    """
+
+    def __init__(self, *, zeros: bool = False) -> None:
+        self._least = _LEAST if zeros else 0.0
+        self._lately = np.full((LATELY, 0), np.nan)
+        self.count = np.zeros(0, dtype=np.intp)
+        self._is_opening = True
+        self.low = self.high = np.zeros(0)
+        self.opening = np.zeros(0)
+        self.usual = np.zeros(0)
+        self.valid = np.zeros(0, dtype=bool)
+
+    def add(self, values: Reals, held: Mask | None = None) -> None:
+        """Take the values of a step.
+
+        Args:
+            values: one of each layer.
+            held: where what is usual is to stay as it is; fewer layers where some are new.
+        """
+        layers = len(values)
+        if layers != len(self.count):
+            self._grow(layers)
+        if self._least:
+            values = np.maximum(values, self._least)
+        logs = np.log(values)
+        self.valid = valid = np.isfinite(logs)
+        columns = valid.nonzero()[0]
+        count = self.count
+        logs = logs[columns]
+        self._lately[count[columns] % LATELY, columns] = logs
+        count += valid
+        self.low = low = np.minimum.reduce(self._lately)
+        self.high = high = np.maximum.reduce(self._lately)
+        if held is not None and held.any():
+            learns = ~held_of(held, layers)[columns]
+            columns, logs = columns[learns], logs[learns]
+        # a single value far off says little once there are some; NaN, of few, bounds nothing
+        kept = np.fmin(np.fmax(logs, low[columns]), high[columns])
+        self.usual[columns] += (kept - self.usual[columns]) / count[columns]
+        if self._is_opening:
+            self.opening = np.where(count <= OPENING, self.usual, self.opening)
+            self._is_opening = bool((count < OPENING).any())
+
+    def _grow(self, layers: int) -> None:
+        self._lately = grown(self._lately, layers)
+        self.count = np.pad(self.count, (0, layers - len(self.count)))
+        self._is_opening = True
+        self.opening = grown(self.opening, layers, 0.0)
+        self.usual = grown(self.usual, layers, 0.0)
+
+    @property
+    def reference(self) -> Reals:
+        """The larger of what is usual and what was at the beginning."""
+        larger: Reals = np.maximum(self.usual, self.opening)
+        return larger
+
+
+class Level:
+    """The same of a single statistic, in plain numbers."""
+
+    def __init__(self) -> None:
+        self._lately: deque[float] = deque(maxlen=LATELY)
+        self.count = 0
+        self.low = self.high = math.nan
+        self.opening = self.usual = 0.0
+
+    def add(self, value: float, *, held: bool = False) -> None:
+        """Take the value of a step; zeros and what is no number say nothing."""
+        if not 0.0 < value < math.inf:
+            return
+        log = math.log(value)
+        self.count += 1
+        self._lately.append(log)
+        if self.count >= LATELY:
+            self.low, self.high = min(self._lately), max(self._lately)
+        if not held:
+            self.usual += (log - self.usual) / self.count
+        if self.count <= OPENING:
+            self.opening = self.usual
+
+    @property
+    def reference(self) -> float:
+        """The larger of what is usual and what was at the beginning."""
+        return max(self.usual, self.opening)
+
+
+_WINDOW = 9
+_OPENING = 5
+
+
+class LossCourse:
+    """Follows the loss in constant memory.
+
+    Attributes:
+        summary: how it went so far.
+    """
+
+    def __init__(self) -> None:
+        self.summary = LossSummary()
+        self._latest: deque[float] = deque(maxlen=_WINDOW)
+        self._opening: list[float] = []
+        self._count = 0
+        self._first = math.nan
+        self._best, self._best_step = math.inf, 0
+        self._noise = 0.0
+        self._level = math.nan
+        self._never_negative = True
+
+    def add(self, step: int, loss: float | None) -> None:
+        """Take the loss of a step; one that is no number says nothing of a level."""
+        if loss is None or not math.isfinite(loss):
+            return
+        if len(self._opening) < _OPENING:
+            self._opening.append(loss)
+            self._first = _level_of(self._opening)
+        if self._count >= _OPENING:
+            self._add_noise(abs(loss - self._level))
+        self._count += 1
+        self._never_negative &= loss >= 0.0
+        self._latest.append(loss)
+        self._level = statistics.median(self._latest)
+        if self._count >= _OPENING and self._level < self._best:
+            self._best, self._best_step = self._level, step
+        self.summary = LossSummary(
+            self._count,
+            self._first,
+            min(self._best, self._level),
+            self._best_step,
+            self._level,
+            self._noise,
+            self._never_negative,
+            loss,
+        )
+
+    def _add_noise(self, deviation: float) -> None:
+        """Average deviations, the recent ones more; a single large one says little."""
+        if self._noise > 0.0 and self._count > 2 * _WINDOW:
+            deviation = min(deviation, 5.0 * self._noise)
+        self._noise += (deviation - self._noise) / min(self._count - _OPENING + 1, 50)
+
+
+def _level_of(opening: list[float]) -> float:
+    """Return the level that a loss begins with, whatever the first steps do to it."""
+    first, *others = opening
+    if others and 0.0 < first < min(others) / _BLOWN_UP:
+        return first
+    return sorted(opening)[:2][-1]
+
+
+_BLOWN_UP = 3.0
+
+
+class Table:
+    """The latest step, and what of the earlier ones every follower asks for.
+
+    Attributes:
+        row: the latest step.
+        layers: every layer that was seen so far, by column.
+        loss: how the loss went.
+        steps: how many steps were seen.
+    """
+
+    row: StepRow
+
+    def __init__(self) -> None:
+        self.layers: list[str] = []
+        self.loss = LossCourse()
+        self.steps = 0
+        self._latest: deque[int] = deque(maxlen=LATELY)
+        self._columns: dict[str, int] = {}
+        self._known: tuple[str, ...] = ()
+        self._where: np.ndarray[tuple[int], np.dtype[np.intp]] | None = None
+
+    def take(self, row: StepRow) -> None:
+        """Take the next step."""
+        self.row = row
+        self.steps += 1
+        self._latest.append(row.step)
+        self.loss.add(row.step, row.loss)
+        if row.layers == self._known:
+            return
+        self._known = row.layers
+        for layer in row.layers:
+            if layer not in self._columns:
+                self._columns[layer] = len(self.layers)
+                self.layers.append(layer)
+        where = np.array([self._columns[layer] for layer in row.layers], dtype=np.intp)
+        is_same = np.array_equal(where, np.arange(len(self.layers)))
+        self._where = None if is_same else where
+
+    @property
+    def lately(self) -> int:
+        """The first of the steps that count as lately."""
+        return self._latest[0]
+
+    def column(self, layer: str) -> int:
+        """Return the column of a layer."""
+        return self._columns[layer]
+
+    def values(self, statistic: str) -> Reals:
+        """Return a statistic of every layer, NaN where the latest step has none."""
+        values = self.row.values[statistic]
+        if self._where is None:
+            return values
+        every = np.full(len(self.layers), np.nan)
+        every[self._where] = values
+        return every
 
 
 class Follower(ABC):

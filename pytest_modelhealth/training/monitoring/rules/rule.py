@@ -1,4 +1,4 @@
-"""`Rule`: what must hold over a whole training. A new one is one new file here."""
+"""`Rule`: what must hold over a whole training. A new one is one class in a file here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_modelhealth.checks import Check, Finding
 from pytest_modelhealth.checks.facts import place
@@ -50,6 +51,8 @@ class Rule(Check):
     says whether that breaks a limit. It says nothing of other runs.
     """
 
+    follows: ClassVar[str]
+    """The `Follower` of the rule: ``"weights:RatioFollower"``, loaded with the first training."""
     judges_steps = True
     minimum_evidence = "a monitored training"
     occasion = "A whole training: inspector(model).monitor()"
@@ -71,9 +74,11 @@ class Rule(Check):
             settings,
         )
 
-    @abstractmethod
     def follower(self) -> Follower:
         """Return what sees the steps of one training for this rule."""
+        kind: Any = resolve_name(f"{__name__.rpartition('.rules')[0]}.following.{self.follows}")
+        follower: Follower = kind(self.name)
+        return follower
 
     @abstractmethod
     def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:

@@ -1,17 +1,81 @@
-"""An optimizer is set up as its method asks for."""
+"""Checks of tied weights, learning copies and the settings of the optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.facts import place
+from pytest_modelhealth.settings import Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Observation, Stepped, SteppedOptimizer
     from pytest_modelhealth.settings import Settings
+
+
+class WeightTies(StepCheck):
+    """What a configuration ties is tied in the model."""
+
+    name = "weight_ties"
+    summary = "Weights that a configuration ties are one tensor in the model."
+    rank = 73
+    definition = (
+        "A module's config says tie_word_embeddings, and its input and output embeddings, of one "
+        "shape, do not share their memory."
+    )
+    source = "exact: the attribute of the transformers library"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield a tie that is lost."""
+        if not stepped.untied:
+            return
+        out, into = stepped.untied
+        layer, _, own = out.rpartition(".")
+        yield self.violation(
+            place(observation, layer),
+            f"{out or 'the output embedding'} is tied to {into or 'the input embedding'} by the "
+            "configuration (tie_word_embeddings), and is a tensor of its own in the model",
+            value=0.0,
+            tensor=own,
+            cause="one of them was replaced, copied or loaded by assignment after tying: call "
+            "model.tie_weights()",
+            independent=True,
+        )
+
+
+class LearningCopies(StepCheck):
+    """Targets and teachers do not learn by themselves."""
+
+    name = "learning_copies"
+    summary = (
+        "A target, teacher or moving average that starts as a copy does not learn by gradient."
+    )
+    rank = 74
+    severity: ClassVar[Severity] = "warn"
+    definition = (
+        "A part called target, teacher, ema, momentum, shadow, slow or average starts equal to "
+        "another part, and an optimizer moves it. It goes by names, and only warns."
+    )
+    source = "no healthy step of the first measurement does so"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield the copies that learn."""
+        for name, other in stepped.copies:
+            yield self.violation(
+                place(observation, name),
+                f"{name!r} starts as a copy of {other!r}, and an optimizer moves it",
+                value=1.0,
+                cause="a slow copy is updated from the other's weights under no_grad: freeze it by "
+                "requires_grad_(False) and leave it out of the optimizer",
+                severity="warn",
+            )
+
 
 _SPREAD = 1e-5
 _Odd = tuple[bool, str, str]

@@ -1,0 +1,385 @@
+"""Checks of what a step leaves to the next: modes, running statistics, its batch, its state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.checks.facts import place
+from pytest_modelhealth.settings import Setting, Severity
+from pytest_modelhealth.training.contract.step_check import StepCheck, listed
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import HalfInfluence, LayerMode, Observation, Stepped
+    from pytest_modelhealth.settings import Settings
+
+
+class TrainingMode(StepCheck):
+    """Dropouts drop and batch normalisations normalise by the batch while the model learns."""
+
+    name = "training_mode"
+    summary = "A training step runs dropouts and trainable batch normalisations in training mode."
+    rank = 65
+    role = "activations"
+    definition = (
+        "With gradients on, a Dropout, or a batch normalisation with trainable weights, runs in "
+        "evaluation mode: a violation if the whole model is in that mode, in any call; a warning "
+        "if a part is that has parameters which an optimizer moves. Frozen parts may be."
+    )
+    source = "exact; a frozen backbone, and normalisations that are frozen, pass"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield what runs in evaluation mode."""
+        affected = [mode for mode in stepped.modes if _is_affected(mode)]
+        if not affected:
+            return
+        root = next((mode for mode in stepped.modes if mode.layer == ""), None)
+        whole = _outermost(stepped) if root is None else [root]
+        names = [mode.layer for mode in affected]
+        call = _first_call(affected)
+        severity: Severity = "warn" if stepped.switched and call == 1 else "fail"
+        since = f" from call {call} on" if call > 1 else ""
+        if whole and all(any(t is False for t in mode.training) for mode in whole):
+            yield self.violation(
+                place(observation),
+                f"the model trains in evaluation mode{since}: {_effects(affected)} "
+                f"({listed(names)})",
+                value=float(len(affected)),
+                cause="model.train() is missing: after a validation, after from_pretrained, which "
+                "returns a model in evaluation mode, or before the first step",
+                affected=names[1:],
+                independent=True,
+                severity=severity,
+            )
+            return
+        part = _part(affected, stepped)
+        if part:
+            yield self.violation(
+                place(observation, part[0].layer),
+                f"a part of the model trains in evaluation mode{since}: "
+                f"{_effects(part)} ({listed([mode.layer for mode in part])})",
+                value=float(len(part)),
+                cause="eval() was called on this part, which an optimizer moves: call train() "
+                "again, or freeze it",
+                severity="warn",
+            )
+
+
+def _is_affected(mode: LayerMode) -> bool:
+    ran_so = any(training is False for training in mode.training)
+    return ran_so and (mode.kind == "dropout" or (mode.kind == "batch_norm" and mode.trainable))
+
+
+def _outermost(stepped: Stepped) -> list[LayerMode]:
+    """Return the layers that ran and lie in no other one that did."""
+    names = {mode.layer for mode in stepped.modes}
+    return [
+        mode
+        for mode in stepped.modes
+        if not any(mode.layer.startswith(f"{name}.") for name in names)
+    ]
+
+
+def _first_call(affected: list[LayerMode]) -> int:
+    return min(mode.training.index(False) for mode in affected) + 1
+
+
+def _effects(affected: list[LayerMode]) -> str:
+    kinds = {mode.kind for mode in affected}
+    said = {
+        "dropout": "nothing is dropped",
+        "batch_norm": "batch normalisation takes its running statistics",
+    }
+    return " and ".join(said[kind] for kind in sorted(kinds, reverse=True))
+
+
+def _part(affected: list[LayerMode], stepped: Stepped) -> list[LayerMode]:
+    """Return those whose own part of the model an optimizer moves."""
+    moved = {p.layer for p in stepped.parameters if any(p.updates)}
+    found = []
+    for mode in affected:
+        around = mode.layer.rpartition(".")[0]
+        if any(layer == around or layer.startswith(f"{around}.") for layer in moved if around):
+            found.append(mode)
+    return found
+
+
+class RunningStatistics(StepCheck):
+    """Batch normalisations that learn keep statistics that move."""
+
+    name = "running_statistics"
+    summary = "Running statistics of a batch normalisation that learns move in training."
+    rank = 72
+    role = "buffers"
+    definition = (
+        "A batch normalisation with trainable weights runs in training mode with gradients on, and "
+        "its running mean is the same, bit for bit, after all calls. A momentum of more than 0.5 "
+        "is warned of, and so are statistics that move although the weights are frozen, or by a "
+        "forward without gradients."
+    )
+    source = "exact: a momentum of 0, or statistics that are put back"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield the normalisations whose statistics do not follow the batches."""
+        for odd in _ODD:
+            names = [mode.layer for mode in stepped.modes if odd.applies(mode)]
+            if names:
+                yield self.violation(
+                    place(observation, names[0]),
+                    f"the running statistics of {listed(names)} {odd.what}",
+                    value=float(len(names)),
+                    tensor="running_mean",
+                    cause=odd.cause,
+                    affected=names[1:],
+                    independent=odd.severity == "fail",
+                    severity=odd.severity,
+                )
+
+
+class _Odd(NamedTuple):
+    applies: Callable[[LayerMode], bool]
+    what: str
+    cause: str
+    severity: Severity = "warn"
+
+
+_ODD = (
+    _Odd(
+        lambda mode: mode.still and mode.trainable,
+        "do not move in training, so that evaluation normalises by what they were at the start",
+        "momentum=0 (torch's momentum is the share of the new batch: 0.1 is usual), or buffers "
+        "that are written back",
+        "fail",
+    ),
+    _Odd(
+        lambda mode: mode.drifts,
+        "move, although their normalisations are frozen",
+        "requires_grad_(False) leaves statistics alone: call eval() on the frozen part too",
+    ),
+    _Odd(
+        lambda mode: mode.unseen and mode.kind == "batch_norm",
+        "also move in a forward without gradients, which runs in training mode",
+        "a forward for logging, counting or a look ahead: call eval() around it",
+    ),
+    _Odd(
+        lambda mode: mode.hasty and mode.trainable,
+        "are made of the latest batch by more than half",
+        "torch's momentum is the share of the new batch, 0.1 as a rule: 0.9 or 0.99 is how other "
+        "frameworks write 0.1 or 0.01",
+    ),
+)
+
+
+class BatchInfluence(StepCheck):
+    """No half of the batch is dropped on the way to the optimizer."""
+
+    name = "batch_influence"
+    summary = "Each half of the batch changes the gradient that the optimizer steps on."
+    rank = 64
+    role = "inputs"
+    definition = (
+        "The samples of one half are replaced by those of the other, in all tensors of the batch: "
+        "a violation if neither a gradient nor, after all calls, a parameter changes, bit for "
+        "bit. Not so if the same samples get no gradient at the model's output wherever they "
+        "stand, as masked labels do. Warned of where the model was given these samples, and only "
+        "no gradient came back to them: a part of the loss may be switched off for now."
+    )
+    source = "exact: the gradient is looked at, as the first update of Adam is but its sign"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield the half that is dropped."""
+        idle = [half for half in stepped.halves if not half.effect and not _is_masked(half)]
+        moves = any(any(p.changes) for p in stepped.parameters)
+        if moves and stepped.halves and not any(half.effect for half in stepped.halves):
+            yield self._none(stepped, observation)
+        if len(idle) != 1:
+            return
+        half = idle[0]
+        yield self.violation(
+            place(observation),
+            f"the {half.half} half of the batch ({half.samples} samples) has no influence on the "
+            "gradient: replaced by other samples, it leaves every number as it was",
+            value=0.0,
+            cause="a slice of the batch, a loop over micro-batches of which one is kept, a part "
+            "whose backward pass is missing, or a mask over places instead of samples",
+            independent=True,
+            severity="warn" if half.rows == 1.0 else "fail",
+        )
+
+    def _none(self, stepped: Stepped, observation: Observation) -> Finding:
+        samples = sum(half.samples for half in stepped.halves)
+        return self.violation(
+            place(observation),
+            f"none of the {samples} samples of the batch has an influence on what the step does: "
+            "replaced by one another, they leave every parameter as it was",
+            value=0.0,
+            cause="the step reads another batch, from around it, or writes over the gradient; a "
+            "step that needs no data takes None for a batch",
+            independent=True,
+        )
+
+
+def _is_masked(half: HalfInfluence) -> bool:
+    """Whether it is the samples that have no gradient, not their places in the batch."""
+    return half.rows == 1.0 and half.moved_rows == 1.0
+
+
+_LARGE = 0.05
+
+
+class LaterCalls(StepCheck):
+    """The second call is as good as the first."""
+
+    name = "later_calls"
+    summary = "A step can be called again, keeps no graph of the call before, and does not diverge."
+    rank = 70
+    role = "activations"
+    definition = (
+        "A violation: a later call raises; a list grows by a tensor with its graph in every call; "
+        "a loss is not finite, or more than max_loss_growth times the first, on the one batch."
+    )
+    source = "exact; of 35 healthy steps none multiplies its loss by 3 in three calls"
+    settings = (
+        Setting(
+            "max_loss_growth",
+            float,
+            default=100.0,
+            minimum=1.0,
+            help="largest loss of a later call of a training step on one batch, by that of the "
+            "first",
+            per_layer=False,
+        ),
+    )
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield what goes wrong after the first call."""
+        root = place(observation)
+        if stepped.raised:
+            yield self.violation(
+                root,
+                f"call {stepped.raised_at} of the step raises {stepped.raised}",
+                value=float(stepped.raised_at),
+                cause=_why_raised(stepped.raised),
+                independent=True,
+            )
+        if stepped.growing:
+            yield self.violation(
+                root,
+                f"{listed(stepped.growing)} grows by a tensor with its graph in every call, which "
+                "keeps the memory of every step",
+                value=float(len(stepped.growing)),
+                cause="a loss or an output is appended as it is: append .detach() or .item()",
+                independent=True,
+            )
+        yield from self._course(stepped, observation, settings)
+
+    def _course(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        limit = settings["max_loss_growth"]
+        losses = [loss for loss in stepped.losses if loss is not None]
+        bad = next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        grown = next(
+            (n for n, loss in enumerate(losses) if _grows(losses, loss, limit.value)), None
+        )
+        if bad is not None:
+            yield self.violation(
+                place(observation),
+                f"the loss of call {bad + 1} is {losses[bad]}",
+                value=losses[bad],
+                cause="see run_inspection for the layer where it begins"
+                if not bad
+                else "the update before it was too large: the learning rate, a scale that was not "
+                "removed, or gradients that are not clipped",
+                independent=True,
+            )
+        elif grown is not None:
+            ratio = losses[grown] / losses[0]
+            yield self.violation(
+                place(observation),
+                f"on one batch the loss grows from {losses[0]:.4g} to {losses[grown]:.4g} by call "
+                f"{grown + 1}",
+                value=ratio,
+                limit=limit,
+                cause="the learning rate is too large, the gradient is not what it should be, or "
+                "the update has the wrong sign",
+                independent=True,
+                severity="fail" if _is_large(stepped) else "warn",
+            )
+
+
+def _is_large(stepped: Stepped) -> bool:
+    """Whether an update was large: a loss that starts at next to nothing may grow by little."""
+    return any(size > _LARGE for p in stepped.parameters for size in p.updates if p.dimensions > 1)
+
+
+def _grows(losses: list[float], loss: float, limit: float) -> bool:
+    return losses[0] > 0.0 and loss > limit * losses[0]
+
+
+def _why_raised(text: str) -> str:
+    if "second time" in text or "inplace" in text:
+        return (
+            "something with its graph is carried from call to call: a hidden state, a running "
+            "mean, a loss; detach() it"
+        )
+    if text.startswith("StopIteration"):
+        return (
+            "an iterator that the step reads from runs out, which cannot be put back: have the "
+            "step work on the batch that it is given"
+        )
+    return "the step leaves something behind that the next call cannot work with"
+
+
+class Resumption(StepCheck):
+    """All that a step goes on from is in what is saved."""
+
+    name = "resumption"
+    summary = "After loading the saved state, the next step is the same, bit for bit."
+    rank = 76
+    minimum_evidence = "run_step(..., resume=True)"
+    role = "parameters"
+    definition = (
+        "After one call the state_dict of model, optimizers and what is in restore is saved, and a "
+        "second call made. The state is loaded into the model as it was before, and the second "
+        "call made again with the same random numbers: loss and state must be equal, bit for bit. "
+        "Only on request."
+    )
+    source = (
+        "230 of 230 healthy models resume; state in plain attributes, non-persistent buffers and "
+        "counters does not"
+    )
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield what differs."""
+        if not stepped.resumed:
+            return
+        layer, _, own = stepped.resumed.rpartition(".")
+        is_named = stepped.resumed in {p.name for p in stepped.parameters}
+        what = (
+            stepped.resumed
+            if stepped.resumed.startswith("the step")
+            else f"the step after loading the saved state differs: {stepped.resumed} is another"
+        )
+        yield self.violation(
+            place(observation, layer if is_named else ""),
+            what,
+            value=1.0,
+            tensor=own if is_named else "",
+            cause="something that the step goes on from is not saved: a plain attribute, a buffer "
+            "with persistent=False, a scheduler, a scaler or a moving average that is not in "
+            "restore=",
+            independent=True,
+        )

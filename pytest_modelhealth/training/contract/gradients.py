@@ -1,0 +1,412 @@
+"""Checks of the gradients of a step: where they come from, by which factor, and what was left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.checks.facts import place
+from pytest_modelhealth.settings import Setting, Severity
+from pytest_modelhealth.training.contract.step_check import StepCheck, listed
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import LossSlope, Observation, Stepped, SteppedParameter
+    from pytest_modelhealth.settings import Settings
+
+
+_MIN_SLOPE = 1e-6
+_LEAST = 1e-6
+"""A gradient that is zero but for rounding stays below."""
+
+
+class GradientPath(StepCheck):
+    """Between the loss that is returned and the optimizer no gradient is lost."""
+
+    name = "gradient_path"
+    summary = "Parameters on which the returned loss depends get a gradient, and keep it."
+    rank = 66
+    role = "parameter_gradients"
+    definition = (
+        "A violation: parameters that an optimizer holds and steps get no gradient in any call, "
+        "and the returned loss has a slope of more than 1e-6 when they are moved along one random "
+        "direction, at two shifts that agree within 20 %; matrices of zeros that are frozen. "
+        "Warned of, and a violation where it is more than half of what gets a gradient: matrices "
+        "of zeros that have zeros for a gradient in every call; parameters whose gradient is "
+        "exactly zero at the optimizer's step in every call, although backward passes left "
+        "another; that get one in the first call only, although their optimizer steps in all."
+    )
+    source = "exact, but for the slope, whose rounding in float32 is passed over"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield where gradients are lost."""
+        names, slope = stepped.unlearned
+        if names and abs(slope) > _MIN_SLOPE:
+            yield self._cut(names, slope, observation)
+        for is_lost, what, cause in _LOSSES:
+            found = [p for p in stepped.parameters if is_lost(p)]
+            if found and not (is_lost is _fades and _takes_turns(stepped)):
+                fails = is_lost in _CERTAIN or _is_most(found, stepped)
+                yield self._lost(found, what, cause, observation, "fail" if fails else "warn")
+
+    def _cut(self, names: tuple[str, ...], slope: float, observation: Observation) -> Finding:
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        details = [f"moved along a random direction, the loss has a slope of {slope:.3g}"]
+        return self.violation(
+            place(observation, layers[0]),
+            f"the loss that the step returns depends on {len(names)} parameters that the optimizer "
+            f"holds and that never get a gradient: {listed(names)}",
+            value=abs(slope),
+            tensor=names[0].rpartition(".")[2],
+            cause="a part of the loss is added after backward(), as a number (.item()), or from a "
+            "detached output",
+            affected=layers[1:],
+            independent=True,
+            details=details,
+        )
+
+    def _lost(
+        self,
+        found: list[SteppedParameter],
+        what: str,
+        cause: str,
+        observation: Observation,
+        severity: Severity,
+    ) -> Finding:
+        layers = list(dict.fromkeys(p.layer for p in found))
+        return self.violation(
+            place(observation, layers[0]),
+            f"{listed([p.name for p in found])} {what}",
+            value=0.0,
+            tensor=found[0].own,
+            cause=cause,
+            affected=layers[1:],
+            severity=severity,
+        )
+
+
+def _is_most(found: list[SteppedParameter], stepped: Stepped) -> bool:
+    """Whether it is more than half of what gets a gradient: no expert, no skipped block."""
+    reached = [p for p in stepped.parameters if any(p.added)]
+    return 2 * len(found) > len(reached) and all(p.trainable for p in found)
+
+
+def _is_erased(parameter: SteppedParameter) -> bool:
+    return parameter.erased
+
+
+def _fades(parameter: SteppedParameter) -> bool:
+    """Whether only the first call has a gradient, although its optimizer steps in all of them."""
+    if not (parameter.trainable and parameter.held) or len(parameter.added) < 3:
+        return False
+    if None in parameter.rates:  # a generator that is trained every fifth call
+        return False
+    return (parameter.added[0] or 0.0) > _LEAST and not any(parameter.added[1:])
+
+
+def _takes_turns(stepped: Stepped) -> bool:
+    """Whether parameters that get none in the first call get one later: what runs is drawn."""
+    return any(
+        any(p.added[1:]) and not p.added[0] for p in stepped.parameters if p.trainable and p.held
+    )
+
+
+def _is_zero_for_good(parameter: SteppedParameter) -> bool:
+    return parameter.is_zero and not parameter.trainable
+
+
+def _waits(parameter: SteppedParameter) -> bool:
+    is_idle = bool(parameter.added) and all(size == 0.0 for size in parameter.added)
+    return parameter.is_zero and parameter.trainable and parameter.held and is_idle
+
+
+_CERTAIN = (_is_zero_for_good,)
+_LOSSES = (
+    (
+        _is_erased,
+        "has a gradient after the backward pass, and zeros in its place when the optimizer steps",
+        "a mask on gradients that is the wrong way round, or a clip to zero",
+    ),
+    (
+        _fades,
+        "gets a gradient in the first call, and none in later ones",
+        "what the first call computed is kept and used again, or a flag is not reset",
+    ),
+    (
+        _is_zero_for_good,
+        "is a matrix of zeros and frozen: what passes through it is zero for good",
+        "adapters or gates that start at zero were frozen with the rest",
+    ),
+    (
+        _waits,
+        "is a matrix of zeros whose gradient is zero in every call: it waits for another factor",
+        "two factors of a product both start at zero; one of them has to start at random",
+    ),
+)
+
+
+_DOUBTFUL = 1.5
+_STEEP = 10.0
+"""Above such a slope clipping the gradient to 1e-2 is usual."""
+_UNSCALED = 1e-3
+_EXACT = 0.01
+_MOST_PASSES = 256
+_MOST_OWN = 1000.0
+
+
+class GradientFactor(StepCheck):
+    """How the gradient at the optimizer's step lies to the slope of the loss that is returned."""
+
+    name = "gradient_factor"
+    summary = "The gradient that the optimizer steps on is the slope of the loss that is returned."
+    rank = 62
+    role = "parameter_gradients"
+    definition = (
+        "The norm of the gradient at the optimizer's first step, by the slope of the returned loss "
+        "along it, from central differences at 1e-3 and 3e-4 of the weights' norm that agree "
+        "within 20 %. More than max_gradient_factor, or less than its inverse where the slope is "
+        "below 10, is a violation; more than 1.5, less than 1 / 1.5 although nothing was clipped, "
+        "or a negative one is warned of. As many times the slope, or one by so many, as the call "
+        "has backward passes is a violation."
+    )
+    source = (
+        "healthy steps give 1.000, clipping less, sharpness-aware ones 1.03; 4.000 is four "
+        "micro-batches that are not divided, 65536 a scale that is never removed; detach() in a "
+        "loss moves it to 1.5 to 4.4 on purpose in 4 of 35 healthy steps, hence the warning"
+    )
+    settings = (
+        Setting(
+            "max_gradient_factor",
+            float,
+            default=1000.0,
+            minimum=1.0,
+            help="largest gradient at the optimizer's step by the slope of the loss that the step "
+            "returns, and the inverse of the least",
+            per_layer=False,
+        ),
+    )
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield what the gradient is instead of the slope."""
+        slope = stepped.slope
+        if slope is None or slope.why_not:
+            return
+        limit = settings["max_gradient_factor"]
+        factor = slope.factor
+        said = _said(slope)
+        if said is None:
+            return
+        breaks = _fails(slope, float(limit.value))
+        fails = breaks or _is_undivided(slope, stepped.passes)
+        what, cause = said
+        samples = sum(half.samples for half in stepped.halves)
+        if factor > 0.0 and samples > 1 and abs(1.0 / factor - samples) < _EXACT * samples:
+            cause = f"what is returned is a sum over the {samples} samples, or times their number"
+        yield self.violation(
+            place(observation),
+            what,
+            value=factor,
+            limit=limit if breaks else None,
+            cause=cause,
+            independent=True,
+            severity="fail" if fails else "warn",
+            details=[
+                (
+                    f"the gradient at the step has a norm of {slope.gradient:.4g}; along it the "
+                    f"loss that is returned has a slope of {slope.slope:.4g}"
+                )
+            ],
+        )
+
+
+def _fails(slope: LossSlope, limit: float) -> bool:
+    if not slope.slope:
+        return False
+    if slope.factor > limit:
+        return True
+    return 0.0 < slope.factor < 1.0 / limit and slope.slope < _STEEP
+
+
+def _is_undivided(slope: LossSlope, passes: int) -> bool:
+    """Whether the gradient is as many times the slope, or its share, as there were passes."""
+    for factor in (slope.factor, 1.0 / slope.factor if slope.factor else 0.0):
+        if passes > 1 and abs(factor - passes) < _EXACT * passes:
+            return slope.factor > 1.0 or _is_unclipped(slope)
+    return False
+
+
+def _is_unclipped(slope: LossSlope) -> bool:
+    """Whether what backward passes left is the slope, and was divided by a whole number since."""
+    if slope.added is None or not slope.gradient:
+        return False
+    divided = slope.added / slope.gradient
+    is_slope = abs(slope.added / slope.slope - 1.0) < 2.0 * _EXACT
+    return (
+        is_slope
+        and _DOUBTFUL < divided < _MOST_PASSES
+        and abs(divided - round(divided)) < 1e-4 * divided
+    )
+
+
+def _said(slope: LossSlope) -> tuple[str, str] | None:
+    """Return what is wrong with the factor, and the likely cause; ``None`` if nothing is."""
+    factor = slope.factor
+    if not slope.slope or not math.isfinite(factor):
+        return (
+            (
+                "the loss that the step returns does not depend on the parameters, although the "
+                "gradient that the optimizer steps on is not zero"
+            ),
+            (
+                "it returns another number than the loss it differentiates: a running mean, a "
+                "metric, the loss before the forward"
+            ),
+        )
+    if factor < 0.0:
+        return (
+            (
+                f"the optimizer climbs the loss that the step returns: its gradient is "
+                f"{factor:.3g} times the slope"
+            ),
+            (
+                "a flipped sign: -loss is differentiated, or returned; where a reward is returned "
+                "on purpose, return its negative"
+            ),
+        )
+    is_own = slope.added is None  # a sign, a projection, noise: another gradient on purpose
+    if factor > (_MOST_OWN if is_own else _DOUBTFUL):
+        return (
+            (
+                f"the gradient that the optimizer steps on is {factor:.4g} times the slope of the "
+                "loss that the step returns"
+            ),
+            _why_large(factor),
+        )
+    is_clipped = slope.added is None or slope.added > slope.gradient * (1.0 + _UNSCALED)
+    divided = is_clipped and _is_unclipped(slope)
+    if divided:
+        is_clipped = False
+    if factor < 1.0 / _DOUBTFUL and (not is_clipped or factor < _UNSCALED):
+        return (
+            (
+                f"the gradient that the optimizer steps on is {factor:.3g} times the slope of the "
+                "loss that the step returns"
+            ),
+            "it is scaled down after the backward pass: clipped before scaler.unscale_, clipped to "
+            "far too little, or unscaled twice"
+            if is_clipped
+            else "only a part of the loss is differentiated, or it is divided once too often: by "
+            "the number of micro-batches, say",
+        )
+    return None
+
+
+def _why_large(factor: float) -> str:
+    if factor > 1000.0 and abs(math.log2(factor) - round(math.log2(factor))) < 0.01:
+        return (
+            f"a loss scale of {2 ** round(math.log2(factor))} that is never removed: "
+            "scaler.step(optimizer) in place of optimizer.step(), or scaler.unscale_ first"
+        )
+    if factor < 1000.0 and abs(factor - round(factor)) < 0.01 * factor:
+        return (
+            f"{round(factor)} micro-batches, or a sum over {round(factor)} samples, that are not "
+            "divided by their number; or a backward pass that runs so often"
+        )
+    return (
+        "gradients of more than this loss are added up: of an earlier call, of a second backward "
+        "pass, of a term that is not returned; a returned term that is detached here and pulls the "
+        "other way; or a scale that is never removed"
+    )
+
+
+class LeftOverGradients(StepCheck):
+    """Gradients that an optimizer has stepped on are cleared before the next ones are added."""
+
+    name = "left_over_gradients"
+    summary = "No optimizer steps twice on the same gradient."
+    rank = 63
+    role = "parameter_gradients"
+    definition = (
+        "Where a gradient is still there after its optimizer stepped, when the next backward pass "
+        "adds to it or the optimizer steps again, two calls are made once more with each gradient "
+        "cleared once it is stepped on: if a parameter ends elsewhere by more than max_left_over "
+        "of what it moved, it is a violation. So is a second step on the very gradient of the "
+        "first, one on no gradient or between a forward and its backward pass, and a closure that "
+        "does not clear. An optimizer that steps on the loss of another one's part, too, is warned "
+        "of."
+    )
+    source = "exact but for rounding; gradients added up on purpose have no step in between"
+    settings = (
+        Setting(
+            "max_left_over",
+            float,
+            default=1e-3,
+            minimum=0.0,
+            help="largest effect of gradients that were stepped on and not cleared, on where two "
+            "calls bring a parameter, by how far they move it",
+            per_layer=False,
+        ),
+    )
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield what is stepped on twice."""
+        limit, found = settings["max_left_over"], stepped.left_over
+        stale = next((o for o in stepped.optimizers if o.stale), None)
+        piled, mixed = next((o for o in stepped.optimizers if o.piled), None), stepped.mixed
+        again = next((o for o in stepped.optimizers if o.repeated), None)
+        if stale is not None:
+            yield self.violation(
+                place(observation),
+                f"{stale.type_name} steps before the backward pass of its call: on no gradient, or "
+                "between a forward and its backward pass",
+                value=1.0,
+                cause="the order of backward(), step() and zero_grad() is another one than this",
+                independent=True,
+            )
+        elif again is not None:
+            yield self.violation(
+                place(observation),
+                f"{again.type_name} steps twice in a call on the very same gradient",
+                value=1.0,
+                cause="optimizer.step() is called once more than backward(): by the loop and by a "
+                "scaler or a wrapper, say",
+                independent=True,
+            )
+        elif piled is not None:
+            yield self.violation(
+                place(observation),
+                f"each evaluation of the closure of {piled.type_name} adds to the gradient of the "
+                "one before",
+                value=1.0,
+                cause="zero_grad() stands before optimizer.step(closure) and not in the closure",
+                independent=True,
+            )
+        elif mixed:
+            yield self.violation(
+                place(observation),
+                f"{mixed} steps on gradients of two losses, one of which trains the part that "
+                "another optimizer holds: of the generator's, say, in the discriminator's step",
+                value=1.0,
+                cause="both losses go backward before either optimizer steps: clear or detach in "
+                "between, unless both are meant for this part",
+                severity="warn",
+            )
+        elif found is not None and found.effect > limit.value:
+            yield self.violation(
+                place(observation, found.layer),
+                "gradients that the optimizer has stepped on are still there when it steps again: "
+                f"cleared in between, two calls move parameters by {found.effect:.0%} less or more",
+                value=found.effect,
+                limit=limit,
+                tensor=found.own,
+                cause="zero_grad() is missing, is called between backward() and step() only, or "
+                "for another optimizer or other parameters",
+                independent=True,
+            )

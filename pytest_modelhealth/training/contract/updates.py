@@ -1,0 +1,389 @@
+"""Checks of what a step does to the weights: descent, size, precision, and whether it can learn."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.checks.facts import place
+from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.training.contract.step_check import StepCheck
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Observation, Stepped, SteppedOptimizer, SteppedParameter
+    from pytest_modelhealth.settings import Settings
+
+
+_UP = 0.1
+_OUTSIDE = 0.3
+
+
+class UpdateDirection(StepCheck):
+    """An update lies against the gradient that it is made from."""
+
+    name = "update_direction"
+    summary = "An optimizer descends the gradient that it steps on."
+    rank = 67
+    definition = (
+        "The cosine between the first update of an optimizer and the gradient that it was made "
+        "from exceeds 0.1, and the loss that is returned rises over the calls. Inconclusive where "
+        "the optimizer is told to maximize. What moves weights beside optimizers has a cosine of "
+        "more than 0.3 with the gradient."
+    )
+    source = "healthy optimizers have a negative cosine; weight decay and momentum alone stay below"
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield the optimizers that climb."""
+        if stepped.sign < 0 and stepped.slope is not None and stepped.slope.factor > 0.0:
+            yield self.violation(
+                place(observation),
+                "the loss that the step returns cannot be positive, and is minimised: it falls "
+                f"without bound (from {stepped.losses[0]:.4g} to {stepped.losses[-1]:.4g})",
+                value=-1.0,
+                cause="the minus of a negative log-likelihood, or of a similarity, is missing",
+                independent=True,
+            )
+        losses = [loss for loss in stepped.losses if loss is not None]
+        rises = len(losses) > 1 and losses[-1] > losses[0]
+        climbs = max(stepped.climbs or 0.0, _OUTSIDE)
+        if climbs > _OUTSIDE and stepped.optimizers:
+            yield self.violation(
+                place(observation),
+                "beside the optimizer something moves the weights up their gradient (cosine "
+                f"{climbs:.2f}), and does not take it back",
+                value=climbs,
+                cause="a perturbation, as of sharpness-aware training, that is not undone before "
+                "the step",
+                independent=True,
+            )
+        elif climbs > _OUTSIDE and rises:
+            yield self.violation(
+                place(observation),
+                f"the step moves the weights up their gradient (cosine {climbs:.2f}), and "
+                f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}",
+                value=climbs,
+                cause="the update is added where it should be subtracted: alpha=-lr in p.add_",
+                independent=True,
+            )
+        if not rises:
+            return
+        for optimizer in stepped.optimizers:
+            if optimizer.direction is None or optimizer.direction <= _UP:
+                continue
+            what = (
+                f"{optimizer.type_name} climbs its own gradient (cosine "
+                f"{optimizer.direction:.2f}), and the loss rises from {losses[0]:.4g} to "
+                f"{losses[-1]:.4g}"
+            )
+            if optimizer.maximizes and not stepped.is_loss:
+                yield self.inconclusive(
+                    place(observation),
+                    f"{what}: it is told to maximize, which is right for a reward, and wrong for a "
+                    "loss",
+                )
+                continue
+            yield self.violation(
+                place(observation),
+                what,
+                value=optimizer.direction,
+                cause="a negative learning rate, or an update that is added where it should be "
+                "subtracted",
+                independent=True,
+            )
+
+
+_EPS = 1e-3
+_DROWNED = 1000.0
+_DOUBTFUL = 10.0
+
+
+class UpdateSize(StepCheck):
+    """A step is a fraction of the weights that it changes."""
+
+    name = "update_size"
+    summary = "A step changes weights by a fraction of their size, as its gradient asks for."
+    rank = 68
+    definition = (
+        "The norm of an update by that of the weights before it, the median over matrices, in any "
+        "call: more than max_step_ratio, unless the loss falls, is a violation. So is a "
+        "weight decay that takes more than max_decay of the weights a step, and an epsilon above "
+        "1e-3 that is more than 1000 times the root of the second moment which it stands beside; "
+        "more than 10 times is warned of."
+    )
+    source = (
+        "the usual ratio is about 1e-3 (Karpathy, CS231n notes); healthy steps stay below 0.1, an "
+        "epsilon of 1 in RMSprop below 1000 times"
+    )
+    settings = (
+        Setting(
+            "max_step_ratio",
+            float,
+            default=1.0,
+            minimum=0.0,
+            help="largest update of a training step by the weights that it changes, both L2 norms, "
+            "the median over matrices",
+            per_layer=False,
+        ),
+        Setting(
+            "max_decay",
+            float,
+            default=0.02,
+            minimum=0.0,
+            help="largest share of the weights that weight decay takes in one step (0.02 halves "
+            "them in 34)",
+            per_layer=False,
+        ),
+    )
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield what is too large, or drowned."""
+        yield from self._large(stepped, observation, settings)
+        decay = settings["max_decay"]
+        for optimizer in stepped.optimizers:
+            if optimizer.decay > decay.value:
+                yield self.violation(
+                    place(observation),
+                    f"the weight decay of {optimizer.type_name} takes {optimizer.decay:.0%} of the "
+                    "weights in each step",
+                    value=optimizer.decay,
+                    limit=decay,
+                    cause="weight_decay is far too large, or meant for another learning rate",
+                    independent=True,
+                )
+            if _is_drowned(optimizer, _DOUBTFUL):
+                yield self.violation(
+                    place(observation),
+                    f"the eps of {optimizer.type_name} is {optimizer.eps:g}, and the root of the "
+                    f"second moment beside it {optimizer.second_moment:.2g}: it sets the size of "
+                    "every update, which then is next to nothing",
+                    value=optimizer.eps or 0.0,
+                    cause="eps was given in the place of another argument, or meant for another "
+                    "optimizer: 1e-8 is the default",
+                    independent=True,
+                    severity="fail" if _is_drowned(optimizer, _DROWNED) else "warn",
+                )
+
+    def _large(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        limit = settings["max_step_ratio"]
+        if any(optimizer.closure for optimizer in stepped.optimizers):
+            return
+        matrices = [p for p in stepped.parameters if p.dimensions > 1 and any(p.updates)]
+        for call in range(len(stepped.losses)):
+            ratios = [p.updates[call] for p in matrices]
+            if not ratios or statistics.median(ratios) <= limit.value or _falls(stepped):
+                continue
+            worst = max(matrices, key=lambda p: p.updates[call])
+            yield self.violation(
+                place(observation, worst.layer),
+                f"call {call + 1} changes weights by {statistics.median(ratios):.2g} of their "
+                f"norm, the median over {len(ratios)} matrices; {worst.name} by "
+                f"{worst.updates[call]:.2g}",
+                value=statistics.median(ratios),
+                limit=limit,
+                tensor=worst.own,
+                cause="the learning rate is too large for these weights, or a scale of the "
+                "gradient is never removed",
+                affected=_others(matrices, worst),
+                independent=True,
+            )
+            return
+
+
+def _others(matrices: list[SteppedParameter], worst: SteppedParameter) -> list[str]:
+    return [p.layer for p in matrices if p.layer != worst.layer]
+
+
+def _falls(stepped: Stepped) -> bool:
+    """Whether the loss is lower after the calls: small weights grow by large steps at first."""
+    first, last = stepped.losses[0], stepped.losses[-1]
+    return first is not None and last is not None and last < first
+
+
+def _is_drowned(optimizer: SteppedOptimizer, times: float) -> bool:
+    eps, moment = optimizer.eps, optimizer.second_moment
+    return eps is not None and bool(moment) and eps > _EPS and eps > times * (moment or 0.0)
+
+
+_RELATIVE = 1e-7
+"""float32 rounds at 6e-8."""
+_GRADIENT = 1e-6
+_MOST = 0.5
+
+
+class UpdatePrecision(StepCheck):
+    """What the optimizer adds is not rounded away."""
+
+    name = "update_precision"
+    summary = "Updates are large enough for the precision of the weights."
+    rank = 69
+    definition = (
+        "Of weights in bfloat16 or float16 the share that has a gradient and is the same, bit for "
+        "bit, after all calls, in all that an optimizer moves: more than max_swallowed is a "
+        "violation, more than 0.5 a warning. In any precision: the largest relative change of any "
+        "matrix is below 1e-7 while a gradient exceeds 1e-6, and rates do not rise."
+    )
+    source = (
+        "bfloat16 keeps 8 bits: an update below 1/512 of a weight is rounded away; healthy steps "
+        "in float32 change some matrix by 1e-6 or more, of Adam by 2e-3"
+    )
+    settings = (
+        Setting(
+            "max_swallowed",
+            float,
+            default=0.9,
+            minimum=0.0,
+            maximum=1.0,
+            help="largest share of the weights with a gradient that no call of a training step "
+            "changes",
+            per_layer=False,
+        ),
+    )
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield what is rounded away."""
+        limit = settings["max_swallowed"]
+        held = [p for p in stepped.parameters if p.trainable and p.held and _is_asked(p)]
+        half = [p for p in held if p.dtype in _HALF and p.dimensions > 1]
+        rising = any(o.rates and o.rates[-1] > o.rates[0] for o in stepped.optimizers)
+        stepping = any(any(o.rates) and any(o.steps) for o in stepped.optimizers)
+        if stepped.optimizers and not stepping:
+            return
+        if half:
+            worst = max(half, key=lambda p: p.swallowed)
+            share = sum(p.swallowed for p in half) / len(half)
+            if share > _MOST and not rising:
+                yield self.violation(
+                    place(observation, worst.layer),
+                    f"{share:.0%} of the {worst.dtype} weights that have a gradient stay the same, "
+                    f"bit for bit: their updates are below its precision ({worst.name})",
+                    value=share,
+                    limit=limit,
+                    tensor=worst.own,
+                    cause="weights in half precision at a small learning rate: keep them in "
+                    "float32 and compute under torch.autocast, or keep a float32 copy",
+                    independent=True,
+                    severity="fail" if share > limit.value else "warn",
+                )
+            return
+        yield from self._swallowed(held, observation, settings, rising=rising)
+        matrices = [p for p in held if p.dimensions > 1]
+        largest = max((max(p.updates, default=0.0) for p in matrices), default=1.0)
+        if matrices and 0.0 < largest < _RELATIVE and not rising:
+            worst = max(matrices, key=lambda p: max(p.updates))
+            yield self.violation(
+                place(observation, worst.layer),
+                f"the largest change of any matrix in a call is {largest:.1g} of its norm "
+                f"({worst.name}), although its gradient is not zero",
+                value=largest,
+                tensor=worst.own,
+                cause="the learning rate is far too small, the gradient is clipped to next to "
+                "nothing, or eps is too large",
+                independent=True,
+            )
+
+    def _swallowed(
+        self,
+        held: list[SteppedParameter],
+        observation: Observation,
+        settings: Settings,
+        *,
+        rising: bool,
+    ) -> Iterator[Finding]:
+        """Yield matrices in full precision of which next to nothing moves while others do."""
+        limit = settings["max_swallowed"]
+        matrices = [p for p in held if p.dimensions > 1 and p.dtype not in _HALF]
+        still = [p for p in matrices if p.swallowed > limit.value and any(p.updates)]
+        moving = any(max(p.updates) > _MOVING for p in matrices if p.updates)
+        if not still or not moving or rising:
+            return
+        yield self.violation(
+            place(observation, still[0].layer),
+            f"{still[0].swallowed:.0%} of the weights of {still[0].name} that have a gradient stay "
+            f"the same, bit for bit, while others move ({len(still)} such matrices)",
+            value=still[0].swallowed,
+            limit=limit,
+            tensor=still[0].own,
+            cause="the learning rate of its group is below the precision of the weights: a decay "
+            "by layer that is applied to each parameter, say",
+            affected=[p.layer for p in still[1:] if p.layer != still[0].layer],
+            severity="fail",
+        )
+
+
+_MOVING = 1e-4
+_HALF = ("bfloat16", "float16")
+
+
+def _is_asked(parameter: SteppedParameter) -> bool:
+    return any(size > _GRADIENT for size in parameter.added if size is not None)
+
+
+_ENOUGH = 0.5
+
+
+class Overfitting(StepCheck):
+    """The step lowers the loss of one batch, called again and again."""
+
+    name = "overfitting"
+    summary = "Called again and again on one batch, a step lowers its loss."
+    rank = 75
+    minimum_evidence = "run_step(..., overfit=120)"
+    role = "activations"
+    definition = (
+        "The least loss of N calls on the one batch, by the first: a fall of less than "
+        "min_loss_fall is a violation, of less than half inconclusive. Only on request."
+    )
+    source = (
+        "after 120 steps of Adam(3e-3) 2 of 219 healthy models have not lowered their loss by 2 %, "
+        "14 not by half"
+    )
+    settings = (
+        Setting(
+            "min_loss_fall",
+            float,
+            default=0.02,
+            minimum=0.0,
+            maximum=1.0,
+            help="least fall of the loss when a step is called on one batch again and again, by "
+            "the first loss",
+            per_layer=False,
+        ),
+    )
+
+    def judge(
+        self, stepped: Stepped, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield that it does not fall, or too little to tell."""
+        if stepped.overfit is None:
+            return
+        limit = settings["min_loss_fall"]
+        first, best, call = stepped.overfit
+        fall = (first - best) / abs(first) if first else 0.0
+        what = (
+            f"on one batch the loss falls from {first:.4g} to {best:.4g} at best (call {call}), by "
+            f"{fall:.1%}"
+        )
+        if not fall >= limit.value:
+            yield self.violation(
+                place(observation),
+                what,
+                value=fall,
+                limit=limit,
+                cause="the model cannot tell the samples apart, the target has nothing to do with "
+                "them, or the rate is far off",
+                independent=True,
+            )
+        elif fall < _ENOUGH:
+            yield self.inconclusive(
+                place(observation), f"{what}; give it more calls, or a larger rate"
+            )

@@ -1,0 +1,297 @@
+"""Follows weights: updates, sizes, what stands still and what something else writes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pytest_modelhealth.training.monitoring.following.follower import (
+    LATELY,
+    Follower,
+    Levels,
+    Mask,
+    Table,
+    grown,
+    held_of,
+)
+from pytest_modelhealth.training.monitoring.row import StepRow
+
+_NOTED = 0.01
+_WARM_UP = 10
+_MOVED = 5
+_STILL = 5
+
+
+class RatioFollower(Follower):
+    """An episode lasts while the least of the latest ratios is large."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self._ratios = Levels()
+
+    def see(self, table: Table) -> None:
+        """See the latest step."""
+        levels = self._ratios
+        levels.add(table.values("weight_update_ratio"))
+        low = np.exp(levels.low)
+        active = (low > _NOTED) & (levels.count > _WARM_UP)
+        self.mark(
+            table,
+            "large",
+            active,
+            levels.valid,
+            low,
+            np.exp(levels.usual),
+            role="parameters",
+            lately=True,
+        )
+
+
+class StillFollower(Follower):
+    """An episode lasts while a layer that moved stands still, though it has gradients."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self._has_matrix: Mask = np.zeros(0, dtype=bool)
+        self._moved = np.zeros(0)
+        self._still = np.zeros(0)
+        self._since = np.zeros(0)
+
+    def see(self, table: Table) -> None:
+        """See the latest step."""
+        if not table.row.update_ratio > 0.0:
+            return
+        updates, weights = table.values("update_norm"), table.values("weight_update_ratio")
+        layers = len(updates)
+        self._has_matrix = held_of(self._has_matrix, layers) | (weights > 0.0)
+        updates = np.where(self._has_matrix, weights, updates)
+        self._moved = grown(self._moved, layers, 0.0)
+        self._still = grown(self._still, layers, 0.0)
+        self._since = grown(self._since, layers, 0.0)
+        self._moved += updates > 0.0
+        rates = table.values("learning_rate")
+        has_gradients = table.values("parameter_gradient_norm") > 0.0
+        stands = (updates == 0.0) & has_gradients & (self._moved >= _MOVED) & ~(rates == 0.0)
+        left_out = np.isnan(updates) & has_gradients & (self._moved >= _MOVED)
+        trainable = table.values("trainable_fraction")
+        left_out &= trainable > 0.0
+        is_held = (self._moved >= _MOVED) & ~(updates > 0.0)
+        self._see_said(table, "frozen", is_held & (trainable == 0.0), ~np.isnan(trainable))
+        self._see_said(
+            table, "rate_zero", is_held & (rates == 0.0) & (trainable > 0.0), ~np.isnan(rates)
+        )
+        lacks = stands | left_out
+        self._since[lacks & (self._still == 0.0)] = table.row.step
+        told = lacks | (updates > 0.0) | (rates == 0.0)
+        self._still = np.where(lacks, self._still + 1.0, np.where(told, 0.0, self._still))
+        if not (lacks.any() or self._open):
+            return
+        noted = self._still >= _STILL
+        for kind, active in (("zero", stands & noted), ("left_out", left_out & noted)):
+            for at in active.nonzero()[0].tolist():
+                self.go_on(
+                    kind,
+                    table.layers[at],
+                    table.row.step,
+                    0.0,
+                    float(self._moved[at]),
+                    role="parameters",
+                    began=int(self._since[at]),
+                    rows=int(self._still[at]),
+                    facts={"rate": float(rates[at])},
+                )
+            for own, layer in list(self._open):
+                at = table.column(layer)
+                if own == kind and told[at] and not active[at]:
+                    self.end(kind, layer)
+
+    def _see_said(self, table: Table, kind: str, active: Mask, told: Mask) -> None:
+        """Note layers that are held on purpose, as far as anybody can tell."""
+        zero = np.zeros(len(active))
+        self.mark(table, kind, active, told, zero, self._moved, role="parameters")
+
+
+_SMALL = 0.01
+_GROWN = 10.0
+_SHRUNK = 0.1
+
+
+class DriftFollower(Follower):
+    """Compares the size of weights with that at the beginning, and with the largest so far."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self._sizes = Levels(zeros=True)
+        self._first = np.zeros(0)
+        self._largest = np.zeros(0)
+
+    def see(self, table: Table) -> None:
+        """See the latest step."""
+        sizes = table.values("parameter_rms")
+        layers = len(sizes)
+        levels = self._sizes
+        levels.add(sizes)
+        self._first = grown(self._first, layers)
+        self._first = np.where(np.isnan(self._first), sizes, self._first)
+        low, high = np.exp(levels.low), np.exp(levels.high)
+        self._largest = np.fmax(grown(self._largest, layers, 0.0), low)
+        told = levels.valid & (levels.count >= LATELY)
+        start = np.maximum(self._first, _SMALL)
+        growth = low / start
+        left = high / self._largest
+        active = told & (growth > _GROWN) & (low > 1.0)
+        self.mark(table, "growth", active, told, low, start, role="parameters")
+        active = told & (left < _SHRUNK)
+        largest = self._largest
+        self.mark(table, "shrinking", active, told, high, largest, role="parameters", sign=-1)
+
+
+_SHARE = 0.03
+_TIMES = 3.0
+_QUIET = 20
+
+
+class MeddlingFollower(Follower):
+    """A norm changes by no more than the norm of the update, unless something else writes."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self._norms = np.zeros(0)
+        self._updates = np.zeros(0)
+        self._quiet = np.zeros(0)
+        self._step = -1
+
+    def see(self, table: Table) -> None:
+        """See the latest step."""
+        row = table.row
+        norms = table.values("parameter_norm")
+        layers = len(norms)
+        before, updates = grown(self._norms, layers), grown(self._updates, layers)
+        self._quiet = grown(self._quiet, layers, 0.0)
+        if row.step == self._step + 1:
+            jump = np.abs(norms - before)
+            is_other = (updates > 0.0) & (jump > _TIMES * updates) & (jump > _SHARE * before)
+            for at in (is_other & (self._quiet >= _QUIET)).nonzero()[0].tolist():
+                self.go_on(
+                    "outside",
+                    table.layers[at],
+                    row.step,
+                    float(norms[at]),
+                    float(before[at]),
+                    role="parameters",
+                    facts={"update": float(updates[at])},
+                )
+            known = updates > 0.0
+            self._quiet = np.where(is_other, 0.0, self._quiet + known)
+        self._norms, self._step = norms, row.step
+        self._updates = table.values("update_norm")
+
+
+_EARLY, _SLOW = 30, 30
+_RARELY, _OFTEN = 0.2, 0.3
+_ULP = 1e-8
+"""Less than half of the last digit of float32, by the value itself."""
+
+
+class StandingFollower(Follower):
+    """Each of its episodes began with the training, and ends with the first change."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self._norms = math.nan
+        self._is_still = self._is_without = True
+        self._idle = self._longest = 0
+        self._idle_since = 0
+        self._counted, self._lately, self._early = 0, 0.0, 0.0
+        self._stop = self._longest_stop = self._stop_since = 0
+
+    def see(self, table: Table) -> None:
+        """See the latest step."""
+        row = table.row
+        norms = float(row.values["parameter_norm"][row.values["parameter_norm"] > 0.0].sum())
+        is_same = norms == self._norms and not row.update_ratio > 0.0
+        is_next_to_same = abs(norms - self._norms) <= _ULP * norms and not row.update_ratio > _ULP
+        self._is_still &= is_same or table.steps == 1
+        self._norms = norms
+        has_gradients = row.gradient_norm > 0.0 or math.isinf(row.gradient_norm)
+        flows = has_gradients or bool((row.values["gradient_norm"] > 0.0).any())
+        self._is_without &= not has_gradients
+        self._say("weights", self._is_still and not self._is_without, table, norms)
+        self._say("gradients", self._is_without and row.passes > 0, table, row.gradient_norm)
+        self._see_rate(table, row, flows)
+        self._see_stop(table, is_next_to_same and flows, row)
+        self._see_idle(table, is_same and has_gradients and not row.optimizer_steps)
+        loss = table.loss.summary
+        is_flat = loss.is_known and loss.is_flat
+        self._say("loss", is_flat, table, loss.recent if is_flat else 0.0)
+
+    def _see_stop(self, table: Table, is_still: bool, row: StepRow) -> None:
+        """Count steps in a row in which nothing changed, after some in which something did."""
+        if not is_still or self._is_still:
+            if row.update_ratio > _ULP:
+                self._longest_stop = max(self._longest_stop, self._stop)
+            if row.gradient_norm == row.gradient_norm or row.update_ratio > 0.0:
+                self._stop = 0
+                self.end("stopped")
+            return
+        if not self._stop:
+            self._stop_since = row.step
+        self._stop += 1
+        rates = row.values["learning_rate"]
+        rates = rates[rates == rates]
+        self.go_on(
+            "stopped",
+            "",
+            row.step,
+            float(self._stop),
+            float(self._longest_stop),
+            role="parameters",
+            began=self._stop_since,
+            rows=self._stop,
+            facts={"rate": float(rates.max()) if len(rates) else math.nan},
+        )
+
+    def _see_rate(self, table: Table, row: StepRow, flows: bool) -> None:
+        """Average how often an optimizer steps: at the beginning, and lately."""
+        if not flows or not math.isfinite(row.gradient_norm):
+            return
+        self._counted += 1
+        steps = float(row.optimizer_steps > 0)
+        self._lately += (steps - self._lately) / min(self._counted, _SLOW)
+        if self._counted == _EARLY:
+            self._early = self._lately
+        if self._counted > _EARLY and self._lately < _RARELY and self._early > _OFTEN:
+            self.go_on("rare", "", row.step, self._lately, self._early, role="parameters", sign=-1)
+        elif self._lately > _OFTEN:
+            self.end("rare")
+
+    def _see_idle(self, table: Table, is_idle: bool) -> None:
+        """Count steps in a row that no optimizer takes, after some that one took."""
+        if not is_idle or self._is_still:
+            if table.row.optimizer_steps:
+                self._longest = max(self._longest, self._idle)
+            self._idle = 0
+            self.end("idle")
+            return
+        if not self._idle:
+            self._idle_since = table.row.step
+        self._idle += 1
+        self.go_on(
+            "idle",
+            "",
+            table.row.step,
+            float(self._idle),
+            float(self._longest),
+            role="parameters",
+            began=self._idle_since,
+            rows=self._idle,
+        )
+
+    def _say(self, kind: str, is_on: bool, table: Table, value: float) -> None:
+        if not is_on:
+            self.end(kind)
+            return
+        role = "loss" if kind == "loss" else "parameters"
+        first = table.loss.summary.first
+        self.go_on(kind, "", table.row.step, value, first, role=role, rows=table.steps)
