@@ -17,8 +17,12 @@ from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.data_sets.batches import require_batches, require_how_many
-from pytest_modelhealth.data_sets.running import Limits, Run
+from pytest_modelhealth.data_sets.running import (
+    Limits,
+    require_batches,
+    require_how_many,
+    run_over,
+)
 from pytest_modelhealth.errors import (
     InspectionError,
     NamesItsAttributes,
@@ -38,8 +42,7 @@ from pytest_modelhealth.tolerance import RECORDING, Calibration
 from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
-from pytest_modelhealth.training.monitoring.scalars import Scalars
-from pytest_modelhealth.training.monitoring.writers import writers_of
+from pytest_modelhealth.training.monitoring.scalars import Scalars, writers_of
 from pytest_modelhealth.training.stepping.contract import Asked, run_contract
 from pytest_modelhealth.training.stepping.givers import Given, step_of
 
@@ -323,18 +326,17 @@ class Inspector(NamesItsAttributes):
         def request(inputs: Any, target: Any) -> Request:
             return self._request(inputs, target, loss, backward, scaler)
 
-        has_loss = loss is not None
         run = partial(
-            Run, self._engine, self._model, self._settings, limits, has_loss, request, self._observe
-        )
+            run_over, batches, self._engine, self._model, self._settings, limits,
+            loss is not None, request, self._observe,
+        )  # fmt: skip
         company = self._company()
         if company is None:
-            return self._reported(run().over(batches), self._settings)
+            return self._reported(run(), self._settings)
         from pytest_modelhealth.ranks.joint import time_is_up, together
 
         with together(company):
-            observation = run(partial(time_is_up, company)).over(batches)
-            observation = self._settled(observation, over_batches=True)
+            observation = self._settled(run(partial(time_is_up, company)), over_batches=True)
         return self._reported(observation, self._settings)
 
     @checked_call(default_settings)

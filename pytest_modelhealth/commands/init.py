@@ -41,8 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         InspectionError: it cannot be written, or the name is no model.
         SettingsError: the name cannot be imported.
     """
-    from pytest_modelhealth.plugin.suite.making import TODO
-    from pytest_modelhealth.plugin.suite.naming import named
+    from pytest_modelhealth.plugin.suite.making import TODO, named
 
     module, colon, path = arguments.model.partition(":")
     if module.endswith(".py"):
@@ -60,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _template(thing: Any, module: str, path: str) -> str:
     """Return the text of the test file, laid out as ``ruff format`` has it."""
-    from pytest_modelhealth.plugin.suite.making import TODO
-    from pytest_modelhealth.plugin.suite.naming import arguments_of, parameters_of
+    from pytest_modelhealth.plugin.suite.making import TODO, arguments_of, parameters_of
     from pytest_modelhealth.plugin.suite.transformers_models import is_pretrained
 
     model_class = _model_class(thing, f"{module}:{path}")
@@ -132,7 +130,7 @@ def _model_class(thing: Any, spelled: str) -> Any:
 
 def _inputs(forward: list[inspect.Parameter]) -> tuple[str, bool]:
     """Return the statement of the batch, and whether the model computes its own loss of it."""
-    from pytest_modelhealth.plugin.suite.naming import required
+    from pytest_modelhealth.plugin.suite.making import required
 
     needed = required(forward) or forward[:1]
     labels = [p for p in forward if p.name in _OWN_LOSS and p.default is None]

@@ -1,29 +1,207 @@
-"""Runs a model over batches and merges what is seen of each."""
+"""Runs a model over the batches of a user's, in a mode, and merges what is seen of each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from operator import length_hint
 from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pytest_modelhealth.capture import Engine, Request
 from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
-from pytest_modelhealth.data_sets.batches import Batches, noted, pair, require_how_many
-from pytest_modelhealth.data_sets.extremes import Extremes
-from pytest_modelhealth.data_sets.modes import in_mode
-from pytest_modelhealth.data_sets.odd_samples import OddSamples
-from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.capture.step.interruption import exited_whole
+from pytest_modelhealth.capture.step.memory import Memory
+from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.transcript.stand_ins import StandInModel
+from pytest_modelhealth.data_sets.extremes import Extremes, OddSamples
+from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
+from pytest_modelhealth.layers import type_name
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.probing import Probing
-from pytest_modelhealth.report import Observation
+from pytest_modelhealth.progress import track
+from pytest_modelhealth.report import Observation, Part
 from pytest_modelhealth.settings import Settings
 
-MakeRequest = Callable[[Any, Any], Request]
-Observe = Callable[[Request, tuple[Collector, ...]], Observation]
+
+def require_batches(batches: object, method: str, name: str = "batches") -> None:
+    """Do nothing if these may be batches; warn of rows of a tensor.
+
+    Args:
+        batches: what was given.
+        method: the method it was given to.
+        name: the argument it was given as.
+
+    Raises:
+        InspectionError: they are none; the message says what makes some.
+    """
+    if isinstance(batches, Dataset) and not isinstance(batches, Iterable):
+        raise InspectionError(
+            f"{name} is a data set of samples ({type(batches).__name__}); "
+            "DataLoader(dataset, batch_size=64) makes batches of them"
+        )
+    if isinstance(batches, str | Mapping) or not isinstance(batches, Iterable):
+        raise InspectionError(
+            f"{name} must be batches to iterate over, such as a DataLoader, not "
+            f"{_described(batches)}; one batch goes into run_inspection"
+        )
+    if isinstance(batches, Tensor):
+        shape = "x".join(map(str, batches.shape))
+        warnings.warn(
+            f"{method} takes each row of the tensor {shape} for a batch; run_inspection takes the "
+            f"tensor as one batch, and {method}(x.unbind()) says that rows are meant",
+            ModelHealthWarning,
+            stacklevel=4,  # after the method and the check of its arguments
+        )
+
+
+def require_how_many(max_batches: object, progress: object) -> None:
+    """Do nothing if these say how many batches to take, and whether to show how far a run is.
+
+    Raises:
+        InspectionError: one is of a wrong type.
+    """
+    if not (max_batches is None or (type(max_batches) is int and max_batches >= 0)):
+        raise InspectionError(f"max_batches must be a whole number from 0 on, not {max_batches!r}")
+    if not isinstance(progress, bool | None):
+        raise InspectionError(f"progress must be True, False or None, not {progress!r}")
+
+
+def _described(batches: object) -> str:
+    if isinstance(batches, Mapping):
+        return f"a mapping of {', '.join(map(repr, list(batches)[:3])) or 'nothing'}"
+    return repr(batches)
+
+
+def pair(batch: Any, name: str, why: str) -> tuple[Any, Any]:
+    """Return inputs and target of a batch; `why` says what needs the target.
+
+    Raises:
+        InspectionError: it is no pair; the message calls it by its `name`.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise InspectionError(
+        f"{name} is a {type(batch).__name__}, not a pair (inputs, target), but {why}"
+    )
+
+
+@contextmanager
+def noted(name: str, method: str) -> Iterator[None]:
+    """Note on what is raised inside which batch of which method it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"This was {name}, counted from 0, of {method}.")
+        raise
+
+
+class _Counted:
+    """An iterator, and what it iterates over, which may know how many there are."""
+
+    def __init__(self, iterator: Iterator[Any], batches: Iterable[Any]) -> None:
+        self._iterator, self._batches = iterator, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterator
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._batches)
+
+
+@contextmanager
+def opened(batches: Iterable[Any]) -> Iterator[Iterable[Any]]:
+    """Give what iterates over batches once, and end it, unless it is the user's own iterator.
+
+    An exception keeps the frames of a loader alive, and with them its worker processes.
+    """
+    iterator = iter(batches)
+    try:
+        yield _Counted(iterator, batches)
+    finally:
+        if iterator is not batches:
+            _end(iterator)
+
+
+def _end(iterator: Iterator[Any]) -> None:
+    if isinstance(iterator, Generator):
+        iterator.close()
+    workers: Any = iterator if isinstance(iterator, _MultiProcessingDataLoaderIter) else None
+    if workers is not None and not workers._persistent_workers:  # those stay for the next iteration
+        workers._shutdown_workers()
+
+
+@contextmanager
+def in_mode(model: Any, training: bool | None) -> Iterator[None]:
+    """Have `model` be in a mode inside; ``None`` leaves it in its own.
+
+    A `train` of the user's own is called, as it may keep parts frozen; what it changes, values of
+    parameters among them, is put back.
+
+    Raises:
+        InspectionError: the model has no modes.
+    """
+    if training is None:
+        yield
+        return
+    is_module = isinstance(model, nn.Module) and not isinstance(model, StandInModel)
+    if not is_module or not hasattr(model, "training"):  # exported, or run by another runtime
+        raise InspectionError(_ONE_MODE.format(type_name(model)))
+    with exited_whole(_put_back(model)):
+        try:
+            model.train(training)
+        except NotImplementedError:  # the module of an exported program
+            raise InspectionError(_ONE_MODE.format(type_name(model))) from None
+        yield
+
+
+_ONE_MODE = (
+    "{} is in the mode it was made in, for good: leave training out, or inspect the model that it "
+    "was made of"
+)
+
+
+@contextmanager
+def _put_back(model: nn.Module) -> Iterator[None]:
+    state = State(model)
+    modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
+    required = [(leaf, leaf.requires_grad) for leaf in state.leaves]
+    with ExitStack() as stack:
+        stack.callback(_set_modes, modes)
+        stack.callback(_set_required, required)
+        stack.callback(state.restore_containers)
+        if any(map(_has_own_train, state.modules)):
+            stack.callback(Memory([*state.leaves, *state.tensors]).restore)
+        yield
+
+
+def _has_own_train(module: nn.Module) -> bool:
+    """Whether `train` or `eval` of a module is not that of torch."""
+    return any(
+        not getattr(getattr(type(module), name), "__module__", "").startswith("torch.")
+        for name in ("train", "eval")
+    )
+
+
+def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        if module.training != training:
+            module.training = training  # of a script, which keeps it in C++
+
+
+def _set_required(required: list[tuple[Tensor, bool]]) -> None:
+    for leaf, requires_grad in required:
+        if leaf.requires_grad != requires_grad:
+            leaf.requires_grad = requires_grad
 
 
 @dataclass(frozen=True)
@@ -50,10 +228,21 @@ class Limits:
             raise InspectionError(f"training must be True, False or None, not {self.training!r}")
 
 
-class Run:
-    """One run over batches.
+def run_over(
+    batches: Any,
+    engine: Engine,
+    model: Any,
+    settings: Settings,
+    limits: Limits,
+    has_loss: bool,
+    request: Callable[[Any, Any], Request],
+    observe: Callable[[Request, tuple[Collector, ...]], Observation],
+    time_is_up: Callable[[bool], bool] = bool,
+) -> Observation:
+    """Run a model over batches, and return what was seen of all.
 
     Args:
+        batches: the user's.
         engine: runs the model.
         model: the model.
         settings: the limits in force.
@@ -61,78 +250,55 @@ class Run:
         has_loss: whether a loss needs a target.
         request: makes what is asked of the engine, of inputs and target of a batch.
         observe: runs it.
-        agreed: as in `Batches`.
+        time_is_up: returns whether it is for all ranks that run together, of whether it is here.
+
+    Raises:
+        InspectionError: there was none, or one is not as it must be.
+        Exception: whatever loader, model or loss raise, untouched.
     """
-
-    def __init__(
-        self,
-        engine: Engine,
-        model: Any,
-        settings: Settings,
-        limits: Limits,
-        has_loss: bool,
-        request: MakeRequest,
-        observe: Observe,
-        agreed: Callable[[bool], bool] = bool,
-    ) -> None:
-        self._agreed = agreed
-        self._engine, self._model, self._settings = engine, model, settings
-        self._limits, self._has_loss = limits, has_loss
-        self._request, self._observe = request, observe
-        self._extremes, self._odd_samples = Extremes(), OddSamples()
-
-    def over(self, batches: Any) -> Observation:
-        """Return what was seen of all batches.
-
-        Raises:
-            InspectionError: there was none, or one is not as it must be.
-            Exception: whatever loader, model or loss raise, untouched.
-        """
-        limits = self._limits
-        taken = Batches(
-            batches, limits.max_batches, limits.max_seconds, limits.progress, self._agreed
+    extremes, odd_samples = Extremes(), OddSamples()
+    merged: Observation | None = None
+    index, start, ended_by = -1, time.monotonic(), ""
+    seconds, most = limits.max_seconds, limits.max_batches
+    with in_mode(model, limits.training), opened(batches) as counted:
+        for index, batch in enumerate(
+            track(counted, "inspecting batches", most=most, shown=limits.progress)
+        ):
+            with noted(f"batch {index}", "run_batches"):
+                inputs, target = pair(batch, f"batch {index}", _LOSS) if has_loss else (batch, None)
+                arguments = Inputs.of(inputs)
+                given = find_tensors((arguments.args, arguments.kwargs))
+                samples = batch_size([*given, *find_tensors(target)])
+                extremes.begin(index, samples)
+                odd_samples.see(index, samples, given, target)
+                asked = request(inputs, target)
+                probing = Probing(engine, asked, settings, Conventions()) if index == 0 else None
+                seen = observe(asked, (extremes,))
+                extremes.end()
+                seen = seen if probing is None else probing.after(seen)
+            merged = seen if merged is None else merged.merge(seen)
+            if seconds is not None and time_is_up(time.monotonic() - start >= seconds):
+                ended_by = f"max_seconds={seconds}"
+                break
+    if merged is None:
+        raise InspectionError(
+            "there was no batch to run: batches is empty, an iterator that is used up, or a "
+            "loader with drop_last of fewer samples than a batch; or max_batches=0"
         )
-        merged: Observation | None = None
-        with self._mode():
-            for index, batch in enumerate(taken):
-                with noted(f"batch {index}", "run_batches"):
-                    seen = self._seen(batch, index)
-                merged = seen if merged is None else merged.merge(seen)
-        if merged is None:
-            raise InspectionError(
-                "there was no batch to run: batches is empty, an iterator that is used up, or a "
-                "loader with drop_last of fewer samples than a batch; or max_batches=0"
-            )
-        merged = replace(self._extremes.after(merged), part=taken.part)
-        return replace(merged, odd_samples=dict(self._odd_samples.found()))
+    if not ended_by and index + 1 == most:
+        ended_by = f"max_batches={most}"
+    part = _part(batches, index + 1, ended_by) if ended_by else None
+    merged = replace(extremes.after(merged), part=part)
+    return replace(merged, odd_samples=dict(odd_samples.found()))
 
-    @contextmanager
-    def _mode(self) -> Iterator[None]:
-        if self._limits.training is None:
-            yield
-            return
-        with in_mode(self._model, self._limits.training):
-            yield
 
-    def _seen(self, batch: Any, index: int) -> Observation:
-        inputs, target = self._split(batch, index)
-        arguments = Inputs.of(inputs)
-        given = arguments.args, arguments.kwargs
-        samples = batch_size(find_tensors((*given, target)))
-        self._extremes.begin(index, samples)
-        self._odd_samples.see(index, samples, find_tensors(given), target)
-        request = self._request(inputs, target if self._has_loss else None)
-        probing = None
-        if index == 0:
-            probing = Probing(self._engine, request, self._settings, Conventions())
-        seen = self._observe(request, (self._extremes,))
-        self._extremes.end()
-        return seen if probing is None else probing.after(seen)
-
-    def _split(self, batch: Any, index: int) -> tuple[Any, Any]:
-        if self._has_loss:
-            return pair(batch, f"batch {index}", _LOSS)
-        return batch, None
+def _part(batches: Any, seen: int, ended_by: str) -> Part | None:
+    """Return which part of the batches was seen; ``None`` where it was all of them."""
+    try:  # an iterator that was begun does not say how many there are
+        whole = None if isinstance(batches, Iterator) else len(batches)
+    except Exception:  # noqa: BLE001 - a loader of the user's
+        whole = None
+    return None if whole is not None and whole <= seen else Part(seen, whole, ended_by)
 
 
 _LOSS = (

@@ -13,7 +13,7 @@ from pytest_modelhealth.capture.costing.further import measured_forward
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
-from pytest_modelhealth.data_sets.batches import noted, opened, pair
+from pytest_modelhealth.data_sets.running import noted, opened, pair
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.progress import track

@@ -1,21 +1,162 @@
-"""Suites without a file: ``--modelhealth-model=package.module:make``."""
+"""Suites before their tests run: what their attributes say, and those without a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import difflib
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch import nn
 
-from pytest_modelhealth.errors import SettingsError
+from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.plugin.options import session_settings
-from pytest_modelhealth.plugin.suite.attributes import place_of, require_sound
-from pytest_modelhealth.plugin.suite.making import model_alone
-from pytest_modelhealth.plugin.suite.naming import named
-from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite, modelhealth_suite
+from pytest_modelhealth.plugin.suite.making import model_alone, named
+from pytest_modelhealth.plugin.suite.suite import ATTRIBUTES, ModelHealthSuite, modelhealth_suite
 from pytest_modelhealth.plugin.suite.transformers_models import is_pretrained
+from pytest_modelhealth.settings.waiver import parse_waivers
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.settings import Settings
+
+
+Suite = type[ModelHealthSuite]
+
+EXAMPLE = "def make(self): return Encoder(), torch.randn(16, 8), labels, F.cross_entropy"
+
+
+def require_sound(suite: Suite, name: str, settings: Settings) -> None:
+    """Do nothing if all attributes of a suite can be used.
+
+    Raises:
+        SettingsError: one is missing, of a wrong type, or names no test or setting.
+    """
+    if not callable(getattr(suite, "make", None)):
+        raise SettingsError(
+            f"{name} has no make(), which makes the model to test: {EXAMPLE}. "
+            "A class that others inherit from says __test__ = False."
+        )
+    _require_known_attributes(suite, name)
+    if isinstance(suite.seed, bool) or not isinstance(suite.seed, int):
+        raise SettingsError(f"{name}.seed must be a whole number, not {suite.seed!r}")
+    tests = tests_of(suite)
+    for attribute in ("skip", "expected_failures"):
+        for test, reason in _by_test(suite, name, attribute, tests).items():
+            if not isinstance(reason, str) or not reason.strip():
+                raise SettingsError(
+                    f"{name}.{attribute}[{test!r}]: say the reason in words, not {reason!r}"
+                )
+    _by_test(suite, name, "limits", tests)
+    for test in tests:
+        laid_over(settings, suite, name, test)
+
+
+def _require_known_attributes(suite: Suite, name: str) -> None:
+    """Do nothing unless an attribute looks like a misspelt one, which would have no effect."""
+    bases = (cls for cls in suite.__mro__ if cls not in ModelHealthSuite.__mro__)
+    for own in (own for cls in bases for own in vars(cls)):
+        nearest = difflib.get_close_matches(own, ATTRIBUTES, n=1, cutoff=0.8)
+        if own not in ATTRIBUTES and nearest:
+            raise SettingsError(
+                f"{name}.{own}: a suite has no such attribute; did you mean {nearest[0]!r}?"
+            )
+
+
+def tests_of(suite: Suite) -> list[str]:
+    """Return the names of a suite's tests, those that a subclass adds included."""
+    return [
+        name for name in dir(suite) if name.startswith("test") and callable(getattr(suite, name))
+    ]
+
+
+def _by_test(suite: Suite, name: str, attribute: str, tests: Iterable[str]) -> Mapping[str, Any]:
+    """Return what an attribute says by the names of tests.
+
+    Raises:
+        SettingsError: it is no mapping, or a test is unknown.
+    """
+    given = getattr(suite, attribute)
+    if not isinstance(given, Mapping):
+        raise SettingsError(
+            f"{name}.{attribute} must be a dictionary by the names of tests, such as "
+            f"{{'test_causal': ...}}, not {given!r}"
+        )
+    for test in given:
+        if test not in tests:
+            raise SettingsError(
+                f"{name}.{attribute}: there is no test {test!r}{suggest(test, tests)} "
+                f"Tests: {', '.join(tests)}."
+            )
+    return given
+
+
+def laid_over(settings: Settings, suite: Suite, name: str, test: str) -> Settings:
+    """Return `settings` with those of a suite and of one of its tests laid over them.
+
+    Raises:
+        SettingsError: a name is unknown, or a value has the wrong type or range.
+    """
+    settings = settings.override(suite.settings, f"{name}.settings")
+    if test in suite.limits:
+        settings = settings.override(suite.limits[test], f"{name}.limits[{test!r}]")
+    listed: object = suite.waivers
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        raise SettingsError(
+            f"{name}.waivers must be a list of 'LAYERS [CHECK]: REASON', not {listed!r}"
+        )
+    for waiver in suite.waivers:
+        if not isinstance(waiver, str):
+            raise SettingsError(
+                f"{name}.waivers: {waiver!r} is no text: write 'encoder.1 dead_units: a sparse "
+                "code'"
+            )
+        settings = settings.waive(*parse_waivers(waiver, f"{name}.waivers"))
+    return settings
+
+
+def require_one_of_a_name(suite: Suite, name: str, module: Any) -> None:
+    """Do nothing if a file has one suite of this name: of two, Python keeps the last.
+
+    Raises:
+        SettingsError: it has several.
+    """
+    path = Path(getattr(module, "__file__", None) or "")
+    if suite.__module__ != getattr(module, "__name__", "") or not path.is_file():
+        return
+    tree = ast.parse(path.read_bytes())
+    lines = [node.lineno for node in tree.body if name in _names(node)]
+    if len(lines) > 1:
+        raise SettingsError(
+            f"{name} stands in {path.name} {len(lines)} times, in lines "
+            f"{', '.join(map(str, lines))}, and Python keeps the last only: give each its own name"
+        )
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def place_of(suite: Suite) -> tuple[Path, int]:
+    """Return the file and the line (from 1) that make the model of a suite."""
+    make: Any = inspect.unwrap(getattr(suite, "make", suite))
+    for found in (make, type(make), suite):
+        try:
+            code = getattr(found, "__code__", None)
+            if code is not None:
+                return Path(code.co_filename), code.co_firstlineno
+            return Path(inspect.getfile(found)), inspect.getsourcelines(found)[1]
+        except (OSError, TypeError):
+            continue
+    return Path(getattr(sys.modules.get(suite.__module__), "__file__", None) or "."), 1
+
 
 OPTION = "--modelhealth-model"
 _WRITE = "write a function that returns (model, inputs, target, loss), and name that"

@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.data_sets.modes import in_mode
+from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.plugin.suite.making import Made, made_by, seeded
