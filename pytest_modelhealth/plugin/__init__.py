@@ -21,14 +21,15 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register every part."""
     _leave_asserts_alone(pluginmanager)
     from pytest_modelhealth.plugin import attachments
-    from pytest_modelhealth.plugin.own_checks import HookSpecifications
+    from pytest_modelhealth.plugin.options import HookSpecifications
 
     pluginmanager.add_hookspecs(attachments)
     pluginmanager.add_hookspecs(HookSpecifications)
     for package, folder in ((__name__, _FOLDER), (attachments.__name__, _FOLDER / "attachments")):
         for name in sorted(path.stem for path in folder.glob("[!_]*.py")):
             part = importlib.import_module(f"{package}.{name}")
-            pluginmanager.register(part, f"modelhealth.{name}")
+            # a file of the run is an object; any other part is its module
+            pluginmanager.register(getattr(part, "DESTINATION", part), f"modelhealth.{name}")
 
 
 def _leave_asserts_alone(pluginmanager: pytest.PytestPluginManager) -> None:

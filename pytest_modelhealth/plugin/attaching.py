@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
-from pytest_modelhealth.plugin.attachments import ComparisonEvidence, Evidence
+from pytest_modelhealth.plugin.attachments import EVIDENCE, ComparisonEvidence, Evidence
 from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
+from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,14 +38,33 @@ def pytest_runtest_makereport(
 def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
     judged = error.report if isinstance(error, ModelHealthError) else None
     if judged is not None and not is_report(judged):
-        comparison = ComparisonEvidence(judged, explains_failure=True)
-        item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=comparison)
-        return
-    health = _first_unhealthy(item) if judged is None else judged
-    if health is not None and health._judgement.violations:
+        evidence: Evidence = ComparisonEvidence(judged, explains_failure=True)
+    else:
+        health = _first_unhealthy(item) if judged is None else judged
+        if health is None or not health._judgement.violations:
+            return
         item.stash.setdefault(_SHOWN, []).append(health)
         evidence = Evidence(health, explains_failure=health is judged)
-        item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)
+    item.stash.setdefault(EVIDENCE, (evidence, report.when))
+    item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Keep nothing of a test that has ended, as items live as long as the session."""
+    try:
+        return (yield)
+    finally:
+        pytest_runtest_setup(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin anew, also where a test runs again."""
+    keys: tuple[pytest.StashKey[Any], ...] = (EVIDENCE, _SHOWN, SNAPSHOT_CHECKS)
+    for key in keys:
+        if key in item.stash:
+            del item.stash[key]
 
 
 def _first_unhealthy(item: pytest.Item) -> HealthReport | None:

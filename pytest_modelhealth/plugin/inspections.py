@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Never, TypeGuard
@@ -18,7 +21,7 @@ from pytest_modelhealth.errors import (
     public_names,
     suggest,
 )
-from pytest_modelhealth.plugin.markers import require_settings
+from pytest_modelhealth.plugin.options import require_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import HealthReport
     from pytest_modelhealth.settings import Settings
+    from pytest_modelhealth.settings.waiver import Waiver
 
 _PACKAGE = __name__.partition(".")[0]
 _NOTED = 3
@@ -203,13 +207,83 @@ def inspector(request: pytest.FixtureRequest) -> Iterator[InspectorFixture]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Check reports where the body passed: here the test fails, in teardown it would error.
 
-    An exception of the body passes through the `yield`.
+    Then warn of what only warns, and of waivers that waived nothing. An exception of the body
+    passes through the `yield`.
     """
-    result = yield
+    with _checked_by_example(item.stash.get(INSPECTOR, None), item):
+        result = yield
     fixture = item.stash.get(INSPECTOR, None)
-    if fixture is not None:
-        _check_unasked(fixture, item)
+    if fixture is None:
+        return result
+    _check_unasked(fixture, item)
+    for report in fixture.reports:
+        for text in report._take_warnings():
+            warn(item, text)
+    for waiver in _unused_waivers(fixture):
+        warn(
+            item,
+            f"{waiver.origin}: nothing is left to waive for ({waiver}); remove it, or correct its "
+            f"layers if it was meant to match (its reason: {waiver.reason})",
+        )
     return result
+
+
+def _unused_waivers(fixture: InspectorFixture) -> list[Waiver]:
+    """Return the waivers of this test and its calls that no judgement needed.
+
+    Those of the ini file and the command line are for all tests together.
+    """
+    judgements = [judgement for report in fixture.reports for judgement in report._judgements]
+    used = {waiver for judgement in judgements for _, waiver in judgement.waived}
+    idle = [waiver for judgement in judgements for waiver in judgement.unused_waivers]
+    return [w for w in dict.fromkeys(idle) if w not in used and not w.shared]
+
+
+@contextmanager
+def _checked_by_example(fixture: InspectorFixture | None, item: pytest.Item) -> Iterator[None]:
+    """Have each example of a ``@given`` test end with the check of its reports, so that it shrinks.
+
+    Hypothesis runs the body once an example. What is found only after the last of them it never
+    sees: it neither shrinks that example nor shows it. Reports of an example that was rejected, or
+    failed and is tried again, are dropped.
+    """
+    # Where hypothesis lets other plugins replace the body; it is never imported for this.
+    handle: Any = getattr(getattr(item, "obj", None), "hypothesis", None)
+    is_run = "hypothesis" in sys.modules and hasattr(handle, "inner_test")
+    if fixture is None or not is_run:
+        yield
+        return
+    body, made = handle.inner_test, fixture._inspections
+    finished = len(made)
+
+    @contextmanager
+    def example() -> Iterator[None]:
+        nonlocal finished
+        del made[finished:]
+        yield
+        fixture._checked = finished
+        try:
+            _check_unasked(fixture, item)
+        finally:
+            fixture._checked = None  # the whole body has not passed yet
+        finished = len(made)
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with example():
+            return body(*args, **kwargs)
+
+    @functools.wraps(body)
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        with example():
+            return await body(*args, **kwargs)
+
+    handle.inner_test = run_async if inspect.iscoroutinefunction(body) else run
+    try:
+        yield
+    finally:
+        handle.inner_test = body
+    del made[finished:]
 
 
 _NEVER_RUN = (

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_modelhealth.errors import ModelHealthError
-from pytest_modelhealth.plugin.folders import folder_name, rank_suffix, warn_once
 from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
+from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once
 
 if TYPE_CHECKING:
     from pytest_modelhealth.bundles.content import Test

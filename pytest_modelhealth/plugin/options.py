@@ -1,4 +1,4 @@
-"""Settings and waivers from the ini file and the command line: default < ini < option.
+"""Settings, waivers and own checks: default < ini < option < marker, the closest one last.
 
 The ini names are declared when something asks for them: an argument or an ini value of ours, or a
 project's own check. A suite that does not use the plugin then loads no check at its start, and
@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.errors import SettingsError
-from pytest_modelhealth.plugin.own_checks import implementors, settings_with_own_checks
+from pytest_modelhealth.errors import SettingsError, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
+    from pathlib import Path
 
+    from _pytest.nodes import Node
+
+    from pytest_modelhealth.checks import Check
     from pytest_modelhealth.settings import Setting, Settings
+    from pytest_modelhealth.settings.waiver import Waiver
 
 _DECLARED = pytest.StashKey["Settings"]()
 _SETTINGS = pytest.StashKey["Settings"]()
@@ -70,11 +74,22 @@ def _declared(settings: Settings) -> dict[str, Setting]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the ini file and the command line once.
+    """Register both markers, and read the ini file and the command line once.
 
     Raises:
         pytest.UsageError: a value is not one of its setting.
     """
+    for text in (
+        (
+            f"{SETTINGS_MARKER}(**settings): thresholds and other settings of pytest-modelhealth "
+            "for this test, such as max_grad_norm=10.0; the closest marker wins."
+        ),
+        (
+            f"{WAIVER_MARKER}(*layers, check=None, reason): accept violations of a check (of all "
+            "checks without one) on these layers, names or shell wildcards, and say why."
+        ),
+    ):
+        config.addinivalue_line("markers", text)
     settings = config.stash.get(_DECLARED, None)
     if settings is None:
         return
@@ -159,3 +174,138 @@ def _read(settings: Settings, setting: Setting, value: str | list[str], origin: 
 
         return settings.waive(*parse_waivers(text, origin))
     return settings.read(setting.name, text, origin)
+
+
+# A project's own checks.
+
+HOOK = "pytest_modelhealth_checks"
+_ASKED = pytest.StashKey[list[object]]()
+
+
+class HookSpecifications:
+    """The specification of the hook."""
+
+    @pytest.hookspec
+    def pytest_modelhealth_checks(self) -> list[type[Check]]:
+        """Return a project's own checks: subclasses of `pytest_modelhealth.Check`.
+
+        It is called once, before options are parsed, so that each setting of these checks can
+        be set too: in a plugin, in the root folder's ``conftest.py``, or in that of a folder which
+        pytest is started on.
+        """
+        raise NotImplementedError
+
+
+def settings_with_own_checks(config: pytest.Config) -> Settings:
+    """Return the default settings of this package's checks and the project's.
+
+    Raises:
+        pytest.UsageError: the hook raises, or gives something that is no sound check.
+    """
+    from pytest_modelhealth.checks import with_own_checks
+    from pytest_modelhealth.training import default_settings
+
+    config.stash[_ASKED] = implementors(config)
+    try:
+        given: list[Any] = config.pluginmanager.hook.pytest_modelhealth_checks()
+    except Exception as error:
+        raise pytest.UsageError(f"{HOOK} raised {type(error).__name__}: {error}") from error
+    settings = default_settings()
+    try:
+        for own in reversed(given):  # pluggy asks the one registered last first
+            settings = with_own_checks(settings, own, HOOK)
+    except SettingsError as error:
+        raise pytest.UsageError(str(error)) from None
+    return settings
+
+
+def implementors(config: pytest.Config) -> list[object]:
+    """Return the plugins, among them each conftest.py, that have the hook."""
+    caller = config.pluginmanager.hook.pytest_modelhealth_checks
+    return [implementation.plugin for implementation in caller.get_hookimpls()]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> Generator[None, Any, Any]:
+    """Refuse tests whose conftest.py gives checks after they were asked for.
+
+    Raises:
+        pytest.Collector.CollectError: pytest prints its text alone.
+    """
+    asked = parent.config.stash.get(_ASKED, [])  # empty where nobody asked: no check was known
+    for late in implementors(parent.config):
+        if late not in asked:
+            where = getattr(late, "__file__", None) or repr(late)
+            raise parent.CollectError(
+                f"{where}: {HOOK} comes too late: options were parsed already. Move it to the "
+                f"conftest.py of {parent.config.rootpath}, or start pytest on this folder."
+            )
+    return (yield)
+
+
+# Markers, checked when a test is set up.
+
+SETTINGS_MARKER = "modelhealth"
+WAIVER_MARKER = "modelhealth_waive"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have a test whose markers are wrong end here; the others of its file run."""
+    if any(item.get_closest_marker(name) for name in (SETTINGS_MARKER, WAIVER_MARKER)):
+        require_settings(item)
+
+
+def require_settings(item: pytest.Item) -> Settings:
+    """Return what `settings_for` does, or fail the test with the text of its error alone."""
+    try:
+        return settings_for(item)
+    except SettingsError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+def settings_for(item: pytest.Item) -> Settings:
+    """Return the session's settings with the markers of `item` laid over them.
+
+    Raises:
+        SettingsError: a marker has a wrong argument; the message names the test.
+    """
+    settings = session_settings(item.config)
+    markers = list(item.iter_markers_with_node(name=SETTINGS_MARKER))
+    for node, marker in reversed(markers):  # the closest comes last and wins
+        origin = _origin(node, marker)
+        if marker.args:
+            raise SettingsError(
+                f"{origin}: takes keywords only, such as max_grad_norm=10.0, "
+                f"not {', '.join(map(repr, marker.args))}"
+            )
+        settings = settings.override(marker.kwargs, origin)
+    return settings.waive(*_waivers(item))
+
+
+def _waivers(item: pytest.Item) -> Iterable[Waiver]:
+    for node, marker in item.iter_markers_with_node(name=WAIVER_MARKER):
+        yield from _parse_waiver(marker, _origin(node, marker))
+
+
+def _parse_waiver(marker: pytest.Mark, origin: str) -> list[Waiver]:
+    from pytest_modelhealth.settings.waiver import Waiver
+
+    unknown = sorted(set(marker.kwargs) - {"check", "reason"})
+    if unknown:
+        raise SettingsError(
+            f"{origin}: unknown keyword {unknown[0]!r}{suggest(unknown[0], ('check', 'reason'))} "
+            "It takes layers, check= and reason=."
+        )
+    if not marker.args:
+        raise SettingsError(
+            f"{origin}: name the layers as strings first, such as 'encoder.*'; '*' is all of them"
+        )
+    check, reason = marker.kwargs.get("check"), marker.kwargs.get("reason", "")
+    return [Waiver(layers, check, reason, origin) for layers in marker.args]
+
+
+def _origin(node: Node, marker: pytest.Mark) -> str:
+    name = getattr(node, "originalname", None) or node.name  # without [parameters]
+    return f"@{marker.name} on {'class ' if isinstance(node, pytest.Class) else ''}{name}"

@@ -1,40 +1,53 @@
-"""Files that options name: looked at when pytest starts, and replaced as a whole when it ends."""
+"""What options name, looked at when pytest starts: a file of the whole run, a folder of tests."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
-from pytest_modelhealth.plugin.folders import rank_suffix
+from pytest_modelhealth.errors import ModelHealthWarning
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.runs.run import Run
+
+_LONGEST_NAME = 100
 
 
 class OutputFile:
-    """The file that an option names, for a destination that writes one of the whole run.
-
-    Its first three methods are a destination's hooks, which has them under pytest's names.
+    """The file that an option names: a destination that writes one of the whole run.
 
     Args:
         option: ``"--modelhealth-json"``.
         what: name of the content: ``"run data"``.
         help: what is written, for ``pytest --help``.
+        write: writes a run of this configuration to the file, opened for ASCII text.
     """
 
-    def __init__(self, option: str, what: str, help: str) -> None:  # noqa: A002 - as `argparse`
-        self._option, self._what, self._help = option, what, help
+    def __init__(
+        self,
+        option: str,
+        what: str,
+        help: str,  # noqa: A002 - as `argparse`
+        write: Callable[[Run, TextIO, pytest.Config], None],
+    ) -> None:
+        self._option, self._what, self._help, self._write = option, what, help, write
         self._path = pytest.StashKey[Path]()
 
-    def add_option(self, parser: pytest.Parser) -> None:
+    def pytest_addoption(self, parser: pytest.Parser) -> None:
         """Declare the option."""
         group = parser.getgroup("modelhealth")
         group.addoption(self._option, metavar="PATH", default=None, help=self._help)
 
-    def prepare(self, config: pytest.Config) -> None:
+    def pytest_configure(self, config: pytest.Config) -> None:
         """Look at the path now, so that a long run does not end without its file.
 
         No file is written where tests are only collected, and in xdist's workers.
@@ -48,28 +61,16 @@ class OutputFile:
         try:
             config.stash[self._path] = _prepared(config.invocation_params.dir / given)
         except OSError as error:
-            raise pytest.UsageError(
-                f"{self._option}: cannot write to {str(given)!r}: {error.strerror}; name a file in "
-                "a directory that can be made and written to"
-            ) from None
+            raise _cannot_write(self._option, given, error, "file in a directory") from None
 
-    def is_wanted(self, config: pytest.Config) -> bool:
+    def pytest_modelhealth_wants_run(self, config: pytest.Config) -> bool:
         """Return whether the option was given, where a file is written."""
         return self._path in config.stash
 
-    def write(
-        self,
-        config: pytest.Config,
-        writer: Callable[[TextIO], None],
-        terminalreporter: pytest.TerminalReporter,
+    def pytest_modelhealth_run_ended(
+        self, config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
     ) -> None:
-        """Write the file if it is wanted, and say where it is, or why it is not there.
-
-        Args:
-            config: that of the run.
-            writer: gets the file, opened for ASCII text.
-            terminalreporter: pytest's, for the line.
-        """
+        """Write the file if it is wanted, and say where it is, or why it is not there."""
         from pytest_modelhealth.rendering.notation import printable
 
         path = config.stash.get(self._path, None)
@@ -77,12 +78,19 @@ class OutputFile:
             return
         try:
             with _replacing(path) as file:
-                writer(file)
+                self._write(run, file, config)
         except OSError as error:  # a full disk costs the file, not the result of the run
             line = f"{self._what} could not be written to {path}: {error.strerror or error}"
         else:
             line = f"{self._what} in {path}"
         terminalreporter.write_line(f"modelhealth: {printable(line)}")
+
+
+def _cannot_write(option: str, given: str, error: OSError, what: str) -> pytest.UsageError:
+    return pytest.UsageError(
+        f"{option}: cannot write to {str(given)!r}: {error.strerror}; name a {what} that can be "
+        "made and written to"
+    )
 
 
 def _prepared(path: Path) -> Path:
@@ -135,3 +143,52 @@ def _beside(path: Path) -> Path:
 def _is_special(path: Path) -> bool:
     """Whether it is a device or a pipe: to replace ``/dev/null`` would harm everybody."""
     return path.exists() and not (path.is_file() or path.is_dir())
+
+
+# Folders: one for the run, in it one for each failing test.
+
+
+def writable(config: pytest.Config, option: str, given: str) -> Path:
+    """Return the directory that an option names, made and tried; a test may change the current one.
+
+    xdist's workers take it as it is.
+
+    Raises:
+        pytest.UsageError: it cannot be made or written to.
+    """
+    directory = config.invocation_params.dir / given
+    if hasattr(config, "workerinput"):
+        return directory
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise _cannot_write(option, given, error, "directory") from None
+    return directory
+
+
+def folder_name(nodeid: str) -> str:
+    """Return a name for the test's folder, safe on every file system and its own.
+
+    The digest keeps apart what the safe characters do not: ``test[a/b]`` and ``test[a:b]``, and on
+    file systems that ignore case ``test_a`` and ``test_A``.
+    """
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid).strip("-.")[-_LONGEST_NAME:]
+    digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{readable}-{digest}"
+
+
+def rank_suffix() -> str:
+    """Return ``"-rank1"`` under torchrun, for names of its own; ``""`` in the first process."""
+    rank = os.environ.get("RANK", "0")
+    return f"-rank{int(rank)}" if rank.isdecimal() and int(rank) else ""
+
+
+def warn_once(item: pytest.Item, warned: pytest.StashKey[bool], text: str) -> None:
+    """Warn of something in a test, unless the run was warned under this key."""
+    if item.config.stash.get(warned, False):
+        return
+    item.config.stash[warned] = True
+    with contextlib.suppress(ModelHealthWarning):  # under -W error; the test fails as it is
+        item.warn(ModelHealthWarning(text))

@@ -55,9 +55,6 @@ class _Recorder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        item.stash[SNAPSHOT_CHECKS] = []
-
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         inspector = item.stash.get(INSPECTOR, None)  # gone when its fixture is torn down
@@ -67,7 +64,6 @@ class _Recorder:
             made = inspector.made if inspector is not None else []
             reports: list[_Made] = [(m.report, m.path, m.line) for m in made]
             item.stash[_MADE] = reports + item.stash.get(SNAPSHOT_CHECKS, [])
-            item.stash[SNAPSHOT_CHECKS] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

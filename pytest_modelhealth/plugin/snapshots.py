@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _STRICT_NAMES = "modelhealth_strict_names"
 SNAPSHOT_CHECKS = pytest.StashKey[list[tuple[Any, Path, int]]]()
-"""What came of a test's comparisons with snapshots, each with the line that made it; kept where
-there is a list for it."""
+"""What came of a test's comparisons with snapshots, each with the line that made it; kept until
+the test has ended."""
 
 _WRITTEN = pytest.StashKey[list[dict[str, str]]]()
 
@@ -58,9 +58,8 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
     ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
     ours.strict_names = request.config.getini(_STRICT_NAMES)
     request.node.stash[_WRITTEN] = ours.written
-    if SNAPSHOT_CHECKS in request.node.stash:
-        checks = request.node.stash[SNAPSHOT_CHECKS]
-        ours.on_check = lambda check: checks.append((check, *calling_line()))
+    checks = request.node.stash.setdefault(SNAPSHOT_CHECKS, [])
+    ours.on_check = lambda check: checks.append((check, *calling_line()))
     return ours
 
 

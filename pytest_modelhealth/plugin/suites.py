@@ -13,7 +13,7 @@ import pytest
 
 from pytest_modelhealth.errors import ModelHealthError, SettingsError
 from pytest_modelhealth.plugin.inspections import INSPECTOR
-from pytest_modelhealth.plugin.markers import settings_for
+from pytest_modelhealth.plugin.options import settings_for
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -96,7 +96,7 @@ def pytest_pycollect_makeitem(
     suite = _suite_in(made)
     if suite is not None:
         from pytest_modelhealth.plugin.options import session_settings
-        from pytest_modelhealth.plugin.suite.attributes import (
+        from pytest_modelhealth.plugin.suite.collecting import (
             require_one_of_a_name,
             require_sound,
         )
@@ -126,7 +126,7 @@ def _is_suite(cls: object) -> bool:
 
 def _mark(item: pytest.Function) -> None:
     """Give a test of a suite its place in the user's file, and what the suite says of it."""
-    from pytest_modelhealth.plugin.suite.attributes import place_of
+    from pytest_modelhealth.plugin.suite.collecting import place_of
 
     suite: Any = item.cls
     path, line = place_of(suite)
@@ -170,8 +170,8 @@ def modelhealth_case(
             "modelhealth_case is for the tests of a ModelHealthSuite; others ask for inspector",
             pytrace=False,
         )
-    from pytest_modelhealth.plugin.suite.attributes import laid_over
     from pytest_modelhealth.plugin.suite.case import Case
+    from pytest_modelhealth.plugin.suite.collecting import laid_over
     from pytest_modelhealth.plugin.suite.subject import Subject
     from pytest_modelhealth.plugin.suite.verdicts import VERDICTS
 
@@ -179,7 +179,7 @@ def modelhealth_case(
     name = item.parent.name
     settings = settings_for(item)
     if not _modelhealth_subject:
-        from pytest_modelhealth.plugin.suite.attributes import place_of
+        from pytest_modelhealth.plugin.suite.collecting import place_of
 
         _modelhealth_subject.append(
             Subject(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import html
 import inspect
 import json
@@ -15,39 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_modelhealth.plugin.attachments import artifacts
+from pytest_modelhealth.plugin.output_files import folder_name
 
 UNHEALTHY = (
     "import nets\ndef test_it(inspector): inspector(nets.with_nan()).run_inspection(nets.BATCH)\n"
 )
-
-
-@pytest.mark.parametrize("given_as", ["file/below", "file"])
-def test_a_directory_that_cannot_be_made_is_a_usage_error(
-    pytester: pytest.Pytester, given_as: str
-) -> None:
-    """It is said before any test runs, in one line with the reason."""
-    pytester.path.joinpath("file").write_text("")
-    result = pytester.runpytest(f"--modelhealth-artifacts={given_as}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = [line for line in result.errlines if line]
-    assert line.startswith(f"ERROR: --modelhealth-artifacts: cannot write to '{given_as}': ")
-
-
-def test_a_read_only_directory_is_a_usage_error(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A directory that exists is tried, not trusted."""
-
-    def refuse(**_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    # Not chmod: root may write anywhere.
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    pytester.mkdir("out")
-    result = pytester.runpytest("--modelhealth-artifacts=out", "-s")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "cannot write to 'out': Permission denied" in result.stderr.str()
 
 
 @pytest.mark.parametrize("filters", [[], ["-W", "error"]], ids=["default", "error"])
@@ -173,9 +144,9 @@ SAFE = set(string.ascii_letters + string.digits + "._-")
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_folder_names_are_safe_and_distinct(one: str, other: str) -> None:
     """Any id makes a name of safe characters and bounded length; two ids make two names."""
-    name = artifacts.folder_name(one)
+    name = folder_name(one)
     assert set(name) <= SAFE
     assert len(name) <= 110
     assert name not in (".", "..")
-    assert (name == artifacts.folder_name(other)) == (one == other)
-    assert (name.lower() == artifacts.folder_name(other).lower()) == (one == other)
+    assert (name == folder_name(other)) == (one == other)
+    assert (name.lower() == folder_name(other).lower()) == (one == other)

@@ -4,109 +4,62 @@ from __future__ import annotations
 
 import pytest
 
-BROKEN = """
-import copy, nets
+SUITE = """
+import copy, nets, torch
+from torch import nn
 
 def pair():
     reference = nets.healthy()
     candidate = copy.deepcopy(reference)
     candidate[2].bias.data[0] += 1
     return reference, candidate
-"""
 
+def test_equal_and_asked(inspector):
+    model = nets.healthy()
+    inspector.compare(model, copy.deepcopy(model), nets.BATCH).assert_equivalent()
 
-def test_a_refactor_that_changes_nothing_passes(nets: pytest.Pytester) -> None:
-    """Two equal models pass, whether or not the test asks for the verdict."""
-    nets.makepyfile(
-        """
-        import copy, nets
+def test_equal_and_unasked(inspector):
+    model = nets.healthy()
+    inspector.compare(model, copy.deepcopy(model), nets.BATCH)
+    assert inspector.reports == []
 
-        def test_asked(inspector):
-            model = nets.healthy()
-            inspector.compare(model, copy.deepcopy(model), nets.BATCH).assert_equivalent()
-
-        def test_unasked(inspector):
-            model = nets.healthy()
-            inspector.compare(model, copy.deepcopy(model), nets.BATCH)
-            assert inspector.reports == []
-        """
-    )
-    nets.runpytest("-W", "error").assert_outcomes(passed=2)
-
-
-def test_a_failure_tells_its_story_once(nets: pytest.Pytester) -> None:
-    """The culprit is in the summary line too; a section below would only repeat the table."""
-    nets.makepyfile(
-        BROKEN
-        + """
-def test_it(inspector):
+def test_asked(inspector):
     inspector.compare(*pair(), nets.BATCH).assert_equivalent()
-"""
-    )
-    result = nets.runpytest("-W", "error")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E * not equivalent: 2: same input, other weights, other output: bias differs in 1 of*",
-            "E * activations of 2: * elements differ, by * times the natural noise (limit 10)",
-            "*FAILED *::test_it - not equivalent: 2: *",
-        ]
-    )
-    result.stdout.no_fnmatch_line("*- modelhealth: *")
-    told = [line for line in result.outlines if line.startswith("E") and "other weights" in line]
-    assert len(told) == 1
 
-
-def test_a_deep_model_has_more_layers_in_a_section(nets: pytest.Pytester) -> None:
-    """The failure holds the layers around the culprit, the section below it those further off."""
-    nets.makepyfile(
-        """
-        import copy, torch
-        from torch import nn
-
-        def test_it(inspector):
-            torch.manual_seed(0)
-            reference = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
-            candidate = copy.deepcopy(reference)
-            candidate[2].bias.data[0] += 1
-            inspector.compare(reference, candidate, torch.randn(4, 8)).assert_equivalent()
-        """
-    )
-    result = nets.runpytest("-W", "error")
-    result.stdout.fnmatch_lines(["*- modelhealth: 2 through depth -*", "*~  19 *"])
-    result.stdout.no_fnmatch_line("E *19 *")
-
-
-def test_a_comparison_that_nobody_asked_is_checked(nets: pytest.Pytester) -> None:
-    """The failure points at the line that compared."""
-    nets.makepyfile(
-        BROKEN
-        + """
-def test_it(inspector):
+def test_unasked(inspector):
     inspector.compare(*pair(), nets.BATCH)
+
+def test_deep(inspector):
+    torch.manual_seed(0)
+    reference = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
+    candidate = copy.deepcopy(reference)
+    candidate[2].bias.data[0] += 1
+    inspector.compare(reference, candidate, torch.randn(4, 8)).assert_equivalent()
 """
-    )
-    result = nets.runpytest()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            ">   inspector.compare(*pair(), nets.BATCH)",
-            "E   not equivalent: 2: *",
-            "E   The test did not ask for this report's verdict, so it was checked when the *;",
-        ]
-    )
 
 
-def test_the_picture_is_among_the_artifacts(nets: pytest.Pytester) -> None:
-    """`--modelhealth-artifacts` writes the error through depth, one folder a test."""
-    nets.makepyfile(
-        BROKEN
-        + """
-def test_it(inspector):
-    inspector.compare(*pair(), nets.BATCH).assert_equivalent()
-"""
-    )
-    nets.runpytest("--modelhealth-artifacts=out").assert_outcomes(failed=1)
-    (picture,) = nets.path.glob("out/*/*.png")
-    assert picture.name == "error_depth.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
+def test_two_models_that_differ_fail_a_test(nets: pytest.Pytester) -> None:
+    """The culprit is told once, and in the summary; a section has what the failure has not.
+
+    Two equal models pass, whether or not the test asks for the verdict. A comparison that nobody
+    asked points at its line.
+    """
+    nets.makepyfile(test_it=SUITE)
+    result = nets.runpytest("-W", "error", "--modelhealth-artifacts=out")
+    result.assert_outcomes(passed=2, failed=3)
+    _, asked, unasked, deep = result.stdout.str().split("\n____")
+    (told,) = [line for line in asked.splitlines() if "other weights" in line]
+    assert "not equivalent: 2: same input, other weights, other output: bias differs in 1" in told
+    assert "activations of 2: " in asked
+    assert "times the natural noise (limit 10)" in asked
+    assert "- modelhealth: " not in asked
+    assert ">   inspector.compare(*pair(), nets.BATCH)\nE   not equivalent: 2: " in unasked
+    assert "E   The test did not ask for this report's verdict, so it was checked when" in unasked
+    failure, _, section = deep.partition("- modelhealth: 2 through depth -")
+    assert "  19 " in section
+    assert "  19 " not in failure
+    result.stdout.fnmatch_lines("FAILED *::test_asked - not equivalent: 2: *")
+    pictures = [*nets.path.glob("out/*/*.png")]
+    assert {path.name for path in pictures} == {"error_depth.png"}
+    assert len(pictures) == 3
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)

@@ -127,22 +127,12 @@ def test_a_finding_keeps_its_fingerprint_where_lines_move(nets: pytest.Pytester)
     prints = []
     for text in (SUITE, SUITE.replace("(4,)", "(1, 4)").replace("class Sc", "\n\n\nclass Sc")):
         nets.path.joinpath("test_suite.py").write_text(text)
-        nets.runpytest_subprocess(*options, "-p", "no:cacheprovider")
+        nets.runpytest(*options)
         prints.append({issue["fingerprint"]: shown(issue)[3] for issue in issues(path)})
     assert prints[0].keys() == prints[1].keys()
     assert prints[0] != prints[1]
     nets.runpytest(*options[:1], "-k", "inspects_nothing")
     assert issues(path) == []
-
-
-@pytest.mark.parametrize("given", ["file/below", "."])
-def test_a_file_that_cannot_be_written_is_a_usage_error(nets: pytest.Pytester, given: str) -> None:
-    """It is said before any test runs, with the reason."""
-    nets.path.joinpath("file").write_text("")
-    result = nets.runpytest(f"--modelhealth-codequality={given}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = [line for line in result.errlines if line]
-    assert line.startswith("ERROR: --modelhealth-codequality: cannot write to ")
 
 
 @pytest.mark.parametrize("off", [False, True], ids=["not asked for", "switched off"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 UNHEALTHY = """
@@ -51,39 +53,65 @@ def test_full_trace_shows_everything(nets: pytest.Pytester) -> None:
     assert "pytest_modelhealth/plugin/" in nets.runpytest("--full-trace").stdout.str()
 
 
-def test_what_the_model_raises_points_at_the_model(nets: pytest.Pytester) -> None:
-    """An exception of forward() ends in the user's frame; ours are left out."""
-    nets.makepyfile(
-        """
-        import nets
-        import torch
+EVIDENCE = """
+import nets, pytest, torch
+from pytest_modelhealth import Inspector
 
-        class Broken(torch.nn.Module):
-            def forward(self, x):
-                return x @ torch.ones(5, 5)
+class Broken(torch.nn.Module):
+    def forward(self, x):
+        return x @ torch.ones(5, 5)
 
-        def test_it(inspector):
-            inspector(Broken()).run_inspection(nets.BATCH)
-        """
-    )
+def test_of_the_model(inspector):
+    inspector(Broken()).run_inspection(nets.BATCH)
+
+def test_wrong_argument(inspector): inspector(nets.healthy(), max_gard=3)
+
+@pytest.fixture
+def trained(inspector):
+    inspector(nets.with_nan()).run_inspection(nets.BATCH).assert_healthy()
+
+def test_fixture(trained): pass
+
+def test_without_fixture():
+    Inspector(nets.with_nan()).run_inspection(nets.BATCH).assert_healthy()
+
+def test_limit_of_a_call(inspector):
+    report = inspector(nets.healthy()).run_inspection(nets.BATCH)
+    assert report.healthy
+    report.assert_healthy(max_grad_norm=1e-9)
+
+@pytest.fixture(scope="module")
+def inspected(inspector): pass
+
+def test_wider_scope(inspected): pass
+"""
+
+
+def test_each_failure_shows_the_users_line_and_what_explains_it(nets: pytest.Pytester) -> None:
+    """An exception of forward(), a misspelt setting, a fixture, no fixture, a limit of a call.
+
+    None shows a frame of ours. A fixture of a module cannot take what belongs to one test.
+    """
+    nets.makepyfile(test_it=EVIDENCE)
     result = nets.runpytest()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E * RuntimeError: *mat1 and mat2*", "*.py:6: RuntimeError"])
-    assert "pytest_modelhealth/" not in result.stdout.str()
-
-
-def test_a_wrong_argument_points_at_the_call(nets: pytest.Pytester) -> None:
-    """A misspelt setting shows the user's line, the suggestion and no frame of ours."""
-    nets.makepyfile("import nets\ndef test_it(inspector): inspector(nets.healthy(), max_gard=3)\n")
-    result = nets.runpytest()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E * SettingsError: argument of inspector: unknown setting *did you mean *",
-            "*.py:2: SettingsError",
-        ]
+    result.assert_outcomes(failed=4, errors=2)
+    parts = re.split(
+        r"^_+ (?:ERROR at setup of )?(\w+) _+$", result.stdout.str(), flags=re.MULTILINE
     )
-    assert "pytest_modelhealth/" not in result.stdout.str()
+    shown = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert "RuntimeError: mat1 and mat2" in shown["test_of_the_model"]
+    assert "test_it.py:7: RuntimeError" in shown["test_of_the_model"]
+    assert "SettingsError: argument of inspector: unknown" in shown["test_wrong_argument"]
+    assert "did you mean " in shown["test_wrong_argument"]
+    assert "test_it.py:12: SettingsError" in shown["test_wrong_argument"]
+    for test in ("test_fixture", "test_without_fixture"):
+        assert "unhealthy: 2 (finite)" in shown[test]
+        assert "- modelhealth: 2 beside 0 -" in shown[test]
+    assert "\nparameter gradients of 0 (grad_norm)" in shown["test_limit_of_a_call"]
+    assert "ScopeMismatch" in shown["test_wider_scope"]
+    result.stdout.fnmatch_lines("ERROR *- unhealthy: 2*")
+    del shown["test_wider_scope"]
+    assert "pytest_modelhealth/" not in "".join(shown.values())
 
 
 MISUSES = {
@@ -123,79 +151,6 @@ def test_ctrl_c_in_the_body_ends_the_run_as_ever(nets: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "unhealthy" not in result.stdout.str() + result.stderr.str()
     assert "modelhealth:" not in result.stdout.str()
-
-
-def test_a_wider_scope_is_refused_by_pytest(pytester: pytest.Pytester) -> None:
-    """A module's fixture cannot take what belongs to one test."""
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.fixture(scope="module")
-        def inspected(inspector): pass
-
-        def test_it(inspected): pass
-        """
-    )
-    result = pytester.runpytest()
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines("*ScopeMismatch*")
-
-
-def test_a_failing_fixture_shows_the_evidence(nets: pytest.Pytester) -> None:
-    """A fixture that asserts health errs in setup, with the same section below it."""
-    nets.makepyfile(
-        """
-        import nets
-        import pytest
-
-        @pytest.fixture
-        def trained(inspector):
-            model = nets.with_nan()
-            inspector(model).run_inspection(nets.BATCH).assert_healthy()
-            return model
-
-        def test_it(trained): pass
-        """
-    )
-    result = nets.runpytest()
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(
-        ["E * unhealthy: 2 (finite)*", "*- modelhealth: 2 beside 0 -*", "ERROR *- unhealthy: 2*"]
-    )
-
-
-def test_an_inspector_without_the_fixture_gets_the_evidence_too(nets: pytest.Pytester) -> None:
-    """Where `Inspector` is used by itself, the error carries the report."""
-    nets.makepyfile(
-        """
-        import nets
-        from pytest_modelhealth import Inspector
-
-        def test_it():
-            Inspector(nets.with_nan()).run_inspection(nets.BATCH).assert_healthy()
-        """
-    )
-    result = nets.runpytest()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines("*- modelhealth: 2 beside 0 -*")
-
-
-def test_the_evidence_is_of_the_thresholds_that_failed(nets: pytest.Pytester) -> None:
-    """A limit given to assert_healthy is the one that the section explains."""
-    nets.makepyfile(
-        """
-        import nets
-
-        def test_it(inspector):
-            report = inspector(nets.healthy()).run_inspection(nets.BATCH)
-            assert report.healthy
-            report.assert_healthy(max_grad_norm=1e-9)
-        """
-    )
-    result = nets.runpytest()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines("parameter gradients of 0 (grad_norm)*")
 
 
 def test_a_failure_outlives_broken_evidence(nets: pytest.Pytester) -> None:

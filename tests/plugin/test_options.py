@@ -36,23 +36,19 @@ def test_a_later_layer_wins_and_its_origin_is_kept(pytester: pytest.Pytester) ->
     )
 
 
-@pytest.mark.parametrize("value", ["0.25", '"0.25"'])
-def test_pyproject_may_hold_a_number_or_text(pytester: pytest.Pytester, value: str) -> None:
+_NATIVE = pytest.mark.skipif(pytest.version_tuple < (9, 2), reason="[tool.pytest] takes text only")
+
+
+@pytest.mark.parametrize("value", ["0.25", '"0.25"', "1"])
+@pytest.mark.parametrize(
+    "table", ["pytest.ini_options", pytest.param("pytest", marks=_NATIVE)], ids=str
+)
+def test_pyproject_may_hold_a_number_or_text(
+    pytester: pytest.Pytester, table: str, value: str
+) -> None:
     """TOML knows numbers; both spellings mean the same and name the file."""
     pytester.makepyfile(PRINT_LIMIT)
-    pytester.makepyprojecttoml(
-        f"[tool.pytest.ini_options]\nmodelhealth_max_dead_fraction = {value}\n"
-    )
-    origin = "pyproject.toml: modelhealth_max_dead_fraction"
-    assert limit_in_force(pytester) == f"0.25 from {origin}"
-
-
-@pytest.mark.skipif(pytest.version_tuple < (9, 2), reason="[tool.pytest] takes text only")
-@pytest.mark.parametrize("value", ["0.25", '"0.25"', "1"])
-def test_native_toml_may_hold_a_number_or_text(pytester: pytest.Pytester, value: str) -> None:
-    """[tool.pytest], which keeps TOML's types, takes a number too."""
-    pytester.makepyfile(PRINT_LIMIT)
-    pytester.makepyprojecttoml(f"[tool.pytest]\nmodelhealth_max_dead_fraction = {value}\n")
+    pytester.makepyprojecttoml(f"[tool.{table}]\nmodelhealth_max_dead_fraction = {value}\n")
     number = float(value.strip('"'))
     origin = "pyproject.toml: modelhealth_max_dead_fraction"
     assert limit_in_force(pytester) == f"{number} from {origin}"
@@ -84,49 +80,32 @@ def test_layers_are_a_list_wherever_they_stand(
     nets.runpytest(*options).assert_outcomes(passed=1)
 
 
-BAD_VALUES = [
-    pytest.param(
-        {"modelhealth_max_grad_norm": "abc"},
-        [],
-        "tox.ini: modelhealth_max_grad_norm: max_grad_norm must be a number of at least 0 or none, "
-        "not 'abc'",
-        id="ini",
-    ),
-    pytest.param(
-        {},
-        ["--modelhealth-set=max_grad_norm=abc"],
+BAD_VALUES = {
+    "max_grad_norm=abc": (
         "--modelhealth-set max_grad_norm: max_grad_norm must be a number of at least 0 or none, "
-        "not 'abc'",
-        id="option",
+        "not 'abc'"
     ),
-    pytest.param(
-        {},
-        ["--modelhealth-set=min_samples=0"],
-        "--modelhealth-set min_samples: min_samples must be a whole number of at least 1, not 0",
-        id="range",
+    "min_samples=0": (
+        "--modelhealth-set min_samples: min_samples must be a whole number of at least 1, not 0"
     ),
-    pytest.param(
-        {},
-        ["--modelhealth-set=max_idle_rows=nan"],
-        "--modelhealth-set max_idle_rows: max_idle_rows must be a number from 0 to 1, not nan",
-        id="nan",
+    "max_idle_rows=nan": (
+        "--modelhealth-set max_idle_rows: max_idle_rows must be a number from 0 to 1, not nan"
     ),
-    pytest.param(
-        {},
-        ["--modelhealth-set=max_grad_norm"],
-        "--modelhealth-set takes NAME=VALUE, such as max_grad_norm=10, not 'max_grad_norm'",
-        id="no value",
+    "max_grad_norm": (
+        "--modelhealth-set takes NAME=VALUE, such as max_grad_norm=10, not 'max_grad_norm'"
     ),
-]
+}
 
 
-@pytest.mark.parametrize(("ini", "options", "message"), BAD_VALUES)
-def test_a_bad_value_is_one_line_and_exit_status_4(
-    pytester: pytest.Pytester, ini: dict[str, str], options: list[str], message: str
-) -> None:
+@pytest.mark.parametrize("given", [*BAD_VALUES, "ini"])
+def test_a_bad_value_is_one_line_and_exit_status_4(pytester: pytest.Pytester, given: str) -> None:
     """A usage error names the place, the expectation and the value, and shows no traceback."""
-    lines = "".join(f"{name} = {value}\n" for name, value in ini.items())
-    pytester.makeini(f"[pytest]\n{lines}")
+    if given in BAD_VALUES:
+        message, options = BAD_VALUES[given], [f"--modelhealth-set={given}"]
+    else:
+        pytester.makeini("[pytest]\nmodelhealth_max_grad_norm = abc\n")
+        message, options = BAD_VALUES["max_grad_norm=abc"], []
+        message = message.replace("--modelhealth-set ", "tox.ini: modelhealth_")
     result = pytester.runpytest(*options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert [line for line in result.errlines if line] == [f"ERROR: {message}"]

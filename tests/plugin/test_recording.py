@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,21 +105,16 @@ def test_all_that_tests_inspect(nets):
     result.assert_outcomes(passed=3, failed=4, xfailed=1, errors=1)
 
 
-def test_a_run_that_cannot_be_written_down(nets):
+def test_a_run_that_cannot_be_written_down(nets, monkeypatch):
     """A full disk costs a line for each test, and no test its result."""
-    nets.makeconftest(
-        CONFTEST
-        + """
-from pytest_modelhealth.plugin import recording
 
-def full(*args, **options):
-    raise OSError(28, "No space left on device")
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
 
-recording.json = type("json", (), {"dump": full})
-"""
-    )
+    monkeypatch.setattr("pytest_modelhealth.plugin.recording.json", SimpleNamespace(dump=full))
+    nets.makeconftest(CONFTEST)
     nets.makepyfile(test_it=TESTS)
-    result = nets.runpytest_subprocess("-k", "passes")
+    result = nets.runpytest("-k", "passes")
     result.assert_outcomes(passed=1, deselected=7)
     result.stdout.fnmatch_lines("modelhealth: *test_passes could not be recorded: *No space left*")
 
@@ -169,9 +165,7 @@ def test_without_a_terminal(nets):
     """Under ``-p no:terminal`` failures stay failures, and the run is handed on as ever."""
     nets.makeconftest(CONFTEST)
     nets.makepyfile(test_it=TESTS)
-    result = nets.runpytest_subprocess(
-        "-p", "no:terminal", "-p", "no:cacheprovider", "-k", "unhealthy or other_reason or passes"
-    )
+    result = nets.runpytest("-p", "no:terminal", "-k", "unhealthy or other_reason or passes")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     run = json.loads((nets.path / "run.json").read_text())
     outcomes = {test["id"].rpartition("::")[2]: test["outcome"] for test in run["tests"]}
@@ -181,22 +175,3 @@ def test_without_a_terminal(nets):
         "test_other_reason": "failed",
     }
     result.stderr.fnmatch_lines("modelhealth: broken_destination failed: OSError*No space left*")
-
-
-def test_nothing_is_recorded_for_nobody(nets, tmp_path, monkeypatch):
-    """Without a destination there is no recorder and no folder."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    nets.makepyfile(
-        test_it="""
-        import nets
-
-        def test_it(inspector, pytestconfig):
-            inspector(nets.healthy()).run_inspection(nets.BATCH)
-            names = [name for name, _ in pytestconfig.pluginmanager.list_name_plugin()]
-            assert "modelhealth.recording" in names
-            assert "modelhealth.recorder" not in names
-        """
-    )
-    result = nets.runpytest_subprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1)
-    assert not list(tmp_path.glob("modelhealth-*"))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +20,7 @@ import torch
 from pytest_modelhealth.bundles import file
 from pytest_modelhealth.bundles.file import read
 from pytest_modelhealth.bundles.packing import allowed
+from pytest_modelhealth.commands import main
 
 OPTIONS = ("--modelhealth-replay=out", "-p", "no:cacheprovider")
 
@@ -51,10 +57,24 @@ def number(folder: Path) -> int:
     return test.number
 
 
-def replayed(pytester: pytest.Pytester, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    command = [sys.executable, "-m", "pytest_modelhealth", "replay", *map(str, arguments)]
-    return subprocess.run(command, cwd=pytester.path, capture_output=True, text=True, check=False)
+def replayed(pytester: pytest.Pytester, *arguments: object) -> SimpleNamespace:
+    """Run the command in this process, and the test that it starts, too."""
+
+    def run(command: list[str], *, check: bool) -> SimpleNamespace:
+        assert command[:3] == [sys.executable, "-m", "pytest"]
+        return SimpleNamespace(returncode=pytester.runpytest_inprocess(*command[3:]).ret)
+
+    output, errors = io.StringIO(), io.StringIO()
+    given: dict[str, Any] = {"stdout": output, "stderr": errors}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(output))
+        stack.enter_context(contextlib.redirect_stderr(errors))
+        stack.enter_context(mock.patch.object(subprocess, "run", run))
+        status = main(["replay", *map(str, arguments)])
+    for name, module in list(sys.modules.items()):  # what --model imported may be another next time
+        if str(getattr(module, "__file__", "")).startswith(str(pytester.path)):
+            del sys.modules[name]
+    return SimpleNamespace(returncode=status, **{k: v.getvalue() for k, v in given.items()})
 
 
 def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
@@ -77,11 +97,11 @@ def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
     def printed(text: str) -> list[str]:
         return [line for line in text.splitlines() if line.startswith("loss ")]
 
-    whole = replayed(nets, f"out/{folder.name}")
-    assert whole.returncode == 1
-    assert printed(whole.stdout) == printed(result.stdout.str())
-    assert "bit for bit: replayed " in whole.stdout
-    assert "bit for bit" in whole.stdout
+    command = command.replace("python", sys.executable, 1).rstrip()
+    whole = nets.run(*command.split())
+    assert whole.ret == 1
+    assert printed(whole.stdout.str()) == printed(result.stdout.str())
+    assert "bit for bit: replayed " in whole.stdout.str()
     assert bundles(nets) == [folder]
 
     alone = replayed(nets, f"out/{folder.name}", "--model", "test_it:chance")
@@ -170,23 +190,6 @@ def test_without_a_failure_nothing_stays(nets: pytest.Pytester) -> None:
     result.assert_outcomes(passed=2, xfailed=1, skipped=1)
     assert bundles(nets) == []
     assert "replay" not in result.stdout.str().partition("collected")[2]
-
-
-def test_unasked_nothing_is_recorded(nets: pytest.Pytester) -> None:
-    """Without the option no bundle code loads, and inspectors are the plain ones."""
-    nets.makepyfile(
-        """
-        import nets, sys
-        import pytest_modelhealth
-
-        def test_it(inspector):
-            made = inspector(nets.healthy())
-            assert type(made) is pytest_modelhealth.Inspector
-            made.run_inspection(nets.BATCH)
-            assert not [n for n in sys.modules if n.startswith("pytest_modelhealth.bundles")]
-        """
-    )
-    nets.runpytest_subprocess().assert_outcomes(passed=1)
 
 
 def test_several_failures_of_one_test(nets: pytest.Pytester) -> None:
@@ -325,41 +328,6 @@ def test_a_directory_lost_meanwhile(nets: pytest.Pytester) -> None:
     result = nets.runpytest(*OPTIONS, "-W", "default")
     result.assert_outcomes(failed=3, warnings=1)
     result.stdout.fnmatch_lines(["no bundle of this failure: it could not be written: *"])
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--modelhealth-replay=file/below"], "cannot write to 'file/below': *"),
-        (["--modelhealth-replay=out", "--modelhealth-replay-limit=0"], "*above 0, not 0"),
-        (["--modelhealth-replay=out", "--modelhealth-replay-limit=nan"], "*above 0, not nan"),
-        (
-            ["--modelhealth-replay=out", "--modelhealth-replay-without=loss"],
-            "*no such part 'loss'*",
-        ),
-        (["--modelhealth-replay-from=none"], "no bundle can be read at none*"),
-    ],
-)
-def test_wrong_use_is_told_at_the_start(
-    pytester: pytest.Pytester, options: list[str], told: str
-) -> None:
-    """Before any test runs."""
-    pytester.path.joinpath("file").write_text("")
-    result = pytester.runpytest(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: *{told}"])
-
-
-def test_a_read_only_directory(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said before any test runs."""
-
-    def refuse(**_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("tempfile.TemporaryFile", refuse)  # not chmod: root may write anywhere
-        result = pytester.runpytest("--modelhealth-replay=out", "-s")
-        assert "cannot write to 'out': Permission denied" in result.stderr.str()
 
 
 def test_ranks_have_folders_of_their_own(

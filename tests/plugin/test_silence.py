@@ -52,18 +52,38 @@ def test_an_unused_plugin_loads_no_check(imported: dict[str, set[str]], what: st
     assert not imported[what] & ours
 
 
-def test_python_loads_the_package_from_its_own_bytecode(pytester: pytest.Pytester) -> None:
-    """No assert of ours is rewritten, which would cost each start more than our imports do."""
-    pytester.makepyfile(
-        "import sys\n"
-        "def test_it(inspector):\n"
-        "    import pytest_modelhealth.inspector\n"
-        "    ours = {n: m for n, m in sys.modules.items() if n.startswith('pytest_modelhealth.')}\n"
-        "    rewritten = [n for n, m in ours.items() if 'Rewrit' in type(m.__loader__).__name__]\n"
-        "    assert len(ours) > 50\n"
-        "    assert set(rewritten) <= {'pytest_modelhealth.plugin'}\n"
+def test_what_nobody_asked_for_is_neither_loaded_nor_written(
+    nets: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No page, recorder or bundle; and Python loads the package from its own bytecode.
+
+    No assert of ours is rewritten, which would cost each start more than our imports do.
+    """
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    nets.makepyfile(
+        """
+        import nets, sys
+        import pytest_modelhealth
+
+        def test_it(inspector, pytestconfig):
+            made = inspector(nets.healthy())
+            assert type(made) is pytest_modelhealth.Inspector
+            made.run_inspection(nets.BATCH)
+            ours = {n: m for n, m in sys.modules.items() if n.startswith("pytest_modelhealth.")}
+            unasked = ("bundles", "runs")
+            assert not [name for name in ours if name.split(".")[1] in unasked]
+            rewritten = [n for n, m in ours.items() if "Rewrit" in type(m.__loader__).__name__]
+            assert len(ours) > 50
+            assert set(rewritten) <= {"pytest_modelhealth.plugin"}
+            names = [name for name, _ in pytestconfig.pluginmanager.list_name_plugin()]
+            assert "modelhealth.recording" in names
+            assert "modelhealth.recorder" not in names
+        """
     )
-    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+    result = nets.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+    assert "modelhealth: " not in result.stdout.str()
+    assert not list(tmp_path.glob("modelhealth-*"))
 
 
 def test_an_unused_plugin_says_nothing(pytester: pytest.Pytester) -> None:

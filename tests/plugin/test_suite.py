@@ -111,43 +111,35 @@ limits = {"test_healthy_in_training": {"skip_checks": ["missing_gradients", "gra
     passing.assert_outcomes(passed=1, deselected=12)
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (
-            "skip = {'test_casual': 'r'}",
-            "TestNet.skip: there is no test 'test_casual'; did you*",
-        ),
-        ("skip = {'test_causal': ''}", "TestNet.skip['test_causal']: say the reason in words*"),
-        (
-            "limits = {'test_causal': {'max_future': 1}}",
-            "TestNet.limits['test_causal']: unknown se*",
-        ),
-        ("settings = {'max_dead_fraction': 'x'}", "TestNet.settings: max_dead_fraction must be*"),
-        ("waivers = 'fc dead_units: r'", "TestNet.waivers must be a list of 'LAYERS *"),
-        ("expected_failure = {}", "*no such attribute; did you mean 'expected_failures'?"),
-        ("seed = 'a'", "TestNet.seed must be a whole number, not 'a'"),
-    ],
-)
-def test_wrong_attributes_are_one_error(pytester: pytest.Pytester, body: str, said: str) -> None:
-    """It is found before a model is made, and says what is meant."""
-    result = _suite(pytester, f"{MAKE}{body}")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([said.replace("[", "[[]").replace("[[]]", "[]]")])
+WRONG = {
+    "skip = {'test_casual': 'r'}": "{}.skip: there is no test 'test_casual'; did you*",
+    "skip = {'test_causal': ''}": "{}.skip['test_causal']: say the reason in words*",
+    "limits = {'test_causal': {'max_future': 1}}": "{}.limits['test_causal']: unknown se*",
+    "settings = {'max_dead_fraction': 'x'}": "{}.settings: max_dead_fraction must be*",
+    "waivers = 'fc dead_units: r'": "{}.waivers must be a list of 'LAYERS *",
+    "expected_failure = {}": "*no such attribute; did you mean 'expected_failures'?",
+    "seed = 'a'": "{}.seed must be a whole number, not 'a'",
+}
 
 
-def test_a_suite_that_cannot_be_one(pytester: pytest.Pytester) -> None:
-    """Without make(), and with the name of another, it is an error of one line."""
-    pytester.makepyfile(test_a=FILE + "class TestNet(ModelHealthSuite):\n    seed = 1\n")
+def test_wrong_attributes_are_one_error_each(pytester: pytest.Pytester) -> None:
+    """Before a model is made, with what is meant; so is no make(), and the name of another."""
+    said = []
+    for number, (body, message) in enumerate(WRONG.items()):
+        suite = f"class TestNet(ModelHealthSuite):\n    {MAKE}    {body}\n"
+        pytester.makepyfile(**{f"test_{number}": FILE + suite})
+        said.append(message.format("TestNet").replace("[", "[[]").replace("[[]]", "[]]"))
     pytester.makepyfile(
-        test_b=FILE + "TestNet = modelhealth_suite(net)\nTestNet = modelhealth_suite(net)\n"
+        test_7=FILE + "class TestNet(ModelHealthSuite):\n    seed = 1\n",
+        test_8=FILE + "TestNet = modelhealth_suite(net)\nTestNet = modelhealth_suite(net)\n",
     )
     result = pytester.runpytest(*QUICK)
-    result.assert_outcomes(errors=2)
+    result.assert_outcomes(errors=9)
     result.stdout.fnmatch_lines(
         [
+            *said,
             "TestNet has no make(), which makes the model to test: *",
-            "TestNet stands in test_b.py 2 times, in lines 9, 10, *give each its own name",
+            "TestNet stands in test_8.py 2 times, in lines 9, 10, *give each its own name",
         ]
     )
 

@@ -218,7 +218,7 @@ def test_no_worker_starts_where_nothing_can_run(
 ) -> None:
     """A usage error is one line, said once."""
     pytester.makeconftest(conftest)
-    result = pytester.runpytest_subprocess("-n2", option)
+    result = pytester.runpytest_inprocess("-n2", option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.errlines if line]
     assert line.startswith(f"ERROR: {message}")

@@ -169,13 +169,21 @@ _FAULTY = ("unhealthy", "different")
 _RANKS = (*_FAULTY, "inconclusive")
 
 
-def told(item: pytest.Item, evidence: Evidence | None) -> dict[str, str]:
+EVIDENCE = pytest.StashKey[tuple[Evidence, str]]()
+"""The first evidence of a failing test, and the phase that it failed in; until it has ended."""
+
+
+def told_at_end(item: pytest.Item, report: pytest.TestReport) -> dict[str, str] | None:
     """Return verdict, culprit and check of a test, by these names; empty where it made no result.
 
     Args:
         item: the test.
-        evidence: what it failed with; without it, the gravest of its results counts.
+        report: of a phase. Only the body, and a phase that failed first, have something to tell:
+            what it failed with, or the gravest of its results. Of others it is ``None``.
     """
+    evidence, phase = item.stash.get(EVIDENCE, (None, "call"))
+    if report.when not in ("call", phase):
+        return None
     found = evidence or _gravest(item)
     said = {}
     if found is not None:
@@ -183,14 +191,6 @@ def told(item: pytest.Item, evidence: Evidence | None) -> dict[str, str]:
     if said.get("verdict") not in _FAULTY:
         said = _drift(item) or said
     return {name: text for name, text in said.items() if text}
-
-
-def start_snapshot_checks(item: pytest.Item) -> None:
-    """Have what comes of comparisons with snapshots kept for `told`, and nothing from before.
-
-    Called before the test, and behind it, as items live as long as the session.
-    """
-    item.stash[SNAPSHOT_CHECKS] = []
 
 
 def _drift(item: pytest.Item) -> dict[str, str]:

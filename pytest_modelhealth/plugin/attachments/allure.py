@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_modelhealth.plugin.attachments import Evidence, start_snapshot_checks, told
+from pytest_modelhealth.plugin.attachments import told_at_end
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-_EVIDENCE = pytest.StashKey[Evidence]()
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Follow what becomes of snapshots."""
-    if _is_wanted(item.config):
-        start_snapshot_checks(item)
+    from pytest_modelhealth.plugin.attachments import Evidence
 
 
 def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:
@@ -27,7 +21,6 @@ def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:
     import allure
 
     kinds = allure.attachment_type
-    item.stash.setdefault(_EVIDENCE, evidence)
     allure.attach(evidence.failure_text, "model health", kinds.TEXT)
     if evidence.text:
         allure.attach(evidence.text, evidence.title, kinds.TEXT)
@@ -39,25 +32,18 @@ def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:
 # Outside of what attaches the evidence.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
+    item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Label the test with verdict, culprit and check.
 
     Labels, not parameters: these tell one test from another in Allure's history.
     """
     report = yield
-    if not _is_wanted(item.config):
-        return report
-    evidence = item.stash.get(_EVIDENCE, None)
-    if call.when == "call" or (report.failed and evidence is not None):
+    if _is_wanted(item.config):
         import allure
 
-        for name, value in told(item, evidence).items():
+        for name, value in (told_at_end(item, report) or {}).items():
             allure.dynamic.label(name, value)  # type: ignore[no-untyped-call]
-        if evidence is not None:
-            del item.stash[_EVIDENCE]
-    if call.when == "teardown":
-        start_snapshot_checks(item)
     return report
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_modelhealth.plugin.folders import folder_name, rank_suffix, warn_once, writable
+from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once, writable
 
 if TYPE_CHECKING:
     from pytest_modelhealth.plugin.attachments import Evidence

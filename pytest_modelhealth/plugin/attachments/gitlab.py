@@ -23,31 +23,23 @@ if TYPE_CHECKING:
     from pytest_modelhealth.runs.faults import Fault
     from pytest_modelhealth.runs.run import Run, Test
 
-_FILE = OutputFile(
+
+def _write(run: Run, file: TextIO, config: pytest.Config) -> None:
+    """Write the file, without findings too: GitLab then tells which were settled."""
+    root = Path(os.environ.get("CI_PROJECT_DIR") or config.rootpath)
+    json.dump(list(_issues(run.tests, config.rootpath, root)), file, indent=1)
+    file.write("\n")
+
+
+DESTINATION = OutputFile(
     "--modelhealth-codequality",
     "code quality",
     "write what is wrong with the models to PATH, as GitLab reads it (code quality)",
+    _write,
 )
 
-pytest_addoption = _FILE.add_option
-pytest_configure = _FILE.prepare
-pytest_modelhealth_wants_run = _FILE.is_wanted
 
-
-def pytest_modelhealth_run_ended(
-    config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
-) -> None:
-    """Write the file, without findings too: GitLab then tells which were settled."""
-    root = Path(os.environ.get("CI_PROJECT_DIR") or config.rootpath)
-
-    def write(file: TextIO) -> None:
-        json.dump(list(issues(run.tests, config.rootpath, root)), file, indent=1)
-        file.write("\n")
-
-    _FILE.write(config, write, terminalreporter)
-
-
-def issues(tests: Iterable[Test], rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
+def _issues(tests: Iterable[Test], rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
     """Yield one issue for each fault of each test; what only warns is ``minor``.
 
     Args:

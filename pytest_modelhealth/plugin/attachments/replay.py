@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.folders import writable
 from pytest_modelhealth.plugin.inspections import MAKER
 from pytest_modelhealth.plugin.keeping import OPTION, Keeper
+from pytest_modelhealth.plugin.output_files import writable
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -15,26 +15,8 @@ if TYPE_CHECKING:
 
     from pytest_modelhealth.runs.run import Run
 
-_FILE = OutputFile(
-    "--modelhealth-json",
-    "run data",
-    "write what every test inspected to PATH, as JSON; python -m pytest_modelhealth diff compares "
-    "two such files",
-)
 
-pytest_addoption = _FILE.add_option
-pytest_configure = _FILE.prepare
-pytest_modelhealth_wants_run = _FILE.is_wanted
-
-
-def pytest_modelhealth_run_ended(
-    config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter
-) -> None:
-    """Write the file."""
-    _FILE.write(config, lambda file: write_json(run, file), terminalreporter)
-
-
-def write_json(run: Run, file: TextIO) -> None:
+def _write(run: Run, file: TextIO, config: pytest.Config) -> None:
     """Write the run as strict JSON (RFC 8259) in ASCII, a test a line, one at a time."""
     entries = [f"{_json(key)}: {_json(value)}" for key, value in run.head.items()]
     file.write("{\n" + ",\n".join(entries) + ',\n"tests": [')
@@ -47,3 +29,12 @@ def write_json(run: Run, file: TextIO) -> None:
 
 def _json(value: object) -> str:
     return json.dumps(value, allow_nan=False)
+
+
+DESTINATION = OutputFile(
+    "--modelhealth-json",
+    "run data",
+    "write what every test inspected to PATH, as JSON; python -m pytest_modelhealth diff compares "
+    "two such files",
+    _write,
+)

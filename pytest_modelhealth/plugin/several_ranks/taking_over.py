@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.skipping import evaluate_skip_marks
 
-from pytest_modelhealth.plugin.folders import warn_once
+from pytest_modelhealth.plugin.output_files import warn_once
 from pytest_modelhealth.plugin.several_ranks import snapshots, verdict
 from pytest_modelhealth.plugin.several_ranks.launching import LaunchError
 from pytest_modelhealth.plugin.several_ranks.running import Ran, run

@@ -1,10 +1,13 @@
-"""Claims on ``--modelhealth-json`` and the handling of its path, with a run handed in by hand."""
+"""Options that name a file or a folder: where it can be written, and what is in it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -58,29 +61,50 @@ def test_file_holds_head_and_tests(run: pytest.Pytester) -> None:
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (".", "Is a directory"),
-        ("", "Is a directory"),
-        ("test_one.py/run.json", "File exists"),
-        ("/proc/run.json", "No such file or directory"),
-    ],
-)
-def test_wrong_paths_are_refused_at_the_start(run: pytest.Pytester, given: str, says: str) -> None:
-    """No test runs where the file could not be written after it."""
-    result = run.runpytest(f"--modelhealth-json={given}")
+WRONG = {
+    "--modelhealth-json=.": "--modelhealth-json: cannot write to '.': Is a directory; name a file*",
+    "--modelhealth-json=": "--modelhealth-json: cannot write to '': Is a directory; name a file*",
+    "--modelhealth-json=file/below": "*: cannot write to 'file/below': File exists; name a file*",
+    "--modelhealth-json=/proc/a": "*: cannot write to '/proc/a': No such file or directory; name*",
+    "--modelhealth-html=.": "--modelhealth-html: cannot write to '.': Is a directory; name a file*",
+    "--modelhealth-codequality=.": "--modelhealth-codequality: cannot write to '.': *",
+    "--modelhealth-artifacts=file/below": "*: cannot write to 'file/below': *",
+    "--modelhealth-artifacts=file": "--modelhealth-artifacts: cannot write to 'file': *",
+    "--modelhealth-replay=file/below": "--modelhealth-replay: cannot write to 'file/below': *",
+    "--modelhealth-replay=out --modelhealth-replay-limit=0": "--*-limit: *above 0, not 0",
+    "--modelhealth-replay=out --modelhealth-replay-limit=nan": "--*-limit: *above 0, not nan",
+    "--modelhealth-replay=out --modelhealth-replay-without=loss": "*no such part 'loss'*",
+    "--modelhealth-replay-from=none": "no bundle can be read at none*",
+}
+
+
+@pytest.mark.parametrize("options", WRONG)
+def test_what_cannot_be_written_is_refused_at_the_start(
+    pytester: pytest.Pytester, options: str
+) -> None:
+    """In one line, before any test runs."""
+    pytester.path.joinpath("file").write_text("")
+    result = pytester.runpytest(*options.split())
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*--modelhealth-json: cannot write to '{given}': {says}; name*"])
+    (line,) = [line for line in result.errlines if line]
+    assert fnmatchcase(line, f"ERROR: {WRONG[options]}")
 
 
-def test_a_read_only_folder_is_refused(run: pytest.Pytester) -> None:
-    """So it is where the folder is there and takes no file."""
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
-    (run.path / "closed").mkdir(mode=0o500)
-    result = run.runpytest("--modelhealth-json=closed/run.json")
-    result.stderr.fnmatch_lines(["*cannot write to 'closed/run.json': Permission denied*"])
+@pytest.mark.parametrize("option", ["artifacts", "replay"])
+def test_a_read_only_folder_is_refused(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """A directory that exists is tried, not trusted."""
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    # Not chmod: root may write anywhere.
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    pytester.mkdir("out")
+    result = pytester.runpytest(f"--modelhealth-{option}=out", "-s")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "cannot write to 'out': Permission denied" in result.stderr.str()
 
 
 def test_each_rank_has_its_file(run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,3 +189,35 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+PAGE = """
+import nets, pytest
+
+@pytest.mark.parametrize("model", ["healthy", "with_nan"])
+def test_it(inspector, model):
+    inspector(getattr(nets, model)()).run_inspection(nets.BATCH)
+"""
+
+
+def test_the_page_has_passing_and_failing_tests(nets: pytest.Pytester) -> None:
+    """It is written once at the end, whole, and the summary says where."""
+    nets.makepyfile(PAGE)
+    result = nets.runpytest("--modelhealth-html=out/page.html")
+    result.assert_outcomes(passed=1, failed=1)
+    path = nets.path / "out" / "page.html"
+    result.stdout.fnmatch_lines([f"modelhealth: page in {path}"])
+    assert [one.name for one in path.parent.iterdir()] == ["page.html"]
+    text = path.read_text(encoding="ascii")
+    assert re.search(r"<b class=\"bad\">1 unhealthy</b>, <b class=\"good\">1 healthy</b>", text)
+    assert text.index("test_it[with_nan]") < text.index("test_it[healthy]")
+    assert len(re.findall('id="data-', text)) == 2
+    assert text.endswith("</html>\n")
+
+
+def test_a_run_that_inspected_nothing_has_a_page(pytester: pytest.Pytester) -> None:
+    """The page says so; the file of an earlier run does not stay."""
+    pytester.makepyfile("def test_it(): pass")
+    pytester.path.joinpath("page.html").write_text("of yesterday")
+    pytester.runpytest("--modelhealth-html=page.html").assert_outcomes(passed=1)
+    assert "nothing was inspected" in pytester.path.joinpath("page.html").read_text("ascii")
