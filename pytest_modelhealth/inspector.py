@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture import Engine, Request, find_engine, hinted
+from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.checks import Check, with_own_checks
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch.amp import GradScaler
 
-    from pytest_modelhealth.capture.costing.further import FurtherRun
     from pytest_modelhealth.ranks.company import Company
     from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import ModelSummary
@@ -239,10 +238,12 @@ class Inspector(NamesItsAttributes):
         settings = conventions.asked(settings)
         request = self._request(inputs, target, loss, backward, scaler)
         probing = Probing(self._engine, request, settings, conventions)
-        further = _further_run(self._engine, request) if costs else None
-        observation = probing.after(self._observe(request))
-        if further is not None:
-            observation = further.after(observation)
+        if not costs:
+            return self._reported(self._settled(probing.after(self._observe(request))), settings)
+        from pytest_modelhealth.capture.costing.further import FurtherRun
+
+        further = FurtherRun(self._engine, request)
+        observation = further.after(probing.after(self._observe(request)))
         return self._reported(self._settled(observation), settings)
 
     @checked_call(default_settings)
@@ -411,10 +412,9 @@ class Inspector(NamesItsAttributes):
             every: watch the first step, and those in which the number reaches a multiple of it.
             csv: a file that gets a row for each watched step, at once.
             json: a file that gets a line of JSON for each watched step, at once.
-            to: what else gets the numbers, one or a list: a `SummaryWriter` of TensorBoard, a run
-                of wandb, mlflow or one of its runs, a logger of Lightning, or a function
-                ``(step, {name: number})``. It stays the user's, to be closed too. One that fails
-                does not end the training.
+            to: what else gets the numbers, one or a list: a `SummaryWriter` of TensorBoard, or a
+                function ``(step, {name: number})``. It stays the user's, to be closed too. One that
+                fails does not end the training.
             statistics: which statistics of each layer go there; ``None`` takes five.
             scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
                 without its scale.
@@ -663,12 +663,6 @@ class Inspector(NamesItsAttributes):
         report = HealthReport(observation, settings, judge, noise, renderer=renderer)
         self._note_report(report)
         return report
-
-
-def _further_run(engine: Engine, request: Request) -> FurtherRun:
-    from pytest_modelhealth.capture.costing.further import FurtherRun
-
-    return FurtherRun(engine, request)
 
 
 def _require_switches(on_report: object, calibrate: object, ranks: object) -> None:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from pytest_modelhealth.plugin.inspections import InspectorFixture
-    from pytest_modelhealth.plugin.suite.case import Case
-    from pytest_modelhealth.plugin.suite.subject import Subject
+    from pytest_modelhealth.plugin.suite.case import Case, Subject
     from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 
 _OPTION = "--modelhealth-model"
@@ -170,9 +169,8 @@ def modelhealth_case(
             "modelhealth_case is for the tests of a ModelHealthSuite; others ask for inspector",
             pytrace=False,
         )
-    from pytest_modelhealth.plugin.suite.case import Case
+    from pytest_modelhealth.plugin.suite.case import Case, Subject
     from pytest_modelhealth.plugin.suite.collecting import laid_over
-    from pytest_modelhealth.plugin.suite.subject import Subject
     from pytest_modelhealth.plugin.suite.verdicts import VERDICTS
 
     item, suite, test = request.node, request.cls, request.node.originalname

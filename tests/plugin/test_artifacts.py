@@ -53,14 +53,6 @@ def test_no_failure_writes_nothing(nets: pytest.Pytester) -> None:
     assert "modelhealth:" not in result.stdout.str()
 
 
-def test_one_test_is_told_its_own_folder(nets: pytest.Pytester) -> None:
-    """Where there is one, the summary leads to it."""
-    nets.makepyfile(UNHEALTHY)
-    result = nets.runpytest("--modelhealth-artifacts=out")
-    (folder,) = nets.path.joinpath("out").iterdir()
-    assert f"modelhealth: figures of 1 test in {folder}" in result.outlines
-
-
 @pytest.mark.parametrize("kind", ["report", "comparison"])
 def test_text_and_numbers_stand_beside_the_figures(nets: pytest.Pytester, kind: str) -> None:
     """The failure as it was shown, and all numbers as strict JSON, with the culprit's places."""
@@ -69,6 +61,7 @@ def test_text_and_numbers_stand_beside_the_figures(nets: pytest.Pytester, kind: 
     nets.makepyfile(UNHEALTHY if kind == "report" else compared)
     result = nets.runpytest("--modelhealth-artifacts=out")
     (folder,) = nets.path.joinpath("out").iterdir()
+    assert f"modelhealth: figures of 1 test in {folder}" in result.outlines
     text = folder.joinpath("failure.txt").read_text(encoding="utf-8")
     failure = [line[4:] for line in result.outlines if line.startswith("E   ")]
     assert failure[:5] == list(filter(None, text.splitlines()))[:5]

@@ -100,10 +100,10 @@ def test_each_failure_shows_the_users_line_and_what_explains_it(nets: pytest.Pyt
     )
     shown = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert "RuntimeError: mat1 and mat2" in shown["test_of_the_model"]
-    assert "test_it.py:7: RuntimeError" in shown["test_of_the_model"]
+    assert "test_it.py:6: RuntimeError" in shown["test_of_the_model"]
     assert "SettingsError: argument of inspector: unknown" in shown["test_wrong_argument"]
     assert "did you mean " in shown["test_wrong_argument"]
-    assert "test_it.py:12: SettingsError" in shown["test_wrong_argument"]
+    assert "test_it.py:11: SettingsError" in shown["test_wrong_argument"]
     for test in ("test_fixture", "test_without_fixture"):
         assert "unhealthy: 2 (finite)" in shown[test]
         assert "- modelhealth: 2 beside 0 -" in shown[test]

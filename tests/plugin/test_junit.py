@@ -1,6 +1,10 @@
-"""JUnit XML says of every test that inspected a model what became of it, read by junitparser."""
+"""JUnit XML and Allure say of every test that inspected a model what became of it."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from junitparser.xunit2 import JUnitXml
@@ -107,13 +111,37 @@ def properties(path: str) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+OURS = ("verdict", "culprit", "check")
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    """What Allure knows of each test: our labels, and the content of its attachments by name."""
+    found = {}
+    for path in folder.glob("*-result.json"):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        labels = [(label["name"], label["value"]) for label in data["labels"]]
+        attachments = {
+            one["name"]: (one["type"], (folder / one["source"]).read_bytes())
+            for one in data.get("attachments", [])
+        }
+        found[data["name"]] = {
+            "labels": [label for label in labels if label[0] in OURS],
+            "attachments": attachments,
+            "parameters": data.get("parameters", []),
+        }
+    return found
+
+
 def test_every_test_says_its_verdict(nets: pytest.Pytester) -> None:
-    """The gravest of its results, with culprit and check, whether it failed by it or not."""
+    """The gravest of its results, with culprit and check, whether it failed by it or not.
+
+    In Allure a failing test has what shows why, too.
+    """
     nets.makepyfile(SUITE)
     recorded = nets.runpytest("-k", "drifted", "--snapshot-update", "--junitxml=junit.xml")
     recorded.assert_outcomes(passed=1, deselected=12)
     assert properties(str(nets.path / "junit.xml")) == {"test_drifted": [("verdict", "healthy")]}
-    result = nets.runpytest_inprocess("--junitxml=junit.xml", "-W", "default")
+    result = nets.runpytest("--junitxml=junit.xml", "--alluredir=out", "-W", "default")
     result.assert_outcomes(passed=6, failed=6, errors=2, warnings=1)
     found = properties(str(nets.path / "junit.xml"))
     assert found.pop("test_own_exception") == [
@@ -123,6 +151,27 @@ def test_every_test_says_its_verdict(nets: pytest.Pytester) -> None:
     others = {name: told for name, told in TOLD.items() if name != "test_own_exception"}
     assert {name: dict(told) for name, told in found.items()} == others
     assert all(len(dict(told)) == len(told) for told in found.values())
+
+    allure = results(nets.path / "out")
+    assert {name: dict(one["labels"]) for name, one in allure.items()} == TOLD
+    for test in ("test_unhealthy", "test_different", "test_hostile"):
+        attached = allure[test]["attachments"]
+        kind, text = attached["model health"]
+        assert kind == "text/plain"
+        start = "not equivalent: 2" if test == "test_different" else "unhealthy: "
+        assert text.decode().startswith(start)
+        kind, data = attached["report.json"]
+        assert kind == "application/json"
+        assert json.loads(data)["layers"]
+        pictures = {name: body for name, (kind, body) in attached.items() if kind == "image/png"}
+        assert pictures
+        assert all(body.startswith(b"\x89PNG\r\n\x1a\n") for body in pictures.values())
+        assert allure[test]["parameters"] == []  # these would make it another test in the history
+    attached = allure["test_unhealthy"]["attachments"]
+    assert {"culprit", "predecessor", "gradient flow"} <= set(attached)
+    assert b"100%" in attached["1 beside 0"][1]
+    assert not allure["test_healthy"]["attachments"]
+    assert allure["test_without"] == {"labels": [], "attachments": {}, "parameters": []}
 
 
 def test_it_is_switched_off_by_name(nets: pytest.Pytester) -> None:
@@ -158,3 +207,24 @@ def test_a_test_that_runs_twice_says_it_once(nets: pytest.Pytester) -> None:
     )
     told = properties(str(nets.path / "junit.xml"))["test_unhealthy"]
     assert told == list(TOLD["test_unhealthy"].items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--alluredir=out", "-p", "no:modelhealth.allure"),
+        ("-p", "no:allure_pytest"),
+        (),
+    ],
+    ids=["switched off", "without allure", "not asked for"],
+)
+def test_without_it_there_is_nothing(nets: pytest.Pytester, options: tuple[str, ...]) -> None:
+    """Allure's own results hold nothing of ours, and what is not installed is not needed."""
+    nets.makepyfile(SUITE)
+    result = nets.runpytest(*options, "-k", "test_unhealthy")
+    result.assert_outcomes(failed=1, deselected=12)
+    assert "could not be shown" not in result.stdout.str()
+    found = results(nets.path / "out")
+    assert [(one["labels"], one["attachments"]) for one in found.values()] == (
+        [([], {})] if "--alluredir=out" in options else []
+    )

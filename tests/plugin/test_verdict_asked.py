@@ -388,32 +388,16 @@ def test_an_inconclusive_report_fails_or_passes_where_the_project_says_so(
     result.stdout.fnmatch_lines("FAILED *::test_unasked - *inconclusive: 1 (dead_units)*")
 
 
-def test_several_findings_are_one_warning(nets: pytest.Pytester) -> None:
-    """The first is named and the others are counted; what is asked twice is told once."""
-    nets.makepyfile(
-        """
-        import nets
-        from torch import nn
+def test_what_is_one_warning(nets: pytest.Pytester) -> None:
+    """An inspector that never ran, by its line, but not one that ran or that a fixture runs later.
 
-        def test_it(inspector):
-            model = nn.Sequential(*nets.with_dead_relu(), *(nets.with_dead_relu()[:2]))
-            model[3] = nn.Linear(2, 8)
-            nn.init.constant_(model[3].bias, -10.0)
-            report = inspector(model, min_samples=100).run_inspection(nets.BATCH)
-            report.assert_healthy()
-            report.assert_healthy()
-        """
-    )
-    result = nets.runpytest("-q", "-W", "always")
-    result.assert_outcomes(passed=1, warnings=1)
-    result.stdout.fnmatch_lines("*ModelHealthWarning: inconclusive: * (and 1 more)")
-
-
-def test_an_inspector_that_never_ran_is_a_warning(nets: pytest.Pytester) -> None:
-    """It names the line that made it; one that ran, or that a fixture runs later, is none."""
+    Of several findings the first is named and the others are counted; what is asked twice is told
+    once.
+    """
     nets.makepyfile(
         test_idle="""
         import nets, pytest
+        from torch import nn
 
         def test_forgotten(inspector):
             inspector(nets.healthy()).watch("0")
@@ -436,13 +420,22 @@ def test_an_inspector_that_never_ran_is_a_warning(nets: pytest.Pytester) -> None
 
         def test_in_teardown(checked):
             pass
+
+        def test_several(inspector):
+            model = nn.Sequential(*nets.with_dead_relu(), *(nets.with_dead_relu()[:2]))
+            model[3] = nn.Linear(2, 8)
+            nn.init.constant_(model[3].bias, -10.0)
+            report = inspector(model, min_samples=100).run_inspection(nets.BATCH)
+            report.assert_healthy()
+            report.assert_healthy()
         """
     )
     result = nets.runpytest("-q", "-W", "always")
-    result.assert_outcomes(passed=3, skipped=1, warnings=1)
+    result.assert_outcomes(passed=4, skipped=1, warnings=2)
     result.stdout.fnmatch_lines(
         [
             "test_idle.py::test_forgotten",
-            "*ModelHealthWarning: test_idle.py:4: this inspector was made and never run, so *",
+            "*ModelHealthWarning: test_idle.py:5: this inspector was made and never run, so *",
+            "*ModelHealthWarning: inconclusive: * (and 1 more)",
         ]
     )

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from pytest_modelhealth.bundles.file import read
-from tests.plugin.test_allure import results
 from tests.plugin.test_failing_run import SUITE as EVERY_OUTCOME
-from tests.plugin.test_junit import properties
+from tests.plugin.test_junit import properties, results
 from tests.plugin.test_markers import STALE, WAIVED
 from tests.plugin.test_own_checks import CONFTEST
 from tests.plugin.test_verdict_asked import ASSERTS

@@ -1,17 +1,25 @@
-"""One test of a suite: its settings, what it shares with the others, and how it ends."""
+"""One test of a suite, and the one model that the tests of a suite share."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
+from torch import nn
 
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.checks.judging import judge
+from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
+from pytest_modelhealth.inspector import Inspector
+from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.plugin.inspections import (
     UNASKED_FAILURE,
     InspectorFixture,
@@ -19,13 +27,223 @@ from pytest_modelhealth.plugin.inspections import (
     UnaskedFailure,
     warn,
 )
-from pytest_modelhealth.plugin.suite.subject import Subject, Unjudged
+from pytest_modelhealth.plugin.suite.making import Made, made_by, seeded
+from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
+from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Verdict, Violation
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.training.stepping.contract import Asked, run_contract
+from pytest_modelhealth.training.stepping.givers import Given, step_of
+from pytest_modelhealth.training.stepping.givers.usual import UsualStep
 
 if TYPE_CHECKING:
     from pytest_modelhealth.comparison.comparison import Comparison
+
+
+T = TypeVar("T")
+
+FEW_STEPS = 3
+"""After so many, what is at rest at the start only has begun to move: zeros open in two."""
+
+PROBES = {
+    "test_causal": "causality",
+    "test_padding_ignored": "padding",
+    "test_samples_independent": "sample_independence",
+    "test_deterministic": "repeatability",
+    "test_inputs_used": "input_effect",
+}
+"""The probe that a test reads."""
+
+
+class Unjudged(Exception):  # noqa: N818 - no error: the test that it ends is skipped
+    """A test cannot judge, or has nothing to judge; the text says why."""
+
+
+class Subject:
+    """The model of one suite.
+
+    Args:
+        suite: an instance of it.
+        name: what it is called.
+        place: the file and line that make the model.
+        wanted: the tests of the suite that run.
+        settings: those of the whole suite.
+        calibrates: whether the noise of a snapshot is to be measured.
+    """
+
+    def __init__(
+        self,
+        suite: ModelHealthSuite,
+        name: str,
+        place: tuple[Path, int],
+        wanted: frozenset[str],
+        settings: Settings,
+        *,
+        calibrates: bool = False,
+    ) -> None:
+        self.suite, self.name, self.place, self.wanted = suite, name, place, wanted
+        self._settings, self._calibrates = settings, calibrates
+        self._kept: dict[str, Any] = {}
+        self._failed: dict[str, tuple[Exception, str]] = {}
+        self.test = ""
+        """The test that runs."""
+
+    def _once(self, what: str, make: Callable[[], T]) -> T:
+        """Return what is made once; what it raises is raised in the test that asked first.
+
+        Raises:
+            Unjudged: it failed in another test, which shows the error.
+        """
+        if what in self._failed:
+            error, test = self._failed[what]
+            if test == self.test:  # run again
+                raise error
+            text = str(error).partition("\n")[0]
+            said = f"{type(error).__name__}: {text}".removesuffix(": ")
+            raise Unjudged(f"{what} failed, {said}: see {test}")
+        if what not in self._kept:
+            try:
+                self._kept[what] = make()
+            except Unjudged:
+                raise
+            except Exception as error:
+                self._failed[what] = error, self.test
+                raise
+        made: T = self._kept[what]
+        return made
+
+    @property
+    def made(self) -> Made:
+        """The model and its batch."""
+        return self._once(self.maker, lambda: made_by(self.suite, self.maker, self.suite.seed))
+
+    @property
+    def maker(self) -> str:
+        """What makes the model, for people."""
+        return f"{self.suite._maker or f'{self.name}.make'}()"
+
+    @property
+    def label(self) -> str:
+        """The class of the model, for people."""
+        return type(self.made.model).__name__
+
+    def ran(self, training: bool) -> HealthReport:
+        """Return the inspection of the batch in one of the modes."""
+        mode = "training" if training else "evaluation"
+        made = self.made
+        return self._once(f"the run in {mode} mode", lambda: self._run(made, training))
+
+    def _run(self, made: Made, training: bool) -> HealthReport:
+        calibrates = self._calibrates and not training and "test_snapshot" in self.wanted
+        probes = [PROBES[t] for t in PROBES if t in self.wanted] if training else []
+        settings = self._settings
+        probes = [name for name in probes if settings.chooses(name)]
+        settings = settings.override({"probes": probes or False}, "the suite")
+        try:
+            return self.inspected(made, training, settings, calibrate=calibrates)
+        except Exception as error:
+            error.add_note(
+                f"raised in {mode_of(training)} mode, where {self.maker} gave {made.described}"
+            )
+            raise
+
+    def inspected(
+        self, made: Made, training: bool, settings: Settings, *, calibrate: bool = False
+    ) -> HealthReport:
+        """Inspect a model in a mode, with the probes that settings ask for."""
+        batch = made.batch
+        says: dict[str, Any] = {}
+        if any(settings.probes(name) for name in PROBES.values()):
+            names = "causal", "batch_dim", "time_dim", "padding"
+            says = {name: getattr(self.suite, name) for name in names}
+        with seeded(self.suite.seed), in_mode(made.model, _mode(made.model, training)):
+            inspector = Inspector(made.model, settings=settings, calibrate=calibrate)
+            return inspector.run_inspection(
+                batch["inputs"], batch["target"], loss=batch["loss"], **says
+            )
+
+    @property
+    def stepped(self) -> Observation:
+        """The run in training mode, with what a few training steps do."""
+        made, seen = self.made, self.ran(training=True).observation
+        return self._once("the training step", lambda: self._step(made, seen))
+
+    def _step(self, made: Made, seen: Observation) -> Observation:
+        model, batch = made.model, made.batch
+        with seeded(self.suite.seed), in_mode(model, _mode(model, training=True)):
+            optimizer = self.optimizer(model)
+            given = Given(
+                model, None, optimizer, None, (), batch["inputs"], batch["target"], batch["loss"]
+            )
+            with step_of(given) as step:
+                stepped = run_contract(model, step, Asked(), Selection()).stepped
+            observation = replace(seen, stepped=stepped)
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            trained = frozenset(n for n, p in model.named_parameters() if id(p) in held)
+            settings = self._settings.override({"probes": ["parameter_effect"]}, "the suite")
+            said = Conventions(batch_dim=self.suite.batch_dim, trained=trained)
+            request = Request(model, **made.batch, by_training_step=True)
+            return Probing(find_engine(model), request, settings, said).after(observation)
+
+    def optimizer(self, model: nn.Module) -> Any:
+        """Return the optimizer of the suite.
+
+        Raises:
+            Unjudged: nothing is trained.
+            Exception: whatever the user's function raises.
+        """
+        if not any(p.requires_grad for p in model.parameters()):
+            raise Unjudged(f"{type(model).__name__} has no trainable parameter")
+        return self.suite.make_optimizer(model)
+
+    @property
+    def trained(self) -> Made:
+        """The model made anew, after a few training steps; or as it is, where nothing learns."""
+        made = self.made
+        return self._once("training for a few steps", lambda: self._train(made))
+
+    def _train(self, made: Made) -> Made:
+        anew = self.anew(self.suite.seed)
+        if anew is None:
+            anew = replace(made, model=copy.deepcopy(made.model))
+        model = anew.model
+        if not any(p.requires_grad for p in model.parameters()):
+            return anew
+        step = UsualStep(anew.loss)
+        with seeded(self.suite.seed):
+            model.train(_mode(model, training=True) or model.training)
+            optimizer = self.optimizer(model)
+            for _ in range(FEW_STEPS):
+                batch = anew.batch
+                request = Request(model, **batch, by_training_step=True)
+                with find_engine(model).called(request) as call:
+                    step(model, optimizer, (call.inputs, batch["target"]))
+        return anew
+
+    def anew(self, seed: int) -> Made | None:
+        """Return what `make` gives when it is called again; ``None`` where it is the same model."""
+        made = made_by(self.suite, self.maker, seed)
+        ours = {id(t) for t in _tensors(self.made.model)}
+        if made.model is self.made.model or any(id(t) in ours for t in _tensors(made.model)):
+            return None
+        return made
+
+
+def _tensors(model: nn.Module) -> list[Any]:
+    return [*model.parameters(), *model.buffers(), *find_tensors(list(vars(model).values()))]
+
+
+def _mode(model: nn.Module, training: bool) -> bool | None:
+    """Return the mode to bring a model to; ``None`` where it is in training as it was made."""
+    return None if training and model.training else training
+
+
+def mode_of(training: bool) -> str:
+    """Return the name of a mode."""
+    return "training" if training else "evaluation"
+
 
 IN_TRAINING = "test_healthy_in_training"
 _WHOLE_RUN = "observation"

@@ -25,8 +25,8 @@ from pytest_modelhealth.capture.step.training_step import is_run_by_training_ste
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.errors import ModelHealthError
+from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
 from pytest_modelhealth.plugin.suite.making import Made, seeded
-from pytest_modelhealth.plugin.suite.subject import FEW_STEPS, Unjudged
 from pytest_modelhealth.rendering.notation import plural, shorten
 
 if TYPE_CHECKING:

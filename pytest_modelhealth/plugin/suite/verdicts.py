@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.errors import ModelHealthError
-from pytest_modelhealth.plugin.suite.case import IN_TRAINING, Case
+from pytest_modelhealth.plugin.suite.case import IN_TRAINING, PROBES, Case, Unjudged, mode_of
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
 from pytest_modelhealth.plugin.suite.making import without_target
-from pytest_modelhealth.plugin.suite.subject import PROBES, Unjudged, mode_of
 from pytest_modelhealth.probes import all_probes
 from pytest_modelhealth.probes.input_effect import NO_EFFECT
 from pytest_modelhealth.rendering import renderer

@@ -1,4 +1,4 @@
-"""Sends the numbers of each watched step to TensorBoard, wandb, mlflow or a function."""
+"""Sends the numbers of each watched step to TensorBoard or to a function."""
 
 from __future__ import annotations
 

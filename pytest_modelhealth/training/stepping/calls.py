@@ -1,21 +1,23 @@
-"""Calls a training step a few times from the beginning, watched."""
+"""Calls a step a few times from the beginning, watched: its modes, and lists that keep graphs."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.intervening.running import said
-from pytest_modelhealth.report import Observation
-from pytest_modelhealth.training.stepping.growing import Lists
+from pytest_modelhealth.progress import track
+from pytest_modelhealth.report import LayerMode, Observation
+from pytest_modelhealth.training.stepping.reaching import named_lists
 from pytest_modelhealth.training.stepping.session import Session, loss_in
 from pytest_modelhealth.training.stepping.watching import Watched, norm, rate_of, widened
 
@@ -195,3 +197,154 @@ class _Swallowed:
             still = asked & (self._parameters[key].detach() == self._before[key])
             found[key] = float(still.sum()) / max(int(asked.sum()), 1)
         return found
+
+
+def overfitted(session: Session, calls: int) -> tuple[float, float, int]:
+    """Call the step on the one batch again and again; return the first and least loss, and when."""
+    session.rewind()
+    losses = [_number(session) for _ in track(range(calls), "overfitting")]
+    best = min(range(calls), key=lambda n: losses[n] if math.isfinite(losses[n]) else math.inf)
+    return losses[0], losses[best], best + 1
+
+
+def _number(session: Session) -> float:
+    try:
+        loss = loss_in(session.call())
+    except Exception:  # noqa: BLE001 - a later call, of which another check says that it raises
+        return math.nan
+    return math.nan if loss is None else loss
+
+
+def resumed(session: Session) -> str:
+    """Save after one call, make another; load into what was before, and make that call again.
+
+    Returns:
+        What differs, the first such; ``""`` if nothing does, bit for bit.
+    """
+    session.rewind()
+    session.call()
+    try:
+        saved = [copy.deepcopy(one.state_dict()) for one in _stateful(session)]
+        once = _next(session)
+        session.rewind()
+        for one, state in zip(_stateful(session), saved, strict=True):
+            one.load_state_dict(state)
+        again = _next(session)
+    except Exception as error:  # noqa: BLE001 - the user's, in an order that we chose
+        return f"the step cannot be resumed: {said(error)}"
+    for name, value in once.items():
+        other = again.get(name)
+        if other is None or not _equal(value, other):
+            return name
+    return ""
+
+
+def _stateful(session: Session) -> list[Any]:
+    return [session.model, *session.given.optimizers, *session.given.restore]
+
+
+def _next(session: Session) -> dict[str, Any]:
+    """Make a call, and return all that it leaves."""
+    session.snapshot.restore_random_numbers()
+    session.clear_gradients()
+    loss = loss_in(session.call())
+    left: dict[str, Any] = {"the loss": math.nan if loss is None else loss}
+    for name, tensor in session.model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):
+            left[name] = tensor.detach().clone()
+    return left
+
+
+def _equal(value: Any, other: Any) -> bool:
+    if isinstance(value, Tensor):
+        return isinstance(other, Tensor) and torch.equal(
+            value.nan_to_num() if value.is_floating_point() else value,
+            other.nan_to_num() if other.is_floating_point() else other,
+        )
+    return bool(value == other or (math.isnan(value) and math.isnan(other)))
+
+
+class Lists:
+    """The lists that a model and a step keep, looked at after each call.
+
+    Args:
+        model: the model; lists among the attributes of its modules are looked at.
+        step: the user's function; lists that it closes over are, too.
+    """
+
+    def __init__(self, model: nn.Module, step: Any) -> None:
+        self._lists = named_lists(step)
+        for name, module in model.named_modules():
+            for attribute, value in vars(module).items():
+                if isinstance(value, list) and not attribute.startswith("_"):
+                    self._lists[f"{name}.{attribute}".lstrip(".")] = value
+        self._lengths = {name: len(value) for name, value in self._lists.items()}
+        self._calls = 0
+        self._grown: dict[str, int] = dict.fromkeys(self._lists, 0)
+
+    def look(self) -> None:
+        """Take down which have grown by a tensor with a graph since the last look."""
+        self._calls += 1
+        for name, value in self._lists.items():
+            new = value[self._lengths[name] :]
+            self._grown[name] += any(isinstance(v, Tensor) and v.grad_fn is not None for v in new)
+            self._lengths[name] = len(value)
+
+    @property
+    def growing(self) -> list[str]:
+        """The names of those that grew in each call, of two or more."""
+        return [name for name, times in self._grown.items() if times == self._calls > 1]
+
+
+def layer_modes(session: Session, made: Calls) -> Iterator[LayerMode]:
+    """Yield the modes of each layer that ran."""
+    for name, module in session.model.named_modules():
+        ran = [seen.modes.get(module, set()) for seen in made.seen]
+        if not any(ran):
+            continue
+        own = list(module.parameters(recurse=False))
+        moved, kind = _moved(module, session), _kind(module)
+        is_trainable = any(p.requires_grad for p in own)
+        is_written = any(changes.get(id(p)) for changes in made.changes for p in own)
+        with_gradient = [{training for training, enabled in one if enabled} for one in ran]
+        yield LayerMode(
+            layer=name,
+            training=tuple(any(modes) if modes else None for modes in with_gradient),
+            without_gradient=not any(with_gradient),
+            trainable=is_trainable,
+            kind=kind,
+            still=moved is False and any((True, True) in one for one in ran),
+            unseen=any((True, False) in one and (True, True) in one for one in ran),
+            drifts=bool(moved and own and not is_trainable and not is_written),
+            hasty=kind == "batch_norm" and (getattr(module, "momentum", 0) or 0) > 0.5,
+        )
+
+
+def _moved(module: nn.Module, session: Session) -> bool | None:
+    """Whether the running mean of a layer moved; ``None`` where it keeps none."""
+    before = session.first_statistics.get(module)
+    return None if before is None else not torch.equal(before, module.running_mean)  # type: ignore[arg-type]
+
+
+def _kind(module: nn.Module) -> str:
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0:
+        return "dropout"
+    if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
+        return "dropout"
+    if isinstance(module, nn.MultiheadAttention) and module.dropout:
+        return "dropout"
+    is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    if is_norm and module.running_mean is not None:
+        return "batch_norm"
+    return ""
+
+
+def switches_on_purpose(first: Watched) -> bool:
+    """Whether the step itself brings the model to evaluation mode, and not for a validation."""
+    runs = first.runs
+    return (
+        first.began
+        and bool(runs)
+        and not any(training for training, _ in runs)
+        and all(enabled for _, enabled in runs)
+    )

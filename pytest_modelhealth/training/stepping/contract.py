@@ -13,29 +13,31 @@ from torch import Tensor, nn
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation, Stepped
-from pytest_modelhealth.training.stepping.calls import call_step
-from pytest_modelhealth.training.stepping.designs import (
-    copies,
-    frozen_in_vain,
-    moved_copies,
-    untied_weights,
+from pytest_modelhealth.training.stepping.calls import (
+    Lists,
+    call_step,
+    layer_modes,
+    overfitted,
+    resumed,
+    switches_on_purpose,
 )
-from pytest_modelhealth.training.stepping.growing import Lists
 from pytest_modelhealth.training.stepping.interventions import (
     half_influence,
     left_over,
     loss_slope,
     slope_without_gradient,
 )
-from pytest_modelhealth.training.stepping.modes import layer_modes, switches_on_purpose
-from pytest_modelhealth.training.stepping.optimizers import stepped_optimizers
-from pytest_modelhealth.training.stepping.parameters import (
+from pytest_modelhealth.training.stepping.optimizers import (
     climbs,
+    copies,
+    frozen_in_vain,
     mixed,
+    moved_copies,
+    stepped_optimizers,
     stepped_parameters,
     strays,
+    untied_weights,
 )
-from pytest_modelhealth.training.stepping.requested import overfitted, resumed
 from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in
 
 
