@@ -173,11 +173,16 @@ _ONE_MODE = (
 @contextmanager
 def _put_back(model: nn.Module) -> Iterator[None]:
     state = State(model)
-    modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
-    required = [(leaf, leaf.requires_grad) for leaf in state.leaves]
+    flags = [(m, "training", m.training) for m in model.modules() if hasattr(m, "training")]
+    required = [(leaf, "requires_grad", leaf.requires_grad) for leaf in state.leaves]
+
+    def put_back_flags() -> None:
+        for owner, name, value in (*required, *flags):
+            if getattr(owner, name) != value:
+                setattr(owner, name, value)  # of a script, too, which keeps it in C++
+
     with ExitStack() as stack:
-        stack.callback(_set_modes, modes)
-        stack.callback(_set_required, required)
+        stack.callback(put_back_flags)
         stack.callback(state.restore_containers)
         if any(map(_has_own_train, state.modules)):
             stack.callback(Memory([*state.leaves, *state.tensors]).restore)
@@ -190,18 +195,6 @@ def _has_own_train(module: nn.Module) -> bool:
         not getattr(getattr(type(module), name), "__module__", "").startswith("torch.")
         for name in ("train", "eval")
     )
-
-
-def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, training in modes:
-        if module.training != training:
-            module.training = training  # of a script, which keeps it in C++
-
-
-def _set_required(required: list[tuple[Tensor, bool]]) -> None:
-    for leaf, requires_grad in required:
-        if leaf.requires_grad != requires_grad:
-            leaf.requires_grad = requires_grad
 
 
 @dataclass(frozen=True)

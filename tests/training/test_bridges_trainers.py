@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pytest_modelhealth import InspectionError, Inspector
-from tests.training import stand_ins
 
 QUIET = {
     "accelerator": "cpu",
@@ -30,11 +29,9 @@ pytestmark = pytest.mark.filterwarnings(
 )  # of trainers
 
 
-@pytest.fixture(params=["stand-in", "lightning", "pytorch_lightning"])
-def lightning(request, monkeypatch):
+@pytest.fixture(params=["lightning", "pytorch_lightning"])
+def lightning(request):
     """The part of Lightning with its trainer, and the name it is imported by."""
-    if request.param == "stand-in":
-        return stand_ins.lightning(monkeypatch), "lightning"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip(request.param)
@@ -272,13 +269,9 @@ class Scorer(nn.Module):
 DATA = [{"x": x, "labels": y} for x, y in zip(*BATCH, strict=True)]
 
 
-@pytest.fixture(params=["stand-in", "transformers"])
-def make_trainer(request, tmp_path):
+@pytest.fixture
+def make_trainer(tmp_path):
     """Make a trainer of a `Scorer`, whose data are in order."""
-    if request.param == "stand-in":
-        return lambda callbacks=(), data=DATA, **settings: stand_ins.Trainer(
-            Scorer(), stand_ins.arguments(**settings), data, callbacks
-        )
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
 
@@ -306,10 +299,7 @@ def monitored(make_trainer: Any, **settings: Any) -> tuple[Any, Any]:
     trainer = make_trainer(**settings)
     monitor = Inspector(trainer.model).monitor()
     callback = monitor.callback("transformers")
-    if hasattr(trainer, "add_callback"):
-        trainer.add_callback(callback)
-    else:
-        trainer.callbacks = [callback]
+    trainer.add_callback(callback)
     return trainer, monitor
 
 

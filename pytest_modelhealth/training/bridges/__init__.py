@@ -11,12 +11,10 @@ import pkgutil
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError, suggest
-from pytest_modelhealth.training.bridges.following import Follower, Monitor
-
-__all__ = ["Follower", "Monitor", "callback_of"]
+from pytest_modelhealth.training.bridges.following import Follower
 
 
-def callback_of(monitor: Monitor, library: str) -> Any:
+def callback_of(monitor: Any, library: str) -> Any:
     """Return a callback for the trainer of a library.
 
     Args:

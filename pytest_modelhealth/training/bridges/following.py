@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
-
-
-class Monitor(Protocol):
-    """What a callback needs of a monitor."""
-
-    @property
-    def _is_started(self) -> bool:
-        """Whether it watches."""
-
-    def start(self) -> Any:
-        """Begin to watch."""
-
-    def _use_scaler(self, scaler: Any) -> None:
-        """Report gradients without the scale of a gradient scaler."""
-
-    def step_end(self, step: int | None = None, loss: Any = None) -> None:
-        """Say that a step is over."""
-
-    def _when_closed(self, call: Callable[[], object]) -> None:
-        """Have a function called when the monitor is closed."""
-
-    def close(self) -> None:
-        """Take everything off the model."""
+from typing import Any
 
 
 class Follower:
     """Follows a training, in its main process.
 
     Args:
-        monitor: the monitor; one that runs already is not started, nor closed.
+        monitor: a `TrainingMonitor`; one that runs already is not started, nor closed.
     """
 
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: Any) -> None:
         self._monitor = monitor
         self._is_ours = self._is_on = False
         self._last = -1
@@ -44,7 +21,7 @@ class Follower:
     @property
     def is_on(self) -> bool:
         """Whether the monitor is told of steps."""
-        return self._is_on and self._monitor._is_started
+        return self._is_on and bool(self._monitor._is_started)
 
     def begin(self, *, is_main: bool, scaler: Any = None) -> None:
         """Start the monitor, unless this is not the main process.
