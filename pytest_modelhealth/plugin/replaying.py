@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pytest_modelhealth.bundles.file import Bundle
-    from pytest_modelhealth.bundles.substitute import SubstitutingInspector
+    from pytest_modelhealth.bundles.replaying import SubstitutingInspector
 
 _FROM = "--modelhealth-replay-from"
 _BUNDLE = pytest.StashKey["Bundle"]()
@@ -63,7 +63,7 @@ class _Substitution:
         self.told: list[str] | None = None
 
     def make(self, *args: Any, **options: Any) -> SubstitutingInspector:
-        from pytest_modelhealth.bundles.substitute import SubstitutingInspector
+        from pytest_modelhealth.bundles.replaying import SubstitutingInspector
 
         made = SubstitutingInspector(*args, **options)
         made.bundle = self.bundle
@@ -72,8 +72,8 @@ class _Substitution:
 
     def _is_meant(self) -> bool:
         self.inspections += 1
-        test = self.bundle.content.test
-        return test is not None and self.inspections == test.number
+        test = self.bundle.content["test"]
+        return test is not None and self.inspections == test["number"]
 
     def _note(self, notes: list[str]) -> None:
         self.told = notes
@@ -121,10 +121,10 @@ class _Outcome:
             terminalreporter.write_line(f"modelhealth: {line}")
 
     def _why_not(self) -> str:
-        test = self._bundle.content.test
-        if test is None or not self._inspections or self._inspections >= test.number:
+        test = self._bundle.content["test"]
+        if test is None or not self._inspections or self._inspections >= test["number"]:
             return "the inspection of the bundle was not replayed; what stopped it stands above"
         return (
-            f"nothing was replayed: the bundle is of inspection {test.number} of its test, which "
-            f"made {self._inspections}"
+            f"nothing was replayed: the bundle is of inspection {test['number']} of its test, "
+            f"which made {self._inspections}"
         )

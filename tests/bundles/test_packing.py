@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from pytest_modelhealth import Inputs
-from pytest_modelhealth.bundles.content import Missing
-from pytest_modelhealth.bundles.packing import Packer, allowed, unpack
+from pytest_modelhealth.bundles.packing import Missing, Packer, allowed, unpack
 
 
 def through(value: Any) -> tuple[Any, list[Any]]:

@@ -435,7 +435,7 @@ def test_over_the_limit_weights_go_first(saved: Save) -> None:
     """Of 4,000 bytes of weights and 1,600 of inputs, 2,000 hold the inputs, 1,000 neither."""
     for limit, kept in ((6000, ("model", "inputs")), (2000, ("inputs",)), (1000, ())):
         _, folder = saved(nn.Linear(10, 100, bias=False), torch.randn(40, 10), limit=limit)
-        missing = {lacking.path: lacking.reason for lacking in read(folder).content.missing}
+        missing = {lacking.path: lacking.reason for lacking in read(folder).content["missing"]}
         assert set(missing) == {"model", "inputs"} - set(kept)
         assert all("over its limit" in reason for reason in missing.values())
         folder.rename(folder.with_name(f"bundle {limit}"))

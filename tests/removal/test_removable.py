@@ -12,9 +12,22 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
 
+from corpus.removal import CASES, DEAD, Units, mlp, set_, vectors
 from pytest_modelhealth import InspectionError, Inspector
-from tests.removal.blind import CASES, DEAD, mlp, set_, vectors
 from tests.removal.trained import digits, trained
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_planted_is_found_and_nothing_else(name):
+    """Each unit that can go, of each sort, in each layer; and why look-alikes stay."""
+    case = CASES[name]()
+    result = Inspector(case.model).removable(case.batches, **case.options)
+    found = {
+        layer.name: Units(layer.inactive, layer.duplicates, layer.unread)
+        for layer in result.layers.values()
+    }
+    assert found == case.expected
+    assert set(result.refused) == case.refused
 
 
 @pytest.fixture(scope="module")

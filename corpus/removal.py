@@ -413,7 +413,7 @@ def computed_in_vain() -> Case:
 
 
 @case
-def alive_on_held_out_batches() -> Case:
+def alive_on_later_batches() -> Case:
     model = mlp(nn.ReLU())
     set_(model[0].weight, 4, torch.eye(10)[0])
     set_(model[0].bias, 4, -6.0)
