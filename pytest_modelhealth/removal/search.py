@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -40,50 +40,47 @@ class Batch(NamedTuple):
     is_held_out: bool
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The batches of a search.
+def read(
+    found: Iterable[Any],
+    held_out: Iterable[Any] | None,
+    most: int | None,
+    *,
+    with_target: bool,
+    shown: bool | None,
+) -> Iterator[Batch]:
+    """Yield the batches of a search that have samples; those held out come last.
 
     Args:
         found: those on which units are found, and proven where `held_out` is ``None``.
         held_out: those on which they are proven.
         most: take so many of the first at most.
-        with_target: whether batches are pairs of inputs and target.
+        with_target: whether they are pairs of inputs and target.
         shown: whether it is shown how far it is.
     """
+    for name, batch, is_held_out in _named(found, held_out, most, shown):
+        inputs, target = pair(batch, name, _LOSS) if with_target else (batch, None)
+        tensors = find_tensors(inputs)
+        if not tensors:
+            raise InspectionError(
+                f"{name} is a {type(inputs).__name__} without any tensor: batches are what the "
+                "model is called with, such as those of a DataLoader"
+            )
+        if any(tensor.numel() for tensor in tensors):  # of no sample, it would prove anything
+            yield Batch(name, inputs, target, is_held_out)
 
-    found: Iterable[Any]
-    held_out: Iterable[Any] | None
-    most: int | None
-    with_target: bool
-    shown: bool | None
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield those that have samples; those held out come last."""
-        for name, batch, is_held_out in self._all():
-            inputs, target = pair(batch, name, _LOSS) if self.with_target else (batch, None)
-            tensors = find_tensors(inputs)
-            if not tensors:
-                raise InspectionError(
-                    f"{name} is a {type(inputs).__name__} without any tensor: batches are what the "
-                    "model is called with, such as those of a DataLoader"
-                )
-            if any(tensor.numel() for tensor in tensors):  # of no sample, it would prove anything
-                yield Batch(name, inputs, target, is_held_out)
-
-    def _all(self) -> Iterator[tuple[str, Any, bool]]:
-        with opened(self.found) as found:
-            tracked = track(found, "looking for removable units", most=self.most, shown=self.shown)
-            if self.held_out is None:
-                total = count(self.found, self.most)
-                for (index, batch), is_held_out in parted(enumerate(tracked), total):
-                    yield f"batch {index}", batch, is_held_out
-                return
-            for index, batch in enumerate(tracked):
-                yield f"batch {index}", batch, False
-        with opened(self.held_out) as held_out:
-            tracked = track(held_out, "proving that they can go", shown=self.shown)
-            for index, batch in enumerate(tracked):
+def _named(
+    found: Iterable[Any], held_out: Iterable[Any] | None, most: int | None, shown: bool | None
+) -> Iterator[tuple[str, Any, bool]]:
+    with opened(found) as own:
+        tracked = enumerate(track(own, "looking for removable units", most=most, shown=shown))
+        is_parted = held_out is None
+        parts = parted(tracked, count(found, most)) if is_parted else ((b, False) for b in tracked)
+        for (index, batch), is_held_out in parts:
+            yield f"batch {index}", batch, is_held_out
+    if held_out is not None:
+        with opened(held_out) as own:
+            for index, batch in enumerate(track(own, "proving that they can go", shown=shown)):
                 yield f"batch {index} of held_out", batch, True
 
 
@@ -91,7 +88,12 @@ _LOSS = "with a loss batches are pairs; leave loss out where they are inputs alo
 
 
 def search(
-    engine: Engine, request: Request, observe: Observe, batches: Batches
+    engine: Engine,
+    request: Request,
+    observe: Observe,
+    batches: Iterable[Batch],
+    *,
+    has_held_out: bool,
 ) -> tuple[Removable, Observation]:
     """Return the units of a model that can go, and what the batches they were found on showed.
 
@@ -99,7 +101,8 @@ def search(
         engine: runs the model.
         request: what is asked of it, but for the batch.
         observe: has a request run.
-        batches: the batches.
+        batches: the batches, those held out at the end.
+        has_held_out: whether these were given by themselves.
 
     Raises:
         InspectionError: there is no batch, or none for the proof, or the model cannot be run again.
@@ -135,7 +138,7 @@ def search(
         for name, evidence in said.items():
             found[name] = found[name].merge(evidence) if name in found else evidence
     if merged is None or prover is None:
-        raise InspectionError(_why_too_few(batches, is_empty=is_empty))
+        raise InspectionError(_why_too_few(is_empty=is_empty, has_held_out=has_held_out))
     kept, reasons = prover.layers, prover.refused
     layers = {name: _priced(kept[name], costs) for name in found if name in kept}
     going = _gone([layer for layer in layers.values() if not layer.read_by], costs)
@@ -154,10 +157,10 @@ def search(
     return record, replace(merged, removable=record)
 
 
-def _why_too_few(batches: Batches, *, is_empty: bool) -> str:
+def _why_too_few(*, is_empty: bool, has_held_out: bool) -> str:
     if is_empty:
         return "there was no batch to run: batches is empty or without samples, or max_batches=0"
-    if batches.held_out is None:
+    if not has_held_out:
         return (
             "there is one batch only, and units are proven on batches that were not used to find "
             "them: give two at least, or others as held_out="
