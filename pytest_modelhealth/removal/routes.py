@@ -55,7 +55,7 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 """Norms of each unit by itself."""
 
 _FLATTENED = frozenset(
-    {"flatten", "mean", "reshape", "reshape_alias", "squeeze", "unsafe_view", "unsqueeze", "view"}
+    {"flatten", "reshape", "reshape_alias", "squeeze", "unsafe_view", "unsqueeze", "view"}
 )
 _UNCHANGED = frozenset({"alias", "clone", "contiguous", "detach"})
 
@@ -130,6 +130,10 @@ def routes(observation: Observation, modules: Mapping[str, nn.Module]) -> dict[s
     return {name: route for name, route in found.items() if route is not None}
 
 
+_END = -1
+"""A vertex behind all outputs of the model."""
+
+
 class _Ways:
     """The graph of a run, and what lies behind each vertex."""
 
@@ -144,9 +148,10 @@ class _Ways:
             for number, vertex in enumerate(graph.vertices)
             for operand in vertex.operands
         )
-        weights = [n for n in self._takers if self._has_weight(n)]
-        edges = [edge for edge in self._takers.edges if edge[1] not in set(weights)]
-        self._without_weights = self._takers.edge_subgraph(edges)
+        weights = {number for number in self._takers if self._has_weight(number)}
+        ways: nx.DiGraph[int] = nx.DiGraph((output, _END) for output in graph.outputs)
+        ways.add_edges_from(edge for edge in self._takers.edges if edge[1] not in weights)
+        self._before_output = nx.ancestors(ways, _END) if graph.outputs else set()
         counts: Counter[str] = Counter()
         self._places: list[Place] = []
         for call in graph.calls:
@@ -169,7 +174,7 @@ class _Ways:
                 return None
             place, vertex = self._looked_at(name, number, call.outputs[0], norms)
             places.append(place)
-            is_output = is_output or self._is_output(vertex)
+            is_output = is_output or vertex in self._before_output
             for reader in self._readers(name, vertex):
                 readers.add(reader) if isinstance(reader, tuple) else others.append(reader)
         made = [(name, "weight", _rows(module)), (name, "bias", 0)]
@@ -233,6 +238,10 @@ class _Ways:
             return found.function.startswith(_POOLINGS)
         return isinstance(self._modules.get(found.name), _ALIKE)
 
+    def _is_alike_activation(self, vertex: int) -> bool:
+        activation = self._activation(vertex)
+        return activation is not None and activation not in _NOT_ALIKE
+
     def _is_norm_of(self, layer: str, name: str) -> bool:
         module = self._modules.get(name)
         if not isinstance(module, _NORMS) or module.num_features != _units(self._modules[layer]):
@@ -255,28 +264,33 @@ class _Ways:
         met = set[int]()
         while todo:
             vertex, is_flat, means = todo.pop()
-            for taker in set(self._takers[vertex]) - met:
+            for taker in self._takers[vertex]:
+                if taker in met:
+                    continue
                 met.add(taker)
                 found = self._graph.vertices[taker]
                 is_call = found.kind is Kind.CALL
                 module = self._modules.get(found.name) if is_call else None
-                activation = self._activation(taker)
-                if isinstance(module, nn.Flatten) or (not is_call and found.function in _FLATTENED):
-                    if not is_call and found.function == "mean":
-                        means = self._beside(layer, vertex)
+                if makes_units(module):
+                    yield self._columns(layer, found.name, is_flat=is_flat, means=means)
+                elif not is_call and found.function == "mean":
+                    todo.append((taker, True, self._beside(layer, vertex)))
+                elif isinstance(module, nn.Flatten) or self._is(_FLATTENED, taker):
                     todo.append((taker, True, means))
                 elif (
                     self._is_alike(taker)
-                    or (not is_call and found.function in _UNCHANGED)
-                    or (activation is not None and activation not in _NOT_ALIKE)
+                    or self._is_alike_activation(taker)
+                    or self._is(_UNCHANGED, taker)
                 ):
                     todo.append((taker, is_flat, means))
-                elif makes_units(module):
-                    yield self._columns(layer, found.name, is_flat=is_flat, means=means)
                 elif is_call:
                     yield found.name
                 elif found.call >= 0:  # else the run itself made it, of what the model returned
                     yield f"`{found.function}`"
+
+    def _is(self, operations: frozenset[str], vertex: int) -> bool:
+        found = self._graph.vertices[vertex]
+        return found.kind is not Kind.CALL and found.function in operations
 
     def _beside(self, layer: str, vertex: int) -> tuple[int, ...]:
         """Return the sizes of what a layer gave but for samples and units; none if not known."""
@@ -305,13 +319,6 @@ class _Ways:
         if is_flat and is_image and width % units == 0:
             return name, width // units
         return f"{name}, in another layout"
-
-    def _is_output(self, start: int) -> bool:
-        """Whether an output of the model is made of a vertex with no weight in between."""
-        behind = {start}
-        if start in self._without_weights:
-            behind |= nx.descendants(self._without_weights, start)
-        return not behind.isdisjoint(self._graph.outputs)
 
     def _has_weight(self, vertex: int) -> bool:
         """Whether a vertex is a sum over units: a product with a matrix."""
