@@ -251,46 +251,64 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, .
 
     Numbers are compared bit for bit: the verdict, violations, the loss, then layers.
     """
-    before, after = _facts(then), _facts(now)
-    return tuple(
-        printable(
-            f"{what} {before[what][1]}"
-            if what not in after
-            else f"{what} {after[what][2]}"
-            if what not in before
-            else f"{what} was {before[what][0]}, is {after[what][0]}"
-        )
-        for what in dict.fromkeys((*before, *after))
-        if what not in before or what not in after or before[what][0] != after[what][0]
-    )
+    before, after = _layers(then), _layers(now)
+    phrases = [
+        *_compared({"verdict": then.get("verdict")}, {"verdict": now.get("verdict")}),
+        *_compared(_violations(then), _violations(now), "no longer fails", "fails now"),
+        *_compared({"loss": then.get("loss")}, {"loss": now.get("loss")}),
+    ]
+    for name in dict.fromkeys((*before, *after)):
+        if name in before and name in after:
+            phrases += _compared(before[name], after[name])
+        else:
+            phrases.append(f"{name} is {'gone' if name in before else 'new'}")
+    return tuple(map(printable, phrases))
 
 
-_Fact = tuple[Any, str, str]
-"""A value, and what is said where it is gone and where it is new."""
+def _compared(
+    then: Mapping[str, Any], now: Mapping[str, Any], gone: str = "is gone", new: str = "is new"
+) -> Iterator[str]:
+    for what in dict.fromkeys((*then, *now)):
+        if what not in then or what not in now:
+            yield f"{what} {gone if what in then else new}"
+        elif then[what] != now[what]:
+            yield _moved(what, then[what], now[what])
 
 
-def _facts(report: Mapping[str, Any]) -> dict[str, _Fact]:
-    """Return what a report says, by the words for it, in the order in which it is told."""
-    facts: dict[str, _Fact] = {"verdict": (report.get("verdict"), "is gone", "is new")}
+def _moved(what: str, then: Any, now: Any) -> str:
+    """Return what moved; of the statistics of a tensor the first."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        name = next(name for name in {**then, **now} if then.get(name) != now.get(name))
+        return _moved(f"{what} {name}", then.get(name), now.get(name))
+    if isinstance(then, dict) or isinstance(now, dict):
+        then, now = ("seen" if one else "not seen" for one in (then, now))
+    return f"{what} was {then}, is {now}"
+
+
+def _violations(report: Mapping[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
     for one in report.get("violations", ()):
-        place = [one["role"], one["tensor"]] if one.get("tensor") else []
-        what = " ".join([one.get("layer") or "the model", *place, f"({one.get('check')})"])
-        facts[what] = one.get("value"), "no longer fails", "fails now"
-    facts["loss"] = report.get("loss"), "is gone", "is new"
-    for layer in report.get("layers", ()):
-        name = layer.get("name") or "the model"
-        facts[name] = "", "is gone", "is new"
-        for key in ("status", "calls", *ROLES):
-            _add_facts(facts, f"{name}: {key}", layer.get(key))
+        what = f"{one.get('layer') or 'the model'} ({one.get('check')})"
+        if what in facts:
+            what += f" of {one.get('role')} {one.get('tensor') or ''}".rstrip()
+        facts[what] = one.get("value")
     return facts
 
 
-def _add_facts(facts: dict[str, _Fact], what: str, value: Any) -> None:
-    if isinstance(value, dict):
-        for name, one in value.items():
-            _add_facts(facts, f"{what} {name}", one)
-    else:
-        facts[what] = value, "is not seen", "is seen"
+def _layers(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is told of each layer, and of each tensor of it the statistics."""
+    layers: dict[str, dict[str, Any]] = {}
+    for layer in report.get("layers", ()):
+        name = layer.get("name") or "the model"
+        facts = {f"{name}: {key}": layer.get(key) for key in ("status", "calls")}
+        for role in ROLES:
+            found = layer.get(role)
+            if isinstance(found, dict) and "shape" not in found:  # by the tensors' own names
+                facts |= {f"{name} ({role}) {own}": one for own, one in found.items()}
+            else:
+                facts[f"{name} ({role})"] = found
+        layers[name] = facts
+    return layers
 
 
 class SubstitutingInspector(Inspector):

@@ -146,18 +146,14 @@ def load(model: nn.Module, kept: Mapping[str, Any], *, values: bool) -> None:
         named.module.training = kept["training"].get(named.name, named.module.training)
     for registry in _REGISTRIES:
         for full, owner, name, tensor in list(_held(model, registry)):
-            form, requires_grad, value = kept[registry].get(full, ("", False, None))
-            if registry == _PARAMETERS and not is_lazy(tensor):
-                assert tensor is not None
-                tensor.requires_grad_(requires_grad)
-            if not values or (value is None and form != _EMPTY) or isinstance(value, Missing):
+            if full not in kept[registry] or (tensor is not None and is_lazy(tensor)):
                 continue
-            if (
-                isinstance(tensor, Tensor)
-                and isinstance(value, Tensor)
-                and not is_lazy(tensor)
-                and tensor.shape == value.shape
-            ):
+            form, requires_grad, value = kept[registry][full]
+            if tensor is not None and registry == _PARAMETERS:
+                tensor.requires_grad_(requires_grad)
+            if not values or not (isinstance(value, Tensor) or form == _EMPTY):
+                continue
+            if tensor is not None and value is not None and tensor.shape == value.shape:
                 _put(tensor, value)
             elif registry == _BUFFERS:  # one that grows, as caches do
                 owner[name] = value

@@ -124,7 +124,7 @@ class Prover:
         """Take units off the candidates, and keep why."""
         layer, count = self.layers[part.layer], len(part.units)
         left = tuple(unit for unit in getattr(layer, part.kind) if unit not in part.units)
-        self._keep(replace(layer, **{part.kind: left}))
+        self._keep(_with(layer, {part.kind: left}))
         was = f"{count:,} unit was" if count == 1 else f"{count:,} units were"
         over = f"over {layer.samples:,} samples"
         self._refuse(part.layer, f"{was} {_WAS[part.kind]} {over}{but}")
@@ -223,11 +223,10 @@ class Prover:
 
     def _moved(self, inputs: Any, base: list[Tensor], parts: Sequence[_Part]) -> float:
         """Return how far outputs move with these parts gone; duplicates: of the outputs' size."""
-        bare = dict.fromkeys((*_EXACT, "duplicates"), ())
         layers: dict[str, RemovableLayer] = {}
         for name, kind, units in parts:
-            layer = layers.get(name) or replace(self.layers[name], **bare)
-            layers[name] = replace(layer, **{kind: (*getattr(layer, kind), *units)})
+            layer = layers.get(name) or _with(self.layers[name], _NONE)
+            layers[name] = _with(layer, {kind: (*getattr(layer, kind), *units)})
         is_merged = any(layer.duplicates for layer in layers.values())
         return largest_difference(base, self._outputs(inputs, layers), relative=is_merged)
 
@@ -238,6 +237,15 @@ class Prover:
             mask(layers, self._modules)
             output = self._beside.model(*batch.args, **batch.kwargs)
             return [tensor.detach().clone() for tensor in find_tensors(output)]
+
+
+_NONE: Mapping[str, tuple[Any, ...]] = {"inactive": (), "unread": (), "duplicates": ()}
+
+
+def _with(layer: RemovableLayer, units: Mapping[str, tuple[Any, ...]]) -> RemovableLayer:
+    """Return a layer with other units of some kinds."""
+    changes: dict[str, Any] = dict(units)
+    return replace(layer, **changes)
 
 
 def mask(layers: Layers, modules: Mapping[str, nn.Module]) -> None:
