@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth import __version__
-from pytest_modelhealth.bundles.packing import Missing, Packer, qualified_name
+from pytest_modelhealth.bundles.packing import Packer, qualified_name
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.state import is_generator
 from pytest_modelhealth.errors import InspectionError, suggest
@@ -151,19 +151,20 @@ def load(model: nn.Module, kept: Mapping[str, Any], *, values: bool) -> None:
             form, requires_grad, value = kept[registry][full]
             if tensor is not None and registry == _PARAMETERS:
                 tensor.requires_grad_(requires_grad)
-            if not values or not (isinstance(value, Tensor) or form == _EMPTY):
-                continue
-            if tensor is not None and value is not None and tensor.shape == value.shape:
-                _put(tensor, value)
-            elif registry == _BUFFERS:  # one that grows, as caches do
-                owner[name] = value
+            if values and (isinstance(value, Tensor) or form == _EMPTY):
+                _put(owner, name, value, may_grow=registry == _BUFFERS)
     for name, generator in _generators(model) if values else ():
         if name in kept["generators"]:
             _state_of(generator)[1](kept["generators"][name])
 
 
-def _put(tensor: Tensor, value: Tensor) -> None:
+def _put(owner: Any, name: str, value: Tensor | None, *, may_grow: bool) -> None:
     """Put values into a tensor in place; where they lie in another order, into its ``data``."""
+    tensor = owner[name]
+    if tensor is None or value is None or tensor.shape != value.shape:
+        if may_grow:  # a buffer, as caches are
+            owner[name] = value
+        return
     value = value.detach().to(tensor.device)
     if value.stride() == tensor.stride():
         tensor.data.copy_(value)  # which leaves the version of the tensor as it is

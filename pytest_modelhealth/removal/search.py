@@ -184,8 +184,8 @@ def _multiply_adds(engine: Engine, request: Request, beside: Beside, inputs: Any
         seen = measured_forward(engine, replace(request, inputs=batch))
     if seen.costs is None or seen.costs.why_not or not seen.samples:
         return None
-    layers = {name: costs.multiply_adds for name, costs in seen.costs.layers.items()}
-    counts: dict[str | None, int] = {_WHOLE: seen.costs.multiply_adds, **layers}
+    counts: dict[str | None, int] = {_WHOLE: seen.costs.multiply_adds}
+    counts |= {name: costs.multiply_adds for name, costs in seen.costs.layers.items()}
     return {name: count // seen.samples for name, count in counts.items()}
 
 
