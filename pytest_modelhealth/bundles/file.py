@@ -9,48 +9,60 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from pytest_modelhealth.bundles.content import (
-    CONTENT,
-    FAILURE,
-    FORMAT,
-    FORMAT_VERSION,
-    REPORT,
-    Batch,
-    Content,
-    Test,
+from pytest_modelhealth.bundles.packing import (
+    Missing,
+    Packer,
+    allowed,
+    described,
+    qualified_name,
+    unpack,
 )
-from pytest_modelhealth.bundles.packing import Packer, allowed, described, qualified_name, unpack
 from pytest_modelhealth.bundles.recording import Ran, kept_rules, size
-from pytest_modelhealth.bundles.state import held_tensors, take
-from pytest_modelhealth.bundles.surroundings import versions
+from pytest_modelhealth.bundles.state import held_tensors, take, versions
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.checks import all_checks
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.training import every_check
 
-MEGABYTE = 1_000_000
+FORMAT = "pytest-modelhealth inspection"
+FORMAT_VERSION = 3
+"""Raised when a key changes its name or its meaning; a reader refuses others."""
+
+CONTENT = "inspection.pt"
+REPORT = "report.json"
+FAILURE = "failure.txt"
+FILES = (REPORT, FAILURE, CONTENT)
+"""The files of a bundle; the one without which it is none is written last."""
+
 PARTS = ("weights", "inputs")
 """What can be left out of a bundle."""
+
+_MEGABYTE = 1_000_000
+_KEYS = frozenset(
+    {"created", "versions", "test", "model", "of", "batches", "loss", "backward", "scaler"}
+    | {"options", "compiled", "watch", "settings", "waivers", "own_checks", "surroundings"}
+    | {"missing"}
+)
 
 
 class Saved(NamedTuple):
     """What a bundle on disk has.
 
     Args:
-        content: all but its report.
+        missing: what is not there, and why.
         bytes: how large it is.
         left_out: parts that were left out, each with the reason.
     """
 
-    content: Content
+    missing: list[Missing]
     bytes: int
     left_out: dict[str, str]
 
@@ -59,7 +71,7 @@ def save(
     folder: Path,
     ran: Ran,
     report: HealthReport,
-    test: Test | None,
+    test: dict[str, Any] | None,
     without: Iterable[str] = (),
 ) -> Saved:
     """Write a bundle into a folder that is made for it.
@@ -68,7 +80,8 @@ def save(
         folder: the new folder.
         ran: what the report was made of; ``ran.limit`` is the most bytes of tensors to write.
         report: the report, under the settings that failed it.
-        test: the test that made it.
+        test: the test that made it: its ``id``, the ``number`` of this inspection among its own,
+            counted from 1, and the ``place`` of the call, ``path:line``.
         without: parts to leave out.
 
     Raises:
@@ -76,19 +89,22 @@ def save(
     """
     left_out = _left_out(ran, without)
     content = _content(ran, report, test, left_out)
-    # a dictionary, so that the version can be read before what it is the version of
-    plain = {"format": FORMAT, "format_version": FORMAT_VERSION} | vars(content)
     try:
         folder.mkdir(parents=True)
         report.to_json(folder / REPORT)
         (folder / FAILURE).write_text(report.render("failure") + "\n", encoding="utf-8")
         with (folder / CONTENT).open("wb") as file:  # a full disk is an OSError of Python's then
-            torch.save(plain, file)
+            torch.save(content, file)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     written = sum(path.stat().st_size for path in folder.iterdir())
-    return Saved(content, written, left_out)
+    return Saved(missing_values(content), written, left_out)
+
+
+def missing_values(content: Mapping[str, Any]) -> list[Missing]:
+    """Return what is not there and, unlike loss and backward, no argument gives again."""
+    return [m for m in content["missing"] if not m.path.startswith(("loss", "backward"))]
 
 
 def _left_out(ran: Ran, without: Iterable[str]) -> dict[str, str]:
@@ -101,55 +117,59 @@ def _left_out(ran: Ran, without: Iterable[str]) -> dict[str, str]:
         total = sum(sizes.values())
         if part in sizes and total > ran.limit:
             left_out[part] = (
-                f"{sizes.pop(part) / MEGABYTE:,.1f} MB, with which the bundle is over its limit of "
-                f"{ran.limit / MEGABYTE:,.0f} MB (--modelhealth-replay-limit)"
+                f"{sizes.pop(part) / _MEGABYTE:,.1f} MB, with which the bundle is over its limit "
+                f"of {ran.limit / _MEGABYTE:,.0f} MB (--modelhealth-replay-limit)"
             )
     return left_out
 
 
 def _content(
-    ran: Ran, report: HealthReport, test: Test | None, left_out: dict[str, str]
-) -> Content:
+    ran: Ran, report: HealthReport, test: dict[str, Any] | None, left_out: dict[str, str]
+) -> dict[str, Any]:
+    """Return all of a bundle but its report; what is the user's own code is named, as a string."""
     request, settings, packer = ran.requests[0], report._settings, Packer()
-    batches = tuple(_batch(ran, i, packer, left_out) for i in range(len(ran.requests)))
+    batches = [_batch(ran, index, packer, left_out) for index in range(len(ran.requests))]
     model = take(ran.model, packer, left_out.get("weights", ""))
     for tensor in ran.written():
         packer.lack(tensor, "values", "the run wrote to it: what is kept is what it left")
     known = {type(check) for check in (*all_checks(), *every_check())}
     scaler, backward = request.scaler, request.backward
-    return Content(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=versions(),
-        test=test,
-        model=model,
-        of=ran.of,
-        batches=batches,
-        loss=packer.loss(request.loss),
-        backward=described(backward) if callable(backward) else backward,
-        scaler=scaler
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "test": test,
+        "model": model,
+        "of": ran.of,
+        "batches": batches,
+        "loss": packer.loss(request.loss),
+        "backward": described(backward) if callable(backward) else backward,
+        "scaler": scaler
         and packer.pack((getattr(scaler, "_device", "cuda"), scaler.state_dict()), "scaler"),
-        options=packer.pack(ran.options, "options"),
-        compiled=ran.compiled,
-        watch=kept_rules(request.selection),
-        settings={name: limit for name, limit in settings.items() if limit.origin != "default"},
-        waivers=settings.waivers,
-        own_checks=tuple(
+        "options": packer.pack(ran.options, "options"),
+        "compiled": ran.compiled,
+        "watch": kept_rules(request.selection),
+        "settings": {name: limit for name, limit in settings.items() if limit.origin != "default"},
+        "waivers": settings.waivers,
+        "own_checks": [
             qualified_name(type(check)) for check in settings.checks if type(check) not in known
-        ),
-        surroundings=ran.surroundings,
-        missing=tuple(packer.missing),
-    )
+        ],
+        "surroundings": ran.surroundings,
+        "missing": packer.missing,
+    }
 
 
-def _batch(ran: Ran, index: int, packer: Packer, left_out: dict[str, str]) -> Batch:
+def _batch(ran: Ran, index: int, packer: Packer, left_out: dict[str, str]) -> dict[str, Any]:
+    """Return a batch and the state of all random generators before it ran."""
     request, before = ran.requests[index], "" if ran.of == "batch" else f"batches[{index}]."
-    inputs, target = (
-        packer.lack(value, before + name, left_out["inputs"])
+    batch = {
+        name: packer.lack(value, before + name, left_out["inputs"])
         if "inputs" in left_out and value is not None
         else packer.pack(value, before + name)
         for name, value in (("inputs", request.inputs), ("target", request.target))
-    )
-    return Batch(inputs, target, packer.pack(ran.states[index], f"{before}random"))
+    }
+    return batch | {"random": packer.pack(ran.states[index], f"{before}random")}
 
 
 @dataclass(frozen=True)
@@ -158,13 +178,17 @@ class Bundle:
 
     Args:
         path: its folder.
-        content: all but the report.
+        content: all but the report, as `save` wrote it.
         report: what the report said, as `HealthReport.to_dict`.
     """
 
     path: Path
-    content: Content
+    content: Mapping[str, Any]
     report: Mapping[str, Any]
+
+    def lacks(self, part: str) -> Missing | None:
+        """Return the first thing under this path that is not there, if one is."""
+        return next((m for m in self.content["missing"] if m.path.startswith(part)), None)
 
 
 def read(path: str | os.PathLike[str]) -> Bundle:
@@ -183,17 +207,6 @@ def read(path: str | os.PathLike[str]) -> Bundle:
         )
     folder = Path(path)
     folder = folder.parent if folder.name == CONTENT else folder
-    _require_whole(folder)
-    report = _report(folder / REPORT)
-    return Bundle(folder, _read_content(folder / CONTENT), report)
-
-
-def _require_whole(folder: Path) -> None:
-    """Do nothing if the folder has the files of a bundle, and they are its own.
-
-    Raises:
-        InspectionError: it has not.
-    """
     try:
         there = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
@@ -206,14 +219,42 @@ def _require_whole(folder: Path) -> None:
                 f"{folder} is no whole bundle: {name} is missing (found: "
                 f"{', '.join(there[:5]) or 'nothing'}); copy the folder with all that is in it"
             )
+    report = _report(folder / REPORT)
+    return Bundle(folder, _read_content(folder / CONTENT), report)
 
 
-def _read_content(path: Path) -> Content:
+def _read_content(path: Path) -> dict[str, Any]:
+    content = _loaded(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InspectionError(f"{path} is no bundle: its format is not {FORMAT!r}")
+    if (version := content.get("format_version")) != FORMAT_VERSION:
+        raise InspectionError(
+            f"{path.parent} is a bundle of format {version}, and this pytest-modelhealth reads "
+            f"format {FORMAT_VERSION}: read it with the version that wrote it"
+        )
+    if lacking := _KEYS - {*content}:
+        raise _damaged(path, f"{', '.join(sorted(lacking))} is missing")
+    try:
+        content["batches"] = [
+            batch | {name: unpack(batch[name]) for name in ("inputs", "target")}
+            for batch in content["batches"]
+        ]
+    except (TypeError, LookupError) as error:
+        raise _damaged(path, f"its batches: {error}") from None
+    return content
+
+
+_DAMAGES = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError,
+            struct.error, zipfile.BadZipFile)  # fmt: skip
+"""What torch.load raises for a file that was cut or edited."""
+
+
+def _loaded(path: Path) -> Any:
     if not zipfile.is_zipfile(path):  # which torch would read as a pickle alone
         raise _damaged(path, "it is no archive that torch.save made")
     try:
         with torch.serialization.safe_globals(allowed()):
-            plain = torch.load(path, map_location=_place, weights_only=True)
+            return torch.load(path, map_location=_place, weights_only=True)
     except pickle.UnpicklingError as error:
         # torch's own advice, to load it all the same, is none for a file that somebody sent
         reason = str(error).partition("WeightsUnpickler error: ")[2].partition(" by default. ")[0]
@@ -223,29 +264,6 @@ def _read_content(path: Path) -> Content:
         ) from None
     except _DAMAGES as error:
         raise _damaged(path, str(error).partition("\n")[0]) from None
-    if not isinstance(plain, dict) or plain.pop("format", None) != FORMAT:
-        raise InspectionError(f"{path} is no bundle: its format is not {FORMAT!r}")
-    version = plain.pop("format_version", None)
-    if version != FORMAT_VERSION:
-        raise InspectionError(
-            f"{path.parent} is a bundle of format {version}, and this pytest-modelhealth reads "
-            f"format {FORMAT_VERSION}: read it with the version that wrote it"
-        )
-    if lacking := {field.name for field in fields(Content)} - {*plain}:
-        raise _damaged(path, f"{', '.join(sorted(lacking))} is missing")
-    try:
-        batches = [
-            replace(batch, inputs=unpack(batch.inputs), target=unpack(batch.target))
-            for batch in plain["batches"]
-        ]
-    except (TypeError, AttributeError) as error:
-        raise _damaged(path, f"its batches: {error}") from None
-    return Content(**plain | {"batches": tuple(batches)})
-
-
-_DAMAGES = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError,
-            struct.error, zipfile.BadZipFile)  # fmt: skip
-"""What torch.load raises for a file that was cut or edited."""
 
 
 def _place(storage: Any, location: str) -> Any:

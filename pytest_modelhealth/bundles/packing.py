@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -16,8 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from pytest_modelhealth.bundles import content
-from pytest_modelhealth.bundles.content import Function, Missing
 from pytest_modelhealth.capture import Inputs
 from pytest_modelhealth.settings import LayerLimit, Limit, SeverityRule
 from pytest_modelhealth.settings.waiver import Waiver
@@ -26,6 +24,24 @@ _DEEPEST = 50
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
 _ARRAYS = "biufcSUmM"
 """The kinds of NumPy's dtypes that hold no objects."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that is not in a bundle; it stands in the place of what it is.
+
+    Args:
+        path: where it stood: ``"inputs[0]"``, ``"model.encoder"``.
+        type: its type.
+        reason: why it is not there, a phrase.
+    """
+
+    path: str
+    type: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.type}): {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -50,10 +66,9 @@ class Packer:
 
     def pack(self, value: Any, path: str) -> Any:
         """Return a value as data, a `Missing` for what is none; `path` says where it stands."""
-        kind = type(value)
-        if kind in _PLAIN:
+        if type(value) in _PLAIN:
             return value
-        packed = next((pack for base, pack in _KINDS if issubclass(kind, base)), None)
+        packed = next((pack for kind, pack in _KINDS if issubclass(type(value), kind)), None)
         if packed is None:
             return self.lack(
                 value,
@@ -95,16 +110,16 @@ class Packer:
             return array
         return self.lack(array, path, f"an array of {array.dtype}")
 
-    def items(self, values: Any, path: str) -> list[Any]:
+    def items(self, values: Iterable[Any], path: str) -> list[Any]:
         """Return each of several values as data."""
         return [self.pack(value, f"{path}[{index}]") for index, value in enumerate(values)]
 
     def tuple(self, values: Any, path: str) -> Any:
         """Return a tuple; a named one keeps its fields."""
         items = tuple(self.items(tuple.__iter__(values), path))
-        fields = getattr(type(values), "_fields", None)
         if isinstance(values, PackedSequence):
             return PackedSequence(*items)
+        fields = getattr(type(values), "_fields", None)
         return items if fields is None else Named(tuple(fields), items)
 
     def mapping(self, values: Any, path: str) -> dict[Any, Any]:
@@ -114,18 +129,20 @@ class Packer:
             for key, value in values.items()
         }
 
+    def inputs(self, values: Inputs, path: str) -> Inputs:
+        """Return the arguments of a call."""
+        return Inputs(*self.items(values.args, path), **self.mapping(values.kwargs, path))
+
     def loss(self, loss: Any, path: str = "loss") -> Any:
-        """Return a loss of torch's as it is; a function of the user's as its name."""
+        """Return a loss of torch's as it is; a function of the user's as its name, a string."""
         if loss is None or _is_of_torch(loss):
             return loss
         if isinstance(loss, Mapping):
             return {str(n): self.loss(task, f"{path}[{n!r}]") for n, task in loss.items()}
         if type(loss) is partial:
             function = self.loss(loss.func, path)
-            arguments = self.pack((loss.args, loss.keywords), f"{path} arguments")
-            if not isinstance(function, Function):
-                return partial(function, *arguments[0], **arguments[1])
-            return function
+            args, keywords = self.pack((loss.args, loss.keywords), f"{path} arguments")
+            return function if isinstance(function, str) else partial(function, *args, **keywords)
         function = described(loss)
         self.lack(loss, path, f"a function is no data: {function}")
         return function
@@ -134,21 +151,11 @@ class Packer:
 _KINDS: tuple[tuple[Any, Callable[[Packer, Any, str], Any]], ...] = (
     (Tensor, Packer.tensor),
     (np.ndarray | np.generic, Packer.array),
-    (
-        Inputs,
-        lambda packer, value, path: Inputs(
-            *packer.items(value.args, path), **packer.mapping(value.kwargs, path)
-        ),
-    ),
+    (Inputs, Packer.inputs),
     (tuple, Packer.tuple),
     (list, Packer.items),
     (Mapping, Packer.mapping),
-    (
-        slice,
-        lambda packer, value, path: slice(
-            *packer.items((value.start, value.stop, value.step), path)
-        ),
-    ),
+    (slice, lambda packer, one, path: slice(*packer.items((one.start, one.stop, one.step), path))),
     # subclasses of these, as enumerations may be, are kept as what they are underneath
     (int, lambda _, value, __: int(value)),
     (str, lambda _, value, __: str.__str__(value)),
@@ -183,8 +190,7 @@ def allowed() -> list[Any]:
     rebuilders = [value.__reduce__()[0] for value in plain]  # whose module NumPy 2 renamed
     dtypes = {type(np.dtype(code)) for code in (*np.typecodes["All"], "S1", "U1", "m8", "M8")}
     return [
-        *(kind for kind in vars(content).values() if isinstance(kind, type)),
-        *(Named, Inputs, PackedSequence, Limit, LayerLimit, SeverityRule, Waiver),
+        *(Missing, Named, Inputs, PackedSequence, Limit, LayerLimit, SeverityRule, Waiver),
         *(slice, bytes, partial, np.ndarray, np.dtype, *dtypes, *rebuilders),
         *_FUNCTIONS,
         *_LOSSES,
@@ -210,9 +216,8 @@ def qualified_name(named: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def described(function: Any) -> Function:
+def described(function: Any) -> str:
     """Return the name of a function, or of an object's class, and where it is defined."""
-    named = function if hasattr(function, "__qualname__") else type(function)
+    name = qualified_name(function if hasattr(function, "__qualname__") else type(function))
     code = getattr(inspect.unwrap(function), "__code__", None)
-    place = "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
-    return Function(qualified_name(named), place)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.bundles.content import WatchRule
 from pytest_modelhealth.bundles.packing import qualified_name
-from pytest_modelhealth.bundles.state import held_tensors
-from pytest_modelhealth.bundles.surroundings import surroundings
+from pytest_modelhealth.bundles.state import held_tensors, surroundings
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
@@ -100,18 +98,17 @@ def size(tensor: Tensor) -> int:
         return 0
 
 
-def kept_rules(selection: Selection) -> tuple[WatchRule, ...]:
-    """Return what was watched, classes by their names."""
-    made = []
-    for rule in selection.rules:
-        written: tuple[str, int | None] = (
-            (rule.pattern.pattern, rule.pattern.flags)
-            if isinstance(rule.pattern, re.Pattern)
-            else (rule.pattern, None)
-        )
-        types = None if rule.types is None else tuple(map(qualified_name, rule.types))
-        made.append(WatchRule(*written, tuple(sorted(rule.roles)), types))
-    return tuple(made)
+def kept_rules(selection: Selection) -> list[dict[str, Any]]:
+    """Return what was watched: a pattern or the text and flags of one, and classes by name."""
+    return [
+        {
+            "pattern": getattr(rule.pattern, "pattern", rule.pattern),
+            "flags": getattr(rule.pattern, "flags", None),
+            "roles": sorted(rule.roles),
+            "types": None if rule.types is None else [*map(qualified_name, rule.types)],
+        }
+        for rule in selection.rules
+    ]
 
 
 Keep = Callable[[HealthReport, "Ran | None"], object]
@@ -134,27 +131,22 @@ class RecordingInspector(Inspector):
 
     def run_inspection(self, *args: Any, **options: Any) -> HealthReport:
         """As in `Inspector`."""
-        said = {name: options.get(name) for name in ("batch_dim", "time_dim", "causal", "padding")}
-        return self._recorded("batch", super().run_inspection, args, options, said)
+        names = ("batch_dim", "time_dim", "causal", "padding")
+        with self._recording("batch", {name: options.get(name) for name in names}):
+            return super().run_inspection(*args, **options)
 
     def run_batches(self, *args: Any, **options: Any) -> HealthReport:
         """As in `Inspector`."""
-        said = {"training": options.get("training")}
-        return self._recorded("batches", super().run_batches, args, options, said)
+        with self._recording("batches", {"training": options.get("training")}):
+            return super().run_batches(*args, **options)
 
-    def _recorded(
-        self,
-        of: str,
-        run: Callable[..., HealthReport],
-        args: tuple[Any, ...],
-        options: dict[str, Any],
-        said: dict[str, Any],
-    ) -> HealthReport:
+    @contextmanager
+    def _recording(self, of: str, options: dict[str, Any]) -> Iterator[None]:
         module = self._engine.module(self._model)
         compiled = "observe" if self._engine.compiled else "eager"
-        self._ran = Ran(of, module, compiled, self.count(), said, self.limit)
+        self._ran = Ran(of, module, compiled, self.count(), options, self.limit)
         try:
-            return run(*args, **options)
+            yield
         finally:
             self._ran = None
 

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         if arguments.loss is not None:
             raise InspectionError("--loss goes with --model; the test has its own")
-        from pytest_modelhealth.bundles.testing import run_test
+        from pytest_modelhealth.bundles.replaying import run_test
 
         return _HEALTHY if run_test(arguments.path) else _FAILS
     from pytest_modelhealth.bundles.replaying import replay

@@ -20,7 +20,6 @@ from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
 from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.bundles.content import Test
     from pytest_modelhealth.bundles.file import Saved
     from pytest_modelhealth.bundles.recording import Ran, RecordingInspector
     from pytest_modelhealth.report import HealthReport, Observation
@@ -49,7 +48,7 @@ class _Latest(NamedTuple):
 
     report: HealthReport
     ran: Ran
-    test: Test
+    test: dict[str, Any]
 
 
 @dataclass
@@ -139,13 +138,11 @@ class Keeper:
         except Exception as error:  # noqa: BLE001 - an odd model must not fail for being saved
             self._reasons[id(report.observation)] = self._lost(error)
 
-    def _test(self, ran: Ran) -> Test:
-        from pytest_modelhealth.bundles.content import Test
-
+    def _test(self, ran: Ran) -> dict[str, Any]:
         fixture = self._item.stash.get(INSPECTOR, None)
         made = fixture.made[-1] if fixture is not None else None
         place = "" if made is None else f"{made.path.name}:{made.line}"
-        return Test(self._item.nodeid, ran.number, place)
+        return {"id": self._item.nodeid, "number": ran.number, "place": place}
 
     def _stage(self, report: HealthReport) -> None:
         """Write a bundle of the latest inspection to a folder apart."""
@@ -198,7 +195,7 @@ class Keeper:
 
     def _move(self, folder: Path) -> Path:
         """Move a bundle's files to their place; an earlier bundle there is replaced."""
-        from pytest_modelhealth.bundles.content import CONTENT, FILES
+        from pytest_modelhealth.bundles.file import CONTENT, FILES
 
         self._placed += 1
         name = folder_name(self._item.nodeid) + rank_suffix()

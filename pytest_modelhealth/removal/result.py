@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules
-from pytest_modelhealth.removal.ways import held
+from pytest_modelhealth.removal.routes import held
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.report.removable import Proof, Removable, RemovableLayer
 
@@ -117,13 +117,13 @@ class RemovableUnits:
                     "give the model that the script was made of"
                 )
             parameter = held(modules[owner], own) if owner in modules else None
-            if parameter is None or parameter[1].shape != mask.shape:
-                form = "none" if parameter is None else f"one of shape {tuple(parameter[1].shape)}"
+            if parameter is None or parameter.shape != mask.shape:
+                form = "none" if parameter is None else f"one of shape {tuple(parameter.shape)}"
                 raise InspectionError(
                     f"the mask of {name!r} is of shape {tuple(mask.shape)}, and "
                     f"{type(model).__name__} has {form}: give the model that was looked at"
                 )
-            owned.append((modules[owner], own, mask.to(parameter[1].device)))
+            owned.append((modules[owner], own, mask.to(parameter.device)))
         for module, own, mask in owned:
             prune.custom_from_mask(module, own, mask)
 

@@ -126,7 +126,7 @@ def _cells(layer: RemovableLayer) -> tuple[str, ...]:
         "mask" if layer.read_by else percent(layer.fraction),
         whole(layer.parameters),
         scaled(layer.multiply_adds).strip(),
-        ranges(layer.removable),
+        _ranges(layer.removable),
     )
 
 
@@ -134,15 +134,20 @@ def _label(name: str) -> str:
     return printable(name) or "the model"
 
 
-def ranges(indices: Sequence[int]) -> str:
-    """Return sorted indices with neighbours joined: ``"0, 4-7, 9"``."""
-    runs: list[list[int]] = []
+def runs(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """Return runs of neighbours in sorted indices: the first and how many."""
+    found: list[tuple[int, int]] = []
     for index in indices:
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
+        if found and index == sum(found[-1]):
+            found[-1] = found[-1][0], found[-1][1] + 1
         else:
-            runs.append([index, index])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+            found.append((index, 1))
+    return found
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """Return sorted indices with neighbours joined: ``"0, 4-7, 9"``."""
+    return ", ".join(f"{a}" if n == 1 else f"{a}-{a + n - 1}" for a, n in runs(indices))
 
 
 def fragment(result: RemovableUnits) -> str:
@@ -160,26 +165,10 @@ def fragment(result: RemovableUnits) -> str:
 
 def to_dict(result: RemovableUnits) -> dict[str, Any]:
     """Return everything as dictionaries, lists, numbers, strings and ``None``."""
-    record = result.record
     layers = [
-        {
-            **asdict(layer),
-            "removable": layer.removable,
-            "fraction": layer.fraction,
-        }
-        for layer in record.layers.values()
+        asdict(layer) | {"removable": layer.removable, "fraction": layer.fraction}
+        for layer in result.layers.values()
     ]
-    data = {
-        "format_version": FORMAT_VERSION,
-        "model_type": result.report.observation.model_type,
-        "samples": record.samples,
-        "proof": asdict(record.proof),
-        "parameters": record.parameters,
-        "multiply_adds": record.multiply_adds,
-        "removable_parameters": record.removable_parameters,
-        "removable_multiply_adds": record.removable_multiply_adds,
-        "sizes": dict(record.sizes),
-        "layers": layers,
-        "refused": dict(record.refused),
-    }
-    return {key: plain(value) for key, value in data.items()}
+    model_type = result.report.observation.model_type
+    data = {"format_version": FORMAT_VERSION, "model_type": model_type, **asdict(result.record)}
+    return {key: plain(value) for key, value in (data | {"layers": layers}).items()}

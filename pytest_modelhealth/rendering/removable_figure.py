@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -23,7 +21,7 @@ from pytest_modelhealth.rendering.figure import (
     set_title,
 )
 from pytest_modelhealth.rendering.notation import abbreviate
-from pytest_modelhealth.rendering.removable import line
+from pytest_modelhealth.rendering.removable import line, runs
 from pytest_modelhealth.report.removable import RemovableLayer
 
 UNREAD = "#7b5ea7"
@@ -81,16 +79,5 @@ def _draw(axes: Axes, row: int, units: int, layer: RemovableLayer) -> None:
         "unread": layer.unread,
     }
     for kind, indices in kinds.items():
-        runs = [(first / units, max(length / units, _LEAST)) for first, length in _runs(indices)]
-        axes.broken_barh(runs, (row - 0.36, 0.72), facecolors=_COLOURS[kind], zorder=2)
-
-
-def _runs(indices: Iterable[int]) -> list[tuple[int, int]]:
-    """Return runs of neighbours: the first and how many."""
-    runs: list[tuple[int, int]] = []
-    for index in indices:
-        if runs and index == sum(runs[-1]):
-            runs[-1] = runs[-1][0], runs[-1][1] + 1
-        else:
-            runs.append((index, 1))
-    return runs
+        bars = [(first / units, max(length / units, _LEAST)) for first, length in runs(indices)]
+        axes.broken_barh(bars, (row - 0.36, 0.72), facecolors=_COLOURS[kind], zorder=2)

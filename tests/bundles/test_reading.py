@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import InspectionError, replay
-from pytest_modelhealth.bundles.content import CONTENT, FORMAT, FORMAT_VERSION
+from pytest_modelhealth.bundles.file import CONTENT, FORMAT, FORMAT_VERSION
 from pytest_modelhealth.bundles.packing import allowed
 
 from .conftest import Save
@@ -81,7 +81,7 @@ def test_links_are_refused(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format_version": FORMAT_VERSION + 1}, r"of format 3, and this .* reads format 2"),
+        ({"format_version": FORMAT_VERSION + 1}, r"of format 4, and this .* reads format 3"),
         ({"format": "another"}, f"its format is not {FORMAT!r}"),
         ({"batches": None}, "damaged"),
     ],

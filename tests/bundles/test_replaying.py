@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +56,13 @@ def plain(report: HealthReport) -> dict[str, Any]:
     return data
 
 
+def same(report: HealthReport) -> HealthReport:
+    """Return a report that is the one of then, bit for bit."""
+    assert report.observation.replayed is not None
+    assert report.observation.replayed.same, report.observation.replayed.differences
+    return report
+
+
 def bits(model: nn.Module) -> list[bytes]:
     """Return every tensor that a model holds, as bytes."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -84,9 +88,7 @@ def test_a_replay_is_the_same_bit_for_bit(saved: Save) -> None:
     np.random.rand(7)
     random.random()
     other = Everything()
-    again = replay(folder, other)
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same
+    again = same(replay(folder, other))
     assert again.observation.replayed.differences == ()
     assert plain(again) == plain(then)
     assert again.loss == expected
@@ -127,29 +129,6 @@ def test_a_replay_leaves_no_trace(saved: Save) -> None:
     assert seen() == before
 
 
-def test_a_fresh_process_elsewhere_gives_the_same(saved: Save, tmp_path: Path) -> None:
-    """Another process, started in another directory, of a bundle that was moved there."""
-    report, folder = saved(
-        Everything(), batch_of(), torch.randint(11, (64,)), loss=nn.CrossEntropyLoss()
-    )
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    moved = folder.rename(elsewhere / "moved")
-    script = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.bundles.test_replaying import Everything, plain
-import json, pytest_modelhealth
-again = pytest_modelhealth.replay({str(moved)!r}, Everything)
-print(json.dumps([again.observation.replayed.same, plain(again)]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=elsewhere, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [True, plain(report)]
-
-
 def test_a_transformer_of_a_library(saved: Save) -> None:
     """A tiny BERT in training mode, its own loss, keywords and masks."""
     from transformers import BertConfig, BertForSequenceClassification
@@ -162,9 +141,7 @@ def test_a_transformer_of_a_library(saved: Save) -> None:
     mask = (torch.arange(12) < torch.randint(3, 12, (16, 1))).long()
     batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(2, (16,))}
     then, folder = saved(BertForSequenceClassification(config), batch, probes="repeatability")
-    again = replay(folder, lambda: BertForSequenceClassification(config))
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same, again.observation.replayed.differences
+    again = same(replay(folder, lambda: BertForSequenceClassification(config)))
     assert plain(again)["layers"] == plain(then)["layers"]
 
 
@@ -183,9 +160,7 @@ def test_images_in_either_order_of_memory(saved: Save, memory_format: Any) -> No
         lambda module, args: seen.append((args[0].stride(), module.weight.stride()))
     )
     strides = model[0].weight.stride()
-    again = replay(folder, model)
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same, again.observation.replayed.differences
+    same(replay(folder, model))
     first = torch.empty(8, 3, 3, 3).to(memory_format=memory_format)
     assert (images.stride(), first.stride()) in seen
     assert model[0].weight.stride() == strides
@@ -196,9 +171,7 @@ def test_several_batches_each_under_its_own_random_numbers(saved: Save) -> None:
     batches = [(batch_of(16), torch.randint(11, (16,))) for _ in range(3)]
     drawn = (pair for pair in batches if torch.rand(5).sum() > -1)
     then, folder = saved(Everything(), drawn, batches=True, loss=F.cross_entropy)
-    again = replay(folder, Everything())
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same, again.observation.replayed.differences
+    again = same(replay(folder, Everything()))
     assert again.observation.batches == then.observation.batches == 3
     with pytest.raises(InspectionError, match=r"has 3 batches, and one is given"):
         replay(folder, Everything(), inputs=batch_of())
@@ -217,9 +190,7 @@ def test_what_was_switched_on_around_it(saved: Save, inside: Any) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     with inside():
         then, folder = saved(model, torch.randn(16, 8))
-    again = replay(folder, nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same, again.observation.replayed.differences
+    again = same(replay(folder, nn.Sequential(nn.Linear(8, 8), nn.Tanh())))
     assert again["0"].activations.dtype == then["0"].activations.dtype
     assert again.observation.backward == then.observation.backward
 
@@ -269,9 +240,7 @@ def small() -> nn.Module:
 def test_models_of_all_sorts(saved: Save, make: Any, again: Any) -> None:
     """Wrappers leave no trace in names, and a buffer may be filled or not."""
     _, folder = saved(make(), torch.randn(16, 4))
-    replayed = replay(folder, again()).observation.replayed
-    assert replayed is not None
-    assert replayed.same, replayed.differences
+    same(replay(folder, again()))
 
 
 def own_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -280,60 +249,46 @@ def own_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "loss",
+    "options",
     [
-        F.cross_entropy,
-        nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]), label_smoothing=0.1),
-        nn.NLLLoss(reduction="sum", ignore_index=1),
-        partial(F.cross_entropy, label_smoothing=0.2, weight=torch.tensor([1.0, 2.0, 0.5])),
-        {"a": F.cross_entropy, "b": nn.MultiMarginLoss(p=2)},
+        {"loss": F.cross_entropy},
+        {"loss": nn.CrossEntropyLoss(torch.tensor([0.2, 1.0, 3.0]), label_smoothing=0.1)},
+        {"loss": nn.NLLLoss(reduction="sum", ignore_index=1)},
+        {"loss": partial(F.cross_entropy, label_smoothing=0.2, weight=torch.tensor([1, 2.0, 0.5]))},
+        {"loss": {"a": F.cross_entropy, "b": nn.MultiMarginLoss(p=2)}},
+        {"loss": F.cross_entropy, "scaler": torch.amp.GradScaler("cpu", init_scale=2.0**11)},
     ],
-    ids=["function", "module", "plain module", "partial", "tasks"],
+    ids=["function", "module", "plain module", "partial", "tasks", "scaler"],
 )
-def test_losses_of_torch_are_data(saved: Save, loss: Any) -> None:
-    """They are in the bundle with their arguments."""
-    then, folder = saved(nn.Linear(4, 3), torch.randn(16, 4), torch.randint(3, (16,)), loss=loss)
-    again = replay(folder, nn.Linear(4, 3))
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same, again.observation.replayed.differences
-    assert again.loss == then.loss
-
-
-@pytest.mark.parametrize("loss", [own_loss, {"a": F.cross_entropy, "b": own_loss}])
-def test_a_loss_of_ones_own_is_asked_for(saved: Save, loss: Any) -> None:
-    """It is named with the line that defines it, and given it does."""
-    _, folder = saved(nn.Linear(4, 3), torch.randn(16, 4), torch.randint(3, (16,)), loss=loss)
-    line = own_loss.__code__.co_firstlineno
-    with pytest.raises(InspectionError, match=rf"own_loss \(.*:{line}\).*replay\(.*loss=") as told:
-        replay(folder, nn.Linear(4, 3))
-    assert "which no bundle" in str(told.value)
-    again = replay(folder, nn.Linear(4, 3), loss=loss)
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same
-
-
-def test_a_backward_of_ones_own_is_asked_for(saved: Save) -> None:
-    """As the loss is."""
-
-    def backward(loss: Tensor) -> None:
-        (2 * loss).backward()
-
-    _, folder = saved(nn.Linear(4, 3), torch.randn(16, 4), backward=backward)
-    with pytest.raises(InspectionError, match=r"backward\b.*backward="):
-        replay(folder, nn.Linear(4, 3))
-    again = replay(folder, nn.Linear(4, 3), backward=backward)
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same
-
-
-def test_a_gradient_scaler(saved: Save) -> None:
-    """Its scale is data."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**11)
-    then, folder = saved(nn.Linear(4, 3), torch.randn(16, 4), scaler=scaler)
-    again = replay(folder, nn.Linear(4, 3))
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same
+def test_losses_and_scalers_of_torch_are_data(saved: Save, options: dict[str, Any]) -> None:
+    """They are in the bundle with their arguments and state."""
+    then, folder = saved(nn.Linear(4, 3), torch.randn(16, 4), torch.randint(3, (16,)), **options)
+    again = same(replay(folder, nn.Linear(4, 3)))
     assert plain(again) == plain(then)
+
+
+def own_backward(loss: Tensor) -> None:
+    """A backward pass that no bundle holds."""
+    (2 * loss).backward()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"loss": own_loss},
+        {"loss": {"a": F.cross_entropy, "b": own_loss}},
+        {"loss": F.cross_entropy, "backward": own_backward},
+    ],
+    ids=["loss", "task", "backward"],
+)
+def test_a_function_of_ones_own_is_asked_for(saved: Save, given: dict[str, Any]) -> None:
+    """It is named with the line that defines it, and given it does."""
+    _, folder = saved(nn.Linear(4, 3), torch.randn(16, 4), torch.randint(3, (16,)), **given)
+    name, own = ("backward", own_backward) if "backward" in given else ("loss", own_loss)
+    told = rf"own_{name} \(.*:{own.__code__.co_firstlineno}\), which no bundle.*replay\(.*{name}="
+    with pytest.raises(InspectionError, match=told):
+        replay(folder, nn.Linear(4, 3))
+    same(replay(folder, nn.Linear(4, 3), **given))
 
 
 def test_settings_watch_and_waivers_are_those_of_then(saved: Save) -> None:
@@ -353,11 +308,9 @@ def test_settings_watch_and_waivers_are_those_of_then(saved: Save) -> None:
         },
         probes=("repeatability",),
     )
-    again = replay(folder, nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)))
+    again = same(replay(folder, nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))))
     assert dict(again._settings) == dict(then._settings)
     assert again._settings["max_dead_fraction"].origin == "argument of inspector"
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same, again.observation.replayed.differences
     assert again.verdict == then.verdict == "unhealthy"
     assert again["0"].activations is None
 
@@ -418,7 +371,7 @@ def test_a_part_may_be_left_out(saved: Save, part: str) -> None:
     model, batch, target = nn.Linear(4, 3), torch.randn(16, 4), torch.randint(3, (16,))
     _, folder = saved(model, batch, target, loss=F.cross_entropy, without=(part,))
     if part == "weights":
-        assert replay(folder, copy.deepcopy(model)).observation.replayed.same  # type: ignore[union-attr]
+        same(replay(folder, copy.deepcopy(model)))
         other = replay(folder, nn.Linear(4, 3)).observation.replayed
         assert other is not None
         assert not other.same
@@ -426,16 +379,14 @@ def test_a_part_may_be_left_out(saved: Save, part: str) -> None:
     else:
         with pytest.raises(InspectionError, match=r"inputs .*left out.*give inputs="):
             replay(folder, nn.Linear(4, 3))
-        again = replay(folder, nn.Linear(4, 3), inputs=batch, target=target)
-        assert again.observation.replayed is not None
-        assert again.observation.replayed.same
+        same(replay(folder, nn.Linear(4, 3), inputs=batch, target=target))
 
 
 def test_over_the_limit_weights_go_first(saved: Save) -> None:
     """Of 4,000 bytes of weights and 1,600 of inputs, 2,000 hold the inputs, 1,000 neither."""
     for limit, kept in ((6000, ("model", "inputs")), (2000, ("inputs",)), (1000, ())):
         _, folder = saved(nn.Linear(10, 100, bias=False), torch.randn(40, 10), limit=limit)
-        missing = {lacking.path: lacking.reason for lacking in read(folder).content.missing}
+        missing = {lacking.path: lacking.reason for lacking in read(folder).content["missing"]}
         assert set(missing) == {"model", "inputs"} - set(kept)
         assert all("over its limit" in reason for reason in missing.values())
         folder.rename(folder.with_name(f"bundle {limit}"))
@@ -482,6 +433,4 @@ def test_what_cannot_be_kept_is_asked_for(saved: Save) -> None:
     _, folder = saved(Scales(4, 3), batch)
     with pytest.raises(InspectionError, match=r"lacks inputs\['scale'\] \(.*Scale\): .*inputs="):
         replay(folder, Scales(4, 3))
-    again = replay(folder, Scales(4, 3), inputs=batch)
-    assert again.observation.replayed is not None
-    assert again.observation.replayed.same
+    same(replay(folder, Scales(4, 3), inputs=batch))

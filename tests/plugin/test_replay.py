@@ -8,7 +8,6 @@ import io
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,9 +51,7 @@ def bundles(pytester: pytest.Pytester) -> list[Path]:
 
 def number(folder: Path) -> int:
     """Return which inspection of its test a bundle is."""
-    test = read(folder).content.test
-    assert test is not None
-    return test.number
+    return read(folder).content["test"]["number"]
 
 
 def replayed(pytester: pytest.Pytester, *arguments: object) -> SimpleNamespace:
@@ -89,9 +86,9 @@ def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [
         "failure.txt", "inspection.pt", "report.json",
     ]  # fmt: skip
-    test = read(folder).content.test
-    assert test is not None
-    assert (test.id, test.number, test.place) == ("test_it.py::test_chance", 2, "test_it.py:15")
+    assert read(folder).content["test"] == {
+        "id": "test_it.py::test_chance", "number": 2, "place": "test_it.py:15",
+    }  # fmt: skip
     assert "(finite)" in (folder / "failure.txt").read_text()
 
     def printed(text: str) -> list[str]:
@@ -107,8 +104,9 @@ def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
     alone = replayed(nets, f"out/{folder.name}", "--model", "test_it:chance")
     assert alone.returncode == 2
     assert "test_it.py:15), which no bundle holds" in alone.stderr
+    moved = folder.rename(nets.mkdir("elsewhere") / "moved")
     alone = replayed(
-        nets, folder, "--model=test_it:chance", "--loss=torch.nn.functional:cross_entropy"
+        nets, moved, "--model=test_it:chance", "--loss=torch.nn.functional:cross_entropy"
     )
     assert alone.returncode == 1, alone.stderr
     assert "bit for bit" in alone.stdout
@@ -411,7 +409,7 @@ def test_a_bundle_brings_no_code(nets: pytest.Pytester, nodeid: str) -> None:
     (folder / "test_evil.py").write_text("open('executed', 'w')\ndef test_e(inspector): ...")
     with torch.serialization.safe_globals(allowed()):
         content = torch.load(folder / "inspection.pt", weights_only=True)
-    content["test"] = replace(content["test"], id=nodeid.format(folder.name))
+    content["test"]["id"] = nodeid.format(folder.name)
     torch.save(content, folder / "inspection.pt")
     done = replayed(nets, folder)
     assert done.returncode == 2

@@ -123,7 +123,7 @@ def told(folder: Path, lines: list[str]) -> dict[str, object]:
             for name in ("artifacts", "bundles")
             for path in (out / name).rglob("*")
         ),
-        "bundles": sorted(str(read(one).content.test) for one in (out / "bundles").iterdir()),
+        "bundles": sorted(str(read(one).content["test"]) for one in (out / "bundles").iterdir()),
         "failures": sorted(
             (title, re.sub(r"^\[gw\d\] .*\n| at 0x\w+|\d\.\d MB", "", body, flags=re.MULTILINE))
             for title, body in blocks

@@ -12,9 +12,21 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
 
+from corpus.removal import CASES, DEAD, Pooled, Units, digits, mlp, set_, trained, vectors
 from pytest_modelhealth import InspectionError, Inspector
-from tests.removal.blind import CASES, DEAD, mlp, set_, vectors
-from tests.removal.trained import digits, trained
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_planted_is_found_and_nothing_else(name):
+    """Each unit that can go, of each sort, in each layer; and why look-alikes stay."""
+    case = CASES[name]()
+    result = Inspector(case.model).removable(case.batches, **case.options)
+    found = {
+        layer.name: Units(layer.inactive, layer.duplicates, layer.unread)
+        for layer in result.layers.values()
+    }
+    assert found == case.expected
+    assert set(result.refused) == case.refused
 
 
 @pytest.fixture(scope="module")
@@ -172,17 +184,6 @@ def test_an_interrupted_search_leaves_no_mask():
     assert pickle.dumps(model.state_dict()) == before
 
 
-def test_training_mode_is_not_what_it_measures(model, images):
-    """Dropout kills no unit: the model runs in evaluation mode, whatever it is in."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.99), nn.Linear(16, 2)).train()
-    batches = images.flatten(1).split(4)[:4]
-    assert (
-        Inspector(net).removable(batches).indices
-        == Inspector(net.eval()).removable(batches).indices
-    )
-
-
 def test_without_a_length_some_batches_are_held_out_all_the_same():
     """A generator is read once; the last batch, and one in five before it, are for the proof."""
     case = CASES["dead_by_bias"]()
@@ -229,35 +230,20 @@ def test_few_samples_judge_nothing():
     assert "16 samples are few" in str(result)
 
 
-def test_duplicates_that_a_sum_reads_are_refused():
-    """The twin cannot stand for both where no weight can take both."""
-
-    class Residual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.a, self.b, self.out = nn.Linear(10, 16), nn.Linear(16, 16), nn.Linear(16, 3)
-            set_(self.a.weight, 5, self.a.weight[1].detach())
-            set_(self.a.bias, 5, self.a.bias[1].detach())
-
-        def forward(self, x):
-            x = F.relu(self.a(x))
-            return self.out(x + self.b(x))
-
-    result = Inspector(Residual()).removable(vectors())
+@pytest.mark.parametrize(
+    ("name", "layer", "reason"),
+    [
+        ("duplicates_that_a_sum_reads", "a", "1 unit is a duplicate, but `add` reads it"),
+        ("constant_behind_a_norm", "0", "masking moves an output by"),
+        ("restless", "inner.0", "gives another output each time"),
+    ],
+)
+def test_refused_units_have_a_reason(name, layer, reason):
+    """What the proof was against."""
+    case = CASES[name]()
+    result = Inspector(case.model).removable(case.batches)
     assert result.indices == {}
-    assert result.refused["a"].startswith("1 unit is a duplicate, but `add` reads it")
-
-
-def test_a_constant_behind_a_norm_is_no_unit_that_can_go():
-    """No gradient comes to it, and what reads it needs it: the proof says so."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
-    set_(model[1].weight, 2, 0.0)
-    set_(model[1].bias, slice(None), 0.5)
-    result = Inspector(model).removable([torch.randn(8, 3, 4, 4) for _ in range(3)])
-    assert result.indices == {}
-    assert "masking moves an output by" in result.refused["0"]
+    assert reason in result.refused[layer]
 
 
 def test_watched_layers_alone():
@@ -271,47 +257,6 @@ def test_a_compiled_model():
     case = CASES["dead_by_bias"]()
     result = Inspector(torch.compile(case.model)).removable(case.batches)
     assert result.indices == {"0": (3, 7)}
-
-
-def test_a_model_that_goes_another_way_with_each_batch():
-    """A unit is inactive if it is in each call that there was."""
-
-    class Loop(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.a, self.out = nn.Linear(10, 10), nn.Linear(10, 2)
-
-        def forward(self, x):
-            for _ in range(1 + int(x[0, 0] > 0) + int(x[0, 1] > 0)):
-                x = F.relu(self.a(x))
-            return self.out(x)
-
-    model = Loop()
-    set_(model.a.bias, slice(None), 0.5)
-    set_(model.a.bias, [2, 5], DEAD)
-    batches = vectors(count=10)
-    assert len({(int(x[0, 0] > 0), int(x[0, 1] > 0)) for x in batches}) > 2
-    assert Inspector(model).removable(batches).indices == {"a": (2, 5)}
-
-
-def test_outputs_that_differ_from_run_to_run_prove_nothing():
-    """It is said, and nothing is listed."""
-
-    class Restless(nn.Module):
-        count = 0
-
-        def __init__(self):
-            super().__init__()
-            self.inner = CASES["dead_by_bias"]().model
-
-        def forward(self, x):
-            Restless.count += 1
-            return self.inner(x) + Restless.count
-
-    result = Inspector(Restless()).removable(vectors())
-    assert result.indices == {}
-    assert "gives another output each time" in result.refused["inner.0"]
 
 
 @pytest.mark.parametrize(
@@ -343,12 +288,16 @@ def test_batches_that_say_nothing_are_refused(batches, arguments, message):
 
 
 def test_models_without_weights_to_mask_are_refused():
-    """A program has none of its own, and a lazy model none yet."""
+    """A program has none of its own, a lazy model none yet, and some take no gradient."""
     program = torch.export.export(mlp(nn.ReLU()), (vectors()[0],))
     with pytest.raises(InspectionError, match=r"removable masks the weights of a torch\.nn\.Modul"):
         Inspector(program).removable(vectors())
     with pytest.raises(InspectionError, match="the model is lazy"):
         Inspector(nn.Sequential(nn.LazyLinear(4), nn.ReLU())).removable(vectors())
+    with torch.inference_mode():  # torch would say so of its own assignment, not of the model
+        model = mlp(nn.ReLU())
+    with pytest.raises(InspectionError, match=r"made under torch\.inference_mode"):
+        Inspector(model).removable(vectors())
 
 
 @pytest.mark.parametrize(
@@ -372,12 +321,6 @@ def test_a_note_says_which_batch_failed(batches, held_out, note):
     assert note in caught.value.__notes__
 
 
-def test_what_the_model_raises_passes_through():
-    """A batch of another shape is the model's to refuse."""
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        Inspector(mlp(nn.ReLU())).removable([*vectors()[:2], torch.randn(3, 7)])
-
-
 def test_masks_go_on_the_model_they_are_for(result, model):
     """Nothing is masked where one of them does not fit."""
     other = copy.deepcopy(model)
@@ -387,6 +330,8 @@ def test_masks_go_on_the_model_they_are_for(result, model):
     assert not prune.is_pruned(other)
     with pytest.raises(InspectionError, match="takes the model to mask"):
         result.apply("digits")
+    with pytest.raises(InspectionError, match="that the script was made of"):
+        result.apply(torch.jit.script(model))
 
 
 def test_the_text_has_the_line_the_layers_and_the_proof(result):
@@ -403,19 +348,6 @@ def test_the_text_has_the_line_the_layers_and_the_proof(result):
         assert (name, int(units), int(inactive)) == (layer.name, layer.units, len(layer.inactive))
     assert f"found on {result.samples:,} samples" in str(result)
     assert f"on {result.held_out_samples:,} held-out ones is the same, bit for bit" in str(result)
-
-
-class Pooled(nn.Module):
-    """Three dead channels of sixteen, taken together by `pool` before a linear layer."""
-
-    def __init__(self, pool, width):
-        super().__init__()
-        self.conv, self.pool, self.head = nn.Conv2d(1, 16, 3, padding=1), pool, nn.Linear(width, 4)
-        with torch.no_grad():
-            self.conv.weight[:3], self.conv.bias[:3] = 0.0, -1.0
-
-    def forward(self, x):
-        return self.head(self.pool(F.relu(self.conv(x))).flatten(1))
 
 
 @pytest.mark.parametrize(
@@ -521,27 +453,3 @@ def test_the_mode_of_a_script_is_put_back():
     script = torch.jit.script(mlp(nn.ReLU()).train())
     Inspector(script).removable(vectors())
     assert all(module.training for module in script.modules())
-
-
-def test_masks_go_on_no_script():
-    """The message says on what they do."""
-    model = dead()
-    units = Inspector(model).removable(vectors())
-    with pytest.raises(InspectionError, match="that the script was made of"):
-        units.apply(torch.jit.script(model))
-
-
-def test_parameters_that_take_no_gradient_are_refused():
-    """Torch would say so of its own assignment, not of the model."""
-    with torch.inference_mode():
-        model = mlp(nn.ReLU())
-    with pytest.raises(InspectionError, match=r"made under torch\.inference_mode"):
-        Inspector(model).removable(vectors())
-
-
-def dead():
-    """A network one of whose units is inactive."""
-    model = mlp(nn.ReLU())
-    with torch.no_grad():
-        model[0].weight[1], model[0].bias[1] = 0.0, -1.0
-    return model

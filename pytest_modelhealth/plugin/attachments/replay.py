@@ -156,7 +156,7 @@ def _told(bundle: Kept, here: Path) -> list[str]:
     left_out = tuple(bundle.saved.left_out.values())
     missing = [
         f"  not in it: {shorten(printable(str(missing)), 110)}"
-        for missing in bundle.saved.content.missing_values
+        for missing in bundle.saved.missing
         if missing.reason not in left_out
     ]
     if len(missing) > _SHOWN:

@@ -413,7 +413,7 @@ def computed_in_vain() -> Case:
 
 
 @case
-def alive_on_held_out_batches() -> Case:
+def alive_on_later_batches() -> Case:
     model = mlp(nn.ReLU())
     set_(model[0].weight, 4, torch.eye(10)[0])
     set_(model[0].bias, 4, -6.0)
@@ -604,3 +604,131 @@ class Gated(nn.Module):
 @case
 def healthy_gates() -> Case:
     return Case(Gated(), images())
+
+
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.out = nn.Linear(10, 10), nn.Linear(10, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(1 + int(x[0, 0] > 0) + int(x[0, 1] > 0)):
+            x = F.relu(self.a(x))
+        return self.out(x)
+
+
+@case
+def another_way_with_each_batch() -> Case:
+    """A unit is inactive if it is in each call that there was."""
+    model, batches = Loop(), vectors(count=10)
+    set_(model.a.bias, slice(None), 0.5)
+    set_(model.a.bias, [2, 5], DEAD)
+    assert len({(int(x[0, 0] > 0), int(x[0, 1] > 0)) for x in batches}) > 2
+    return Case(model, batches, {"a": Units(inactive=(2, 5))})
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.out = nn.Linear(10, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        set_(self.a.weight, 5, self.a.weight[1].detach())
+        set_(self.a.bias, 5, self.a.bias[1].detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        return self.out(x + self.b(x))
+
+
+@case
+def duplicates_that_a_sum_reads() -> Case:
+    """The twin cannot stand for both where no weight can take both."""
+    return Case(Residual(), vectors(), refused=frozenset({"a"}))
+
+
+@case
+def constant_behind_a_norm() -> Case:
+    """No gradient comes to it, and what reads it needs it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    set_(model[1].weight, 2, 0.0)
+    set_(model[1].bias, slice(None), 0.5)
+    batches = [torch.randn(8, 3, 4, 4) for _ in range(3)]
+    return Case(model, batches, refused=frozenset({"0"}))
+
+
+class Restless(nn.Module):
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = dead_by_bias().model
+
+    def forward(self, x: Tensor) -> Tensor:
+        Restless.count += 1
+        return self.inner(x) + Restless.count
+
+
+@case
+def restless() -> Case:
+    """Outputs that differ from run to run prove nothing."""
+    return Case(Restless(), vectors(), refused=frozenset({"inner.0"}))
+
+
+class Pooled(nn.Module):
+    """Three dead channels of sixteen, taken together by `pool` before a linear layer."""
+
+    def __init__(self, pool: Callable[[Tensor], Tensor], width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.pool, self.head = nn.Conv2d(1, 16, 3, padding=1), pool, nn.Linear(width, 4)
+        with torch.no_grad():
+            self.conv.weight[:3], self.conv.bias[:3] = 0.0, -1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.pool(F.relu(self.conv(x))).flatten(1))
+
+
+# Trained, so that units died by themselves.
+
+
+class Digits(nn.Module):
+    """Convolutions, one with a norm, and two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(16)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.fc1 = nn.Linear(32 * 4 * 4, 64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        x = F.relu(self.norm1(self.conv1(x)))
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.head(F.relu(self.fc1(x.flatten(1))))
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """Return images of shape (1797, 1, 8, 8) and their classes."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return torch.tensor(data.images / 16, dtype=torch.float32)[:, None], torch.tensor(data.target)
+
+
+def trained() -> Digits:
+    """Return the network after four passes with a high learning rate."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        images, classes = digits()
+        model = Digits()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3, weight_decay=1e-3)
+        for _ in range(4):
+            for batch in torch.randperm(len(images)).split(64):
+                optimizer.zero_grad()
+                F.cross_entropy(model(images[batch]), classes[batch]).backward()
+                optimizer.step()
+        return model
