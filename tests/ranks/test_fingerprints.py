@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-
 from pytest_modelhealth.ranks.evidence.fingerprints import _summed, fingerprint
+from torch import Tensor
 
 VALUES = torch.arange(1.0, 25.0).reshape(4, 6)
 
