@@ -9,7 +9,6 @@ from functools import reduce
 from typing import Any
 
 from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.evidence import Evidence
 from pytest_modelhealth.ranks.joining import Joined, joined
 from pytest_modelhealth.ranks.placing import (
     FLOWING,
@@ -32,24 +31,19 @@ from pytest_modelhealth.report.ranks import Assembly, Ranks
 from pytest_modelhealth.statistics import TensorStatistics
 
 
-def assembled(company: Company, own: Observation, noted: Evidence | None = None) -> Observation:
+def assembled(company: Company, ranks: Sequence[Seen]) -> Observation:
     """Return what all ranks saw of one step, put together from what each saw.
 
     Counts, extremes and histograms are exact, moments right to rounding, units that ranks share
     out stand in a row. Gradients of activations are divided by the number of ranks that share the
     batch out, as their losses are averaged: so all numbers are those of one process that has the
-    whole batch. Each rank is sent what all saw, and puts it together in the order of the ranks: so
-    all have the same, to the last bit.
+    whole batch. Each rank puts it together in the order of the ranks: so all have the same, to the
+    last bit.
 
     Args:
-        company: the ranks; each calls this at the same time.
-        own: what this rank saw.
-        noted: what it noted before the run; its cards go with what it saw.
+        company: the ranks.
+        ranks: what each saw, in order.
     """
-    cards = [] if noted is None else noted.written(own)
-    ranks = company.gather(Seen(company.rank, company.place, own, cards))
-    if noted is not None:
-        noted.cards = [one.cards for one in ranks]
     tensors = _tensors(parts_of(ranks), company.ranks)
     records: dict[str, list[LayerRecord]] = {}
     for one in ranks:

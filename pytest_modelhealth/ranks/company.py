@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,26 +17,12 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import named_modules, type_name
+from pytest_modelhealth.ranks.layout import Place
 from pytest_modelhealth.ranks.meeting import Meeting
-from pytest_modelhealth.ranks.patience import is_of_waiting, layer_of
 from pytest_modelhealth.report.ranks import Dimension, Group
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this rank stands among the ranks of a model.
-
-    Args:
-        data: the ranks that hold the same part of the model and see other samples, in order.
-        tensor: the ranks that see the same samples and hold other parts of its tensors, in order.
-        engine: what distributes the model, for people.
-    """
-
-    data: tuple[int, ...]
-    tensor: tuple[int, ...]
-    engine: str = ""
 
 
 class Company:
@@ -178,3 +163,55 @@ def _told(error: BaseException) -> str:
 def digest(text: str) -> str:
     """Return 16 hexadecimal digits that tell texts apart."""
     return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).hexdigest()
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Let no collective of gloo wait longer inside; each group has its own timeout again after it.
+
+    Groups of NCCL keep theirs: it ends the process when that has passed.
+    """
+    limit = timedelta(seconds=max(1.0, seconds))
+    changed: list[tuple[Any, timedelta]] = []
+    try:
+        for group in list(dist.distributed_c10d._world.pg_map):
+            timeout = _timeout(group)
+            if timeout is not None and timeout > limit:
+                dist.distributed_c10d._set_pg_timeout(limit, group)
+                changed.append((group, timeout))
+        yield
+    finally:
+        for group, timeout in changed:
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def _timeout(group: Any) -> timedelta | None:
+    """Return the timeout of a group of gloo; ``None`` of any other."""
+    if dist.get_backend(group) != "gloo":
+        return None
+    found = group._get_backend(torch.device("cpu")).options._timeout
+    return found if isinstance(found, timedelta) else None
+
+
+def is_of_waiting(error: BaseException) -> bool:
+    """Whether an error is that of a collective which another rank did not come to, or left."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(word in said for word in _SAID)
+
+
+def layer_of(error: BaseException, model: nn.Module) -> str | None:
+    """Return the name of the innermost layer that an error was raised in; ``None`` of none."""
+    names: dict[object, str | None] = {
+        named.module: named.name or type_name(named.module) for named in named_modules(model)
+    }
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code is nn.Module._call_impl.__code__:
+            found = names.get(frame.f_locals.get("self"), found)
+        trace = trace.tb_next
+    return found
+
+
+_SAID = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "gloo")

@@ -16,12 +16,14 @@ from torch import nn
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.ranks import END_OF_TEST, evidence
+from pytest_modelhealth.ranks import END_OF_TEST
 from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.averaging import Averager
-from pytest_modelhealth.ranks.company import Company, Place, digest
-from pytest_modelhealth.ranks.patience import limited
-from pytest_modelhealth.ranks.places import place_of
+from pytest_modelhealth.ranks.company import Company, digest, limited
+from pytest_modelhealth.ranks.comparing import disagreements
+from pytest_modelhealth.ranks.evidence import Evidence
+from pytest_modelhealth.ranks.layout import Place, described, place_of
+from pytest_modelhealth.ranks.placing import Seen
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.data_sets import Extreme
 from pytest_modelhealth.report.probing import Probed
@@ -70,15 +72,16 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
     company.meeting.agree("the run", digest(structure), structure)
     company.open()
     with company.telling("its run", request.model), limited(company.meeting.seconds):
-        noted = evidence.collected(company, request)
+        evidence = Evidence(company, request)
         try:
             own = run(replace(request, averager=Averager(company)))
         finally:
-            noted.close()
+            evidence.close()
     company.meeting.agree("the reports are put together", "")
     with company.telling("putting the reports together"):
-        joint = assembled(company, own, noted)
-        found = evidence.disagreements(company, noted, own, joint)
+        seen = company.gather(Seen(company.rank, company.place, own, evidence.record(own)))
+        joint = assembled(company, seen)
+        found = disagreements(evidence, seen, joint)
     assert joint.ranks is not None
     return replace(joint, ranks=replace(joint.ranks, disagreements=found))
 
@@ -180,4 +183,4 @@ def _structure(request: Request) -> str:
             "gradients": torch.is_grad_enabled(),
         }.items()
     )
-    return f"{asked}\n{evidence.described(request.model)}"
+    return f"{asked}\n{described(request.model)}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.ranks.company import Place
+from pytest_modelhealth.ranks.evidence import Record
+from pytest_modelhealth.ranks.layout import Place
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
 from pytest_modelhealth.report.ranks import How, Placement
 from pytest_modelhealth.statistics import TensorStatistics
@@ -31,13 +31,13 @@ class Seen:
         rank: the rank.
         place: where it stands among the others.
         observation: what it saw.
-        cards: what it noted for the checks between ranks.
+        record: what it noted for the checks between ranks.
     """
 
     rank: int
     place: Place
     observation: Observation
-    cards: list[Any]
+    record: Record
 
 
 @dataclass(frozen=True, slots=True)

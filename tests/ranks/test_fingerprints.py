@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pytest_modelhealth.ranks.evidence.fingerprints import _summed, fingerprint
 from torch import Tensor
+
+from pytest_modelhealth.ranks.evidence import _summed, fingerprint
 
 VALUES = torch.arange(1.0, 25.0).reshape(4, 6)
 
