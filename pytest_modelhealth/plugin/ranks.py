@@ -21,7 +21,7 @@ from pytest_modelhealth.plugin.several_ranks.mark import (
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_modelhealth.plugin.several_ranks.launching import Launcher
+    from pytest_modelhealth.plugin.several_ranks.processes import Launcher
 
 _WANTED = pytest.StashKey[Wanted]()
 _LAUNCHER = pytest.StashKey["Launcher"]()
@@ -155,11 +155,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
 
 def _launcher(config: pytest.Config) -> Launcher:
     if _LAUNCHER not in config.stash:
-        from pytest_modelhealth.plugin.several_ranks.launching import launcher
+        from pytest_modelhealth.plugin.several_ranks.processes import Launcher
         from pytest_modelhealth.plugin.several_ranks.running import prints
 
-        config.stash[_LAUNCHER] = launcher(output=prints(config))
-        config.add_cleanup(config.stash[_LAUNCHER].close)
+        config.stash[_LAUNCHER] = Launcher(output=prints(config))
     return config.stash[_LAUNCHER]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -18,15 +17,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pytest_modelhealth.plugin.several_ranks.launching import LaunchError
-from pytest_modelhealth.plugin.several_ranks.reporting import Said
+from pytest_modelhealth.plugin.several_ranks.processes import LaunchError, wait
 from pytest_modelhealth.ranks import END_OF_TEST
 
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_modelhealth.plugin.several_ranks.launching import Launcher, Rank
     from pytest_modelhealth.plugin.several_ranks.mark import Wanted
+    from pytest_modelhealth.plugin.several_ranks.processes import Launcher, Rank
 
 GRACE = 5.0
 """Seconds that the others have once a rank failed alone: most end by themselves as its connection
@@ -80,6 +78,8 @@ class Told:
             self.used = message["used"]
         elif kind == "exit":
             self.exit = message
+        elif kind == "where":
+            self.where = message
         else:
             self.finished = True
 
@@ -126,15 +126,13 @@ def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
         ranks = launcher.start(requests)
         begun = time.monotonic()
         told = [Told(n) for n in range(wanted.size)]
-        said = [Said(folder / f"said{n}") for n in range(wanted.size)]
         try:
-            ended = _wait(ranks, told, said, launcher, begun + wanted.seconds, watched)
+            ended = _wait(ranks, told, begun + wanted.seconds, watched)
             if ended:
-                _ask(ranks, told, folder, launcher)
+                _ask(ranks, told)
         finally:
-            _end(ranks, launcher)
-        for one, its in zip(told, said, strict=True):
-            _hear(one, its)
+            _end(ranks, told)
+        for one in told:
             one.log = _log(folder / f"log{one.rank}")
         yield Ran(told, wanted, time.monotonic() - begun, ended, folder)
 
@@ -188,7 +186,7 @@ def _request(
         | {END_OF_TEST: str(time.time() + wanted.seconds)},
         "basetemp": str(temporary / f"ranks{number}-{rank}") if temporary else None,
         "allure": str(folder / f"allure{rank}"),
-        "log": not prints(config),
+        "log": None if prints(config) else str(folder / f"log{rank}"),
         "workerinput": _workerinput(config, rank, wanted.size),
     }
 
@@ -225,27 +223,17 @@ def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:
     return given
 
 
-def _wait(
-    ranks: list[Rank],
-    told: list[Told],
-    said: list[Said],
-    launcher: Launcher,
-    limit: float,
-    watched: int | None,
-) -> str:
+def _wait(ranks: list[Rank], told: list[Told], limit: float, watched: int | None) -> str:
     """Wait for all ranks; return why it was given up, if it was."""
     given_up = None
     while True:
-        launcher.poll(_TICK)
+        _hear(ranks, told, _TICK)
         if watched is not None and os.getppid() != watched:
             raise KeyboardInterrupt("xdist's controller is gone")
-        for one, rank, its in zip(told, ranks, said, strict=True):
-            one.code = rank.code
-            _hear(one, its)
         if all(rank.code is not None for rank in ranks):
             return ""
         now = time.monotonic()
-        if given_up is None and _failed_alone(told):
+        if given_up is None and any(one.failed and one.code is not None for one in told):
             given_up = now + GRACE
         if now > limit:
             return "limit"
@@ -253,44 +241,42 @@ def _wait(
             return "grace"
 
 
-def _failed_alone(told: list[Told]) -> bool:
-    return any(one.failed and one.code is not None for one in told)
+def _hear(ranks: list[Rank], told: list[Told], seconds: float) -> None:
+    """Take what ranks say, and that they ended, after so many seconds at most."""
+    wait(ranks, seconds)
+    for one, rank in zip(told, ranks, strict=True):
+        for message in rank.news():
+            one.take(message)
+        one.code = rank.code
 
 
-def _hear(told: Told, said: Said) -> None:
-    for message in said.news():
-        told.take(message)
-
-
-def _ask(ranks: list[Rank], told: list[Told], folder: Path, launcher: Launcher) -> None:
+def _ask(ranks: list[Rank], told: list[Told]) -> None:
     """Learn where the ranks are that have not ended."""
     running = [one for one in told if one.code is None]
     for one in running:
         ranks[one.rank].ask()
-    answers = {one.rank: folder / f"where{one.rank}" for one in running}
     end = time.monotonic() + _ANSWER
-    while time.monotonic() < end and not all(path.exists() for path in answers.values()):
-        time.sleep(_TICK / 5)
-    silent = [rank for rank, path in answers.items() if not path.exists()]
+    while time.monotonic() < end and any(one.where is None for one in running):
+        _hear(ranks, told, _TICK)
     for one in running:
-        if one.rank not in silent:
-            one.where = pickle.loads(answers[one.rank].read_bytes())
+        one.code = None  # it was ended, and did not end
+    silent = [one.rank for one in running if one.where is None]
     for rank in silent:  # pytest has faulthandler write its stack to the log
         ranks[rank].end(signal.SIGABRT)
     if silent:
-        launcher.poll(1.0)
+        wait([ranks[rank] for rank in silent], 1.0)
 
 
-def _end(ranks: list[Rank], launcher: Launcher) -> None:
+def _end(ranks: list[Rank], told: list[Told]) -> None:
     """Have no rank left."""
     for rank in ranks:
         if rank.code is None:
             rank.end(getattr(signal, "SIGKILL", signal.SIGTERM))
+    for one, rank in zip(told, ranks, strict=True):
+        rank.join()
+        for message in rank.news():
+            one.take(message)
         rank.close()
-    end = time.monotonic() + 5
-    with contextlib.suppress(LaunchError):  # without it, they end as their `control` is closed
-        while any(rank.code is None for rank in ranks) and time.monotonic() < end:
-            launcher.poll(_TICK)
 
 
 _LONGEST_LOG = 20_000

@@ -13,14 +13,14 @@ from _pytest.skipping import evaluate_skip_marks
 
 from pytest_modelhealth.plugin.folders import warn_once
 from pytest_modelhealth.plugin.several_ranks import snapshots, verdict
-from pytest_modelhealth.plugin.several_ranks.launching import LaunchError
+from pytest_modelhealth.plugin.several_ranks.processes import LaunchError
 from pytest_modelhealth.plugin.several_ranks.running import Ran, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_modelhealth.plugin.several_ranks.launching import Launcher
     from pytest_modelhealth.plugin.several_ranks.mark import Wanted
+    from pytest_modelhealth.plugin.several_ranks.processes import Launcher
 
 
 _ENDS_THE_RUN = (KeyboardInterrupt, pytest.exit.Exception)
