@@ -27,7 +27,7 @@ from pytest_modelhealth.report.observation import (
     mean_of,
     merged_targets,
 )
-from pytest_modelhealth.report.ranks import Assembly, Ranks
+from pytest_modelhealth.report.ranks import Assembly, Dimension, Group, Ranks
 from pytest_modelhealth.statistics import TensorStatistics
 
 
@@ -217,7 +217,20 @@ def _observation(
         loss_path=path,
         flow=next((seen.flow for seen in every if seen.flow is not None), None),
         own_functions=any(seen.own_functions for seen in every),
-        ranks=Ranks(company.ranks, company.place.engine, company.groups, (), _range_of(losses)),
+        ranks=Ranks(company.ranks, company.place.engine, _groups(ranks), (), _range_of(losses)),
+    )
+
+
+def _groups(ranks: Sequence[Seen]) -> tuple[Group, ...]:
+    """Return who shares what out."""
+    dimensions: dict[Dimension, list[tuple[int, ...]]] = {
+        "data": [one.place.data for one in ranks],
+        "tensor": [one.place.tensor for one in ranks],
+    }
+    return tuple(
+        Group(dimension, tuple(dict.fromkeys(groups)))
+        for dimension, groups in dimensions.items()
+        if any(len(group) > 1 for group in groups)
     )
 
 

@@ -32,7 +32,7 @@ class Averager:
         Raises:
             InspectionError: a rank failed or did not come this far.
         """
-        self._company.meeting.agree("its gradients are averaged", "")
+        self._company.meeting.agree("its gradients are averaged")
         with torch.no_grad():
             whole = [(layer, name, summed(tensor)) for layer, name, tensor in gradients]
             self._average([held for held in whole if not hasattr(held[2], "device_mesh")])

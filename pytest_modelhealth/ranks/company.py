@@ -6,7 +6,6 @@ model are never used, since a rank that failed may have left another of their co
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,7 +19,6 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules, type_name
 from pytest_modelhealth.ranks.layout import Place
 from pytest_modelhealth.ranks.meeting import Meeting
-from pytest_modelhealth.report.ranks import Dimension, Group
 
 T = TypeVar("T")
 
@@ -40,7 +38,6 @@ class Company:
         self.rank = dist.get_rank()
         self.place = place
         self.meeting = Meeting(store, ranks, self.rank, seconds)
-        self.groups: tuple[Group, ...] = ()
         self.kept: dict[Any, int] | None = None
         """Fingerprints that hold for all batches of a run; ``None`` outside of one."""
         self._channels: dict[tuple[int, ...], Any] = {}
@@ -115,26 +112,12 @@ class Company:
         for among in (self.place.data, self.place.tensor):
             if 1 < len(among) < self.size:
                 self._channel(among)
-        self.groups = self._all_groups()
 
     @property
     def is_closed(self) -> bool:
         """Whether its process group was destroyed."""
         known = dist.distributed_c10d._world.pg_map
         return any(channel not in known for channel in self._channels.values())
-
-    def _all_groups(self) -> tuple[Group, ...]:
-        """Return who shares what out among all ranks."""
-        found: list[Group] = []
-        dimensions: tuple[tuple[Dimension, tuple[int, ...]], ...] = (
-            ("data", self.place.data),
-            ("tensor", self.place.tensor),
-        )
-        for dimension, mine in dimensions:
-            groups = tuple(dict.fromkeys(self.gather(mine)))
-            if any(len(group) > 1 for group in groups):
-                found.append(Group(dimension, groups))
-        return tuple(found)
 
     def _channel(self, ranks: tuple[int, ...]) -> Any:
         if ranks not in self._channels:
@@ -158,11 +141,6 @@ def _told(error: BaseException) -> str:
     if not text and error.__cause__ is not None:
         return _told(error.__cause__)
     return type(error).__name__ + (f": {text}" if text else "")
-
-
-def digest(text: str) -> str:
-    """Return 16 hexadecimal digits that tell texts apart."""
-    return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).hexdigest()
 
 
 @contextmanager
