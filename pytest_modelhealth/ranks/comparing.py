@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -22,54 +22,13 @@ from pytest_modelhealth.ranks.evidence import (
     Evidence,
     Key,
     Name,
-    combined,
-    of_statistics,
 )
-from pytest_modelhealth.ranks.layout import NO_ENGINE
-from pytest_modelhealth.ranks.placing import Seen
+from pytest_modelhealth.ranks.placing import Gathered, Seen
+from pytest_modelhealth.ranks.replicas import drops_in_forward, is_rate, replicas, with_parts
 from pytest_modelhealth.report import LayerRecord, LossCall, Observation
-from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
-from pytest_modelhealth.settings.layer_names import is_inside
 
 _TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """All records, and what this rank has of its own.
-
-    Args:
-        seen: what each rank saw and noted, in order of ranks.
-        own: what this rank noted, by which layers and tensors have their names.
-        joint: what all saw, put together.
-    """
-
-    seen: Mapping[int, Seen]
-    own: Evidence
-    joint: Observation
-
-    def others(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Return all ranks but these."""
-        these = set(ranks)
-        return tuple(rank for rank in self.seen if rank not in these)
-
-    def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return layers once each, in execution order."""
-        places = {name: place for place, name in enumerate(self.joint.layers)}
-        return tuple(sorted(dict.fromkeys(names), key=lambda name: places.get(name, len(places))))
-
-    def same_of_others(self, numbers: Mapping[int, int]) -> list[tuple[int, ...]]:
-        """Return the ranks that have the same number, 0 for none, and see other samples."""
-        having: dict[int, list[int]] = {}
-        for rank, number in numbers.items():
-            if number:
-                having.setdefault(number, []).append(rank)
-        return sorted(
-            tuple(ranks)
-            for ranks in having.values()
-            if len({self.seen[rank].place.tensor for rank in ranks}) > 1
-        )
 
 
 def disagreements(
@@ -86,7 +45,7 @@ def disagreements(
     found = tuple(
         replace(one, kind=check) for check, compare in COMPARED for one in compare(gathered)
     )
-    return _with_parts(gathered, found)
+    return with_parts(gathered, found)
 
 
 def _nonfinite(of: Gathered) -> Iterator[Disagreement]:
@@ -143,8 +102,8 @@ def _weights(of: Gathered) -> Iterator[Disagreement]:
             pairs = zip(same[key[0]], having[first[0]], having[ranks[0]], strict=False)
             for held, mine, theirs in pairs:
                 if mine != theirs:
-                    name = (held.leaf.layer, held.role, held.leaf.name)
-                    differing[name] = held.role == "parameters" or held.in_training
+                    tensor = (held.leaf.layer, held.role, held.leaf.name)
+                    differing[tensor] = held.role == "parameters" or held.in_training
     if not differing:
         return
     layers = of.in_order(layer for layer, _, _ in differing)
@@ -341,90 +300,6 @@ def _count(call: LossCall) -> int:
     return 0 if call.target is None else call.target.count
 
 
-def _replicas(of: Gathered) -> Iterator[Disagreement]:
-    """Layers that hold no shards, and return other values for the same inputs within a group.
-
-    Statistics that are equal to the last bit are taken for those of equal tensors.
-    """
-    first: dict[tuple[int, ...], str] = {}
-    for among in sorted({one.place.tensor for one in of.seen.values() if one.place.tensor[1:]}):
-        each = [_numbers_of(of.seen[rank].observation) for rank in among]
-        for layer in (_disagreeing(of.seen[rank], each) for rank in among):
-            if layer is not None:
-                first.setdefault(among, layer)
-    if not first:
-        return
-    layer = of.in_order(first.values())[0]
-    groups = " and ".join(named_ranks(among) for among in [*first][:3] if first[among] == layer)
-    yield Disagreement(
-        layer=layer,
-        role="activations",
-        ranks=tuple(sorted({rank for among in first for rank in among})),
-        message=f"{groups}, of one tensor-parallel group, get other values from it for the same "
-        "inputs",
-    )
-
-
-def _disagreeing(one: Seen, each: list[dict[str, tuple[int, int, int]]]) -> str | None:
-    """Return the first layer in which a rank's group disagrees, as that rank sees it."""
-    own = one.observation
-    records = [own.layers[name] for name in each[0] if all(name in other for other in each)]
-    equal = {
-        r.name: [len({numbers[r.name][which] for numbers in each}) == 1 for which in range(3)]
-        for r in records
-    }
-    cut = one.record.cut | {name for name, (_, held, _) in equal.items() if not held}
-    wrong = [
-        record.name
-        for record in records
-        if equal[record.name][0]
-        and not equal[record.name][2]
-        and _may_be_judged(record, cut, len(each))
-    ]
-    innermost = (n for n in wrong if not any(is_inside(other, n) for other in wrong))
-    found = next(innermost, None)
-    return found if found is not None else _forward_that_drops(own, records, equal)
-
-
-def _forward_that_drops(
-    own: Observation, records: list[LayerRecord], equal: Mapping[str, list[bool]]
-) -> str | None:
-    """Return the layer whose own forward drops, where that parts what another is given."""
-    dropping = [r.name for r in own.layers.values() if _drops_in_forward(r)]
-    flow = with_flow(own).flow if dropping else None
-    for record in records if flow is not None else ():
-        if flow is None or equal[record.name][0] or record.name not in flow:
-            continue
-        sources = [name for name in flow.producers(record.name) if name in own.layers]
-        around = [name for name in dropping if is_inside(record.name, name)]
-        if sources and around and all(name in equal and equal[name][2] for name in sources):
-            return max(around, key=len)
-    return None
-
-
-def _numbers_of(own: Observation) -> dict[str, tuple[int, int, int]]:
-    """Return numbers of what each layer is given, holds and returns."""
-    return {
-        r.name: (
-            of_statistics(r.inputs),
-            combined(of_statistics(held) for held in r.parameters.values()),
-            of_statistics(r.activations),
-        )
-        for r in own.layers.values()
-        if r.inputs and r.activations
-    }
-
-
-def _may_be_judged(record: LayerRecord, cut: Iterable[str], size: int) -> bool:
-    """Whether a layer holds no shards, and returns no piece of what it is given."""
-    assert record.inputs is not None
-    assert record.activations is not None
-    is_piece = record.activations.count * size == record.inputs.count
-    return not is_piece and not any(
-        layer == record.name or is_inside(layer, record.name) for layer in cut
-    )
-
-
 def _norms(of: Gathered) -> Iterator[Disagreement]:
     """Batch norms of torch's in training that see few samples each: nothing synchronises them."""
     alone = [layer for module, layer in of.own.wrapped.names.items() if _is_alone(module)]
@@ -482,19 +357,8 @@ def _drops(record: LayerRecord) -> bool:
     """Whether a layer is a dropout at work, or its own forward calls one."""
     options = record.options
     is_at_work = record.entered is not None and options.get("training", True) is True
-    is_dropout = "dropout" in record.type_name.lower() and _is_rate(options.get("p"))
-    return _drops_in_forward(record) or (is_at_work and is_dropout)
-
-
-def _drops_in_forward(record: LayerRecord) -> bool:
-    """Whether the own forward of a layer calls a dropout, or attention with one, at work."""
-    options = record.options
-    is_at_work = record.entered is not None and options.get("dropout_training", True) is True
-    return is_at_work and _is_rate(options.get("dropout_p"))
-
-
-def _is_rate(value: object) -> bool:
-    return isinstance(value, float | int) and 0.0 < value < 1.0
+    is_dropout = "dropout" in record.type_name.lower() and is_rate(options.get("p"))
+    return drops_in_forward(record) or (is_at_work and is_dropout)
 
 
 COMPARED: tuple[tuple[str, Callable[[Gathered], Iterable[Disagreement]]], ...] = (
@@ -505,53 +369,11 @@ COMPARED: tuple[tuple[str, Callable[[Gathered], Iterable[Disagreement]]], ...] =
     ("same_path", _paths),
     ("unused_parameters", _unused),
     ("even_weights", _loss_weights),
-    ("replicas_agree", _replicas),
+    ("replicas_agree", replicas),
     ("synced_norm", _norms),
     ("distinct_dropout", _randomness),
 )
 """The check that judges it, and what compares the gathered records for it."""
-
-
-def _with_parts(of: Gathered, found: tuple[Disagreement, ...]) -> tuple[Disagreement, ...]:
-    """Return disagreements, told anew where ranks with one batch hold other weights in some layers.
-
-    That is tensor parallelism by hand. Equal outputs, bit for bit, are computed together: each rank
-    has a part, and nothing is wrong. Else what should have made them equal is missing, or weights
-    differ that should not. Where all layers differ nothing speaks for parts.
-    """
-    kinds = {one.kind: one for one in found}
-    weights, batch = kinds.get("same_weights"), kinds.get("distinct_data")
-    if of.own.company.place.engine != NO_ENGINE or weights is None or batch is None:
-        return found
-    if batch.ranks != tuple(of.seen):
-        return found
-    each = [_numbers_of(one.observation) for one in of.seen.values()]
-    layers = [name for name in of.joint.layers if all(name in one for one in each)]
-    given, held, returned = (
-        {name for name in layers if len({one[name][which] for one in each}) > 1}
-        for which in range(3)
-    )
-    replicas = [
-        name
-        for name in layers
-        if of.joint.layers[name].parameters
-        and not any(other == name or is_inside(other, name) for other in held)
-    ]
-    if not any(_is_drawn(of.joint.layers[name]) for name in replicas):
-        return found
-    others = tuple(one for one in found if one not in (weights, batch))
-    if not any(name in returned for name in ("", layers[-1])):
-        return others
-    first = next((name for name in replicas if name in given), "")
-    what = f"{first!r}, with the same weights on each, is given" if first else "they return"
-    ranks = named_ranks(of.seen)
-    text = f"{ranks} got the same batch, and {what} other values: {weights.message}"
-    return (replace(weights, message=text, layer=first or weights.layer), *others)
-
-
-def _is_drawn(record: LayerRecord) -> bool:
-    """Whether a layer has a matrix that was not filled with one number."""
-    return any(len(one.shape or ()) > 1 and bool(one.std) for one in record.parameters.values())
 
 
 def _alike(cards: Mapping[int, Any]) -> list[tuple[int, ...]]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_modelhealth.capture.parallel.wrappers import find_wrappers
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules, type_name
 
@@ -44,7 +45,7 @@ def place_of(model: nn.Module, everyone: bool) -> tuple[tuple[int, ...], Place] 
     """
     engines: dict[str, None] = {}
     data: tuple[int, ...] = ()
-    for engine, ranks in _wrappers(model):
+    for engine, ranks in _sharing(model):
         engines[engine] = None
         data = max(data, ranks, key=len)
     meshes = list(_meshes(model))
@@ -63,22 +64,17 @@ def place_of(model: nn.Module, everyone: bool) -> tuple[tuple[int, ...], Place] 
     return (ranks, place) if len(ranks) > 1 else None
 
 
-def _wrappers(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _sharing(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield what shares batches out: its name and its ranks."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    for module in model.modules():
-        if isinstance(module, DistributedDataParallel):
-            yield "DDP", _ranks_of(module.process_group)
-        elif fsdp is not None and isinstance(module, fsdp.FSDPModule):
-            for mesh in _fsdp_meshes(module):
-                yield ("HSDP" if mesh.ndim > 1 else "FSDP2"), _flat(mesh)
-        elif fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-            yield "FSDP1", _ranks_of(module.process_group)
-
-
-def _fsdp_meshes(module: Any) -> Iterator[Any]:
-    for group in module._get_fsdp_state()._fsdp_param_groups:
-        yield group.mesh_info.mesh
+    wrappers = find_wrappers(model.modules())
+    for ddp in wrappers.replicated:
+        yield "DDP", _ranks_of(ddp.process_group)
+    for module in wrappers.sharded:
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            mesh = group.mesh_info.mesh
+            yield ("HSDP" if mesh.ndim > 1 else "FSDP2"), _flat(mesh)
+    for module in wrappers.flat:
+        yield "FSDP1", _ranks_of(module.process_group)
 
 
 def _meshes(model: nn.Module) -> Iterator[Any]:
@@ -165,21 +161,13 @@ class Wrapped:
     _keepers: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        wrappers = find_wrappers(self.model.modules())
+        self.ddps, self.sharded = wrappers.replicated, wrappers.sharded
         for module in self.sharded:
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 for parameter in group.fsdp_params:
                     for owner, name in _owners(parameter._module_info):
                         self._shards[owner, name] = parameter.sharded_param
-
-    @cached_property
-    def ddps(self) -> list[DistributedDataParallel]:
-        """Each DDP in it."""
-        return [m for m in self.model.modules() if isinstance(m, DistributedDataParallel)]
-
-    @cached_property
-    def sharded(self) -> list[Any]:
-        """Each module that `fully_shard` was given."""
-        return [m for m in self.model.modules() if hasattr(m, "_get_fsdp_state")]
 
     @cached_property
     def names(self) -> dict[nn.Module, str]:

@@ -41,7 +41,7 @@ class Meeting:
         self.failed = False
         """Whether the last meeting ended in an error, which all ranks know of."""
         self._number = 0
-        self._described = digest("")
+        self._described = ""
 
     def agree(self, where: str, description: str = "") -> None:
         """Wait for all, and go on where all came with the same.
@@ -56,7 +56,7 @@ class Meeting:
         self.failed = True
         try:
             value = digest(description)
-            if value != self._described:  # most often it is that of the run before
+            if description and value != self._described:  # most often it is that of the run before
                 self._store.set(f"text{self._rank}", description)
                 self._described = value
             self._store.set(self._key(f"rank{self._rank}"), f"{where}|{value}")
@@ -137,8 +137,8 @@ class Meeting:
                 f"before {where}. All ranks must do the same in the same order, and run the same "
                 "number of batches: a DistributedSampler with drop_last=True deals them out evenly"
             )
-        texts = [self._store.get(f"text{rank}").decode() for rank in (next(iter(came)), first)]
-        more = first_difference(*texts, first)
+        theirs, ours = (self._store.get(f"text{r}").decode() for r in (next(iter(came)), first))
+        more = first_difference(theirs, ours, first)
         return f"{odd} came to {where} with something else than rank {first}{more}"
 
     def _key(self, what: str, number: int | None = None) -> str:

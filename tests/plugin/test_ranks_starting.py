@@ -146,7 +146,7 @@ def test_nothing_is_started_for_tests_that_do_not_run(pytester: pytest.Pytester)
 
         def test_plain():
             started = [name for name in sys.modules if ".several_ranks." in name]
-            assert started == ["pytest_modelhealth.plugin.several_ranks.mark"]
+            assert not started
             assert "torch" not in sys.modules
         """,
     )

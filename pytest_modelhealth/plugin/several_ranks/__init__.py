@@ -1,7 +1,6 @@
 """Tests on several ranks: each rank a process that runs pytest with this one test.
 
 ====================  ==============================================================
-`mark`                what ``@pytest.mark.modelhealth_ranks(2)`` says, and whether it is sound
 `processes`           starts and ends ranks, forked from a warm server or each by itself
 `warm`                what that server has imported
 `rank_process`        what a rank does and says
@@ -12,5 +11,5 @@
 `torchrun`            the same test where torchrun started pytest on each rank
 ====================  ==============================================================
 
-Nothing here is imported before a test is marked, but for `mark`.
+Nothing here is imported before a test is marked.
 """

@@ -23,7 +23,7 @@ from pytest_modelhealth.ranks import END_OF_TEST
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_modelhealth.plugin.several_ranks.mark import Wanted
+    from pytest_modelhealth.plugin.ranks import Wanted
     from pytest_modelhealth.plugin.several_ranks.processes import Launcher, Rank
 
 GRACE = 5.0

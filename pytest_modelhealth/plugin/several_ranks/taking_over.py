@@ -19,7 +19,7 @@ from pytest_modelhealth.plugin.several_ranks.running import Ran, run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_modelhealth.plugin.several_ranks.mark import Wanted
+    from pytest_modelhealth.plugin.ranks import Wanted
     from pytest_modelhealth.plugin.several_ranks.processes import Launcher
 
 
