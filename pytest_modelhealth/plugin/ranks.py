@@ -175,7 +175,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Run a marked test on its ranks, and report one result."""
     if not _is_taken_over(item):
         return None
-    from pytest_modelhealth.plugin.several_ranks.taking_over import protocol
+    from pytest_modelhealth.plugin.several_ranks.running import protocol
 
     protocol(item, nextitem, item.stash[_WANTED], lambda: _launcher(item.config))
     return True
