@@ -137,8 +137,11 @@ class Meeting:
                 f"before {where}. All ranks must do the same in the same order, and run the same "
                 "number of batches: a DistributedSampler with drop_last=True deals them out evenly"
             )
-        theirs, ours = (self._store.get(f"text{r}").decode() for r in (next(iter(came)), first))
-        more = first_difference(theirs, ours, first)
+        keys = [f"text{rank}" for rank in (next(iter(came)), first)]
+        more = ""
+        if self._store.check(keys):
+            theirs, ours = (self._store.get(key).decode() for key in keys)
+            more = first_difference(theirs, ours, first)
         return f"{odd} came to {where} with something else than rank {first}{more}"
 
     def _key(self, what: str, number: int | None = None) -> str:

@@ -118,8 +118,18 @@ def test_collective(rank):
 """
 
 
+SCRIPT = """
+import pytest
+print("the script runs")
+pytest.main(["test_plain.py"])
+"""
+
+
 def test_without_fork_each_rank_is_started_by_itself(pytester: pytest.Pytester) -> None:
-    """As on Windows, and, with a warning, where what is imported starts a thread."""
+    """As on Windows, and, with a warning, where what is imported starts a thread.
+
+    The script that calls pytest runs once, and not again in each rank.
+    """
     pytester.makepyfile(
         test_plain=PLAIN,
         threaded="import threading, time\n"
@@ -128,8 +138,9 @@ def test_without_fork_each_rank_is_started_by_itself(pytester: pytest.Pytester) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTEST_PLUGINS", "threaded")
         patch.setenv("PYTHONPATH", f"{pytester.path}{os.pathsep}{os.environ['PYTHONPATH']}")
-        result = pytester.runpytest_subprocess()
+        result = pytester.runpython(pytester.makepyfile(script=SCRIPT))
     result.assert_outcomes(passed=1, warnings=1)
+    assert result.stdout.str().count("the script runs") == 1
     result.stdout.fnmatch_lines(
         "*ModelHealthWarning: tests on several ranks start slowly: *: of a plugin"
     )
