@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.evidence import Evidence
-from pytest_modelhealth.ranks.joining import Joined, joined
 from pytest_modelhealth.ranks.placing import (
     FLOWING,
     LOSS_INPUT,
@@ -28,28 +28,44 @@ from pytest_modelhealth.report.observation import (
     mean_of,
     merged_targets,
 )
-from pytest_modelhealth.report.ranks import Assembly, Ranks
-from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.report.ranks import Assembly, Dimension, Group, How, Ranks
+from pytest_modelhealth.statistics import (
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    ExponentCounts,
+    TensorStatistics,
+    UnitStatistics,
+)
+
+_HOWS: tuple[How, ...] = ("units", "pieces", "replicas")
 
 
-def assembled(company: Company, own: Observation, noted: Evidence | None = None) -> Observation:
+@dataclass(frozen=True)
+class Joined:
+    """One tensor of all ranks.
+
+    Args:
+        seen: its statistics; ``None`` where no rank that has it counts.
+        assembly: how it became one.
+    """
+
+    seen: TensorStatistics | None
+    assembly: Assembly
+
+
+def assembled(company: Company, ranks: Sequence[Seen]) -> Observation:
     """Return what all ranks saw of one step, put together from what each saw.
 
     Counts, extremes and histograms are exact, moments right to rounding, units that ranks share
     out stand in a row. Gradients of activations are divided by the number of ranks that share the
     batch out, as their losses are averaged: so all numbers are those of one process that has the
-    whole batch. Each rank is sent what all saw, and puts it together in the order of the ranks: so
-    all have the same, to the last bit.
+    whole batch. Each rank puts it together in the order of the ranks: so all have the same, to the
+    last bit.
 
     Args:
-        company: the ranks; each calls this at the same time.
-        own: what this rank saw.
-        noted: what it noted before the run; its cards go with what it saw.
+        company: the ranks.
+        ranks: what each saw, in order.
     """
-    cards = [] if noted is None else noted.written(own)
-    ranks = company.gather(Seen(company.rank, company.place, own, cards))
-    if noted is not None:
-        noted.cards = [one.cards for one in ranks]
     tensors = _tensors(parts_of(ranks), company.ranks)
     records: dict[str, list[LayerRecord]] = {}
     for one in ranks:
@@ -223,7 +239,20 @@ def _observation(
         loss_path=path,
         flow=next((seen.flow for seen in every if seen.flow is not None), None),
         own_functions=any(seen.own_functions for seen in every),
-        ranks=Ranks(company.ranks, company.place.engine, company.groups, (), _range_of(losses)),
+        ranks=Ranks(company.ranks, company.place.engine, _groups(ranks), (), _range_of(losses)),
+    )
+
+
+def _groups(ranks: Sequence[Seen]) -> tuple[Group, ...]:
+    """Return who shares what out."""
+    dimensions: dict[Dimension, list[tuple[int, ...]]] = {
+        "data": [one.place.data for one in ranks],
+        "tensor": [one.place.tensor for one in ranks],
+    }
+    return tuple(
+        Group(dimension, tuple(dict.fromkeys(groups)))
+        for dimension, groups in dimensions.items()
+        if any(len(group) > 1 for group in groups)
     )
 
 
@@ -255,3 +284,104 @@ def _longer(given: GivenTensor, own: int, samples: int) -> GivenTensor:
 
 def _seen(tensors: Mapping[Key, Joined], key: Key) -> TensorStatistics | None:
     return tensors[key].seen if key in tensors else None
+
+
+def joined(parts: Mapping[int, Part]) -> Joined:
+    """Return the tensor of which several ranks have parts, merged in their order.
+
+    Args:
+        parts: by rank, in order, at least one.
+    """
+    how: How = min((part.how for part in parts.values()), key=_HOWS.index)
+    how = "one rank" if len(parts) == 1 else how
+    counting = {rank: part for rank, part in parts.items() if part.counts}
+    if any(part.is_replica for part in counting.values()):
+        counting = dict([*counting.items()][:1])
+    if not counting:
+        return Joined(None, Assembly(how, len(parts)))
+    each = {rank: _scaled(part.seen, part.scale) for rank, part in counting.items()}
+    sizes = {rank: seen.abs_max for rank, seen in each.items() if seen.finite_count}
+    largest = max(sizes, key=sizes.__getitem__, default=None)
+    abs_max = math.nan if largest is None else sizes[largest]
+    placed = [_placed(each[rank], part, abs_max) for rank, part in counting.items()]
+    whole = reduce(TensorStatistics.merge, [one for one in placed if one.count] or placed[:1])
+    shapes = [part.full_shape for part in counting.values()]
+    shape = shapes[0]
+    if all(part.grows for part in counting.values()) and len({s[1:] for s in shapes}) == 1:
+        rows = sum(part.full_shape[0] for part in counting.values() if part.adds_rows)
+        shape = (rows, *shape[1:])
+    ill = tuple(rank for rank, seen in each.items() if seen.nonfinite_count)
+    return Joined(replace(whole, shape=shape), Assembly(how, len(parts), ill, largest))
+
+
+def _placed(seen: TensorStatistics, part: Part, abs_max: float) -> TensorStatistics:
+    """Return the statistics with units and the first NaN where they are in the whole."""
+    first = seen.first_nonfinite
+    if first is not None and len(first) == len(part.offset):
+        first = tuple(a + b for a, b in zip(first, part.offset, strict=True))
+    units = seen.units
+    if units is not None and seen.count:
+        units = _row_of_units(seen, units, part, abs_max)
+    return replace(seen, units=units, first_nonfinite=first)
+
+
+def _row_of_units(
+    seen: TensorStatistics, units: UnitStatistics, part: Part, abs_max: float
+) -> UnitStatistics:
+    """Return the units of the whole, where others than these are neither alive nor seen.
+
+    Units live by the largest magnitude of all ranks where one tensor was seen.
+    """
+    alive = units.alive
+    if math.prod(seen.shape) == seen.count:
+        alive = UnitStatistics.of_extremes(units.minimum, units.maximum, 1, abs_max).alive
+    begin, size = part.units or (0, len(alive))
+    here = slice(begin, begin + len(alive))
+    row = UnitStatistics(
+        np.zeros(size, np.bool_),
+        np.full(size, np.inf),
+        np.full(size, -np.inf),
+        units.observations if part.counts_samples else 0,
+    )
+    row.alive[here], row.minimum[here], row.maximum[here] = alive, units.minimum, units.maximum
+    return row
+
+
+def _scaled(seen: TensorStatistics, by: int) -> TensorStatistics:
+    """Return the statistics of all values divided by a number.
+
+    Exponents move by whole steps where it is a power of two; else each row goes to two in the
+    share that values spread evenly over its logarithms would have, and counts as sampled.
+    """
+    if by == 1:
+        return seen
+    units = seen.units
+    if units is not None:
+        units = replace(units, minimum=units.minimum / by, maximum=units.maximum / by)
+    return replace(
+        seen,
+        mean=seen.mean / by,
+        std=seen.std / by,
+        min=seen.min / by,
+        max=seen.max / by,
+        exponents=_moved(seen.exponents, by),
+        units=units,
+        histogram_sampled=seen.histogram_sampled or by & (by - 1) != 0,
+    )
+
+
+def _moved(rows: ExponentCounts, by: int) -> ExponentCounts:
+    if not len(rows.counts):
+        return rows
+    steps = by.bit_length() - 1
+    further = np.rint(rows.counts * (math.log2(by) - steps)).astype(np.int64)
+    counts = np.zeros((len(rows.counts) + 1, 2), dtype=np.int64)
+    counts[1:] = rows.counts - further
+    counts[:-1] += further
+    lowest = rows.lowest - steps - 1
+    below = max(0, LOWEST_EXPONENT - lowest)
+    if below:
+        below = min(below, len(counts) - 1)
+        counts[below] += counts[:below].sum(axis=0)
+        counts, lowest = counts[below:], lowest + below
+    return ExponentCounts.of_rows(min(lowest, HIGHEST_EXPONENT), counts)

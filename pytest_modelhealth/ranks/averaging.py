@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.layer import Held
+from pytest_modelhealth.capture.parallel.placements import summed
 from pytest_modelhealth.ranks.company import Company
 
-BUCKET = 2**22
-"""The most elements that are added up at once: what an average takes beside the gradients."""
-
 _Name = tuple[str, str, int, str]
+"""Layer, own name, number of elements and dtype of a gradient."""
 
 
 class Averager:
@@ -36,97 +32,35 @@ class Averager:
         Raises:
             InspectionError: a rank failed or did not come this far.
         """
-        self._company.meeting.agree("its gradients are averaged", "")
+        self._company.meeting.agree("its gradients are averaged")
         with torch.no_grad():
-            whole = [(layer, name, self._reduced(tensor)) for layer, name, tensor in gradients]
-            self._average([held for held in whole if not _is_spread(held[2])])
+            whole = [(layer, name, summed(tensor)) for layer, name, tensor in gradients]
+            self._average([held for held in whole if not hasattr(held[2], "device_mesh")])
         return whole
 
-    def _reduced(self, gradient: Tensor) -> Tensor:
-        """Return a gradient of which ranks hold parts of a sum, added up; any other as it is."""
-        if not _is_spread(gradient):
-            return gradient
-        spread: Any = gradient
-        partial = [p for p in spread.placements if p.is_partial()]
-        if not partial:
-            return gradient
-        from torch.distributed.tensor import DTensor, Replicate
-
-        among = self._company.place.tensor
-        local = spread.to_local()
-        total = self._company.total(_wide(local).reshape(-1), among).reshape(local.shape)
-        if all(getattr(p, "reduce_op", "sum") == "avg" for p in partial):
-            total /= len(among)
-        whole = [Replicate() if p.is_partial() else p for p in spread.placements]
-        return DTensor.from_local(
-            total.to(local.device, local.dtype),
-            spread.device_mesh,
-            whole,
-            run_check=False,
-            shape=spread.shape,
-            stride=spread.stride(),
-        )
-
     def _average(self, held: list[Held]) -> None:
+        """Average what is no `DTensor`, whose engine has averaged it."""
         ranks = self._company.place.data
         if len(ranks) == 1:
             return
         own = {_name(layer.name, name, tensor): tensor for layer, name, tensor in held}
-        names = list(own)
-        union: dict[_Name, None] = {}
-        for some in self._company.gather(names, ranks):
-            union.update(dict.fromkeys(some))
-        for bucket in _buckets(union):
-            self._add_up(bucket, own, ranks)
-
-    def _add_up(
-        self, bucket: list[_Name], own: Mapping[_Name, Tensor], ranks: tuple[int, ...]
-    ) -> None:
-        """Average one bucket, all of one dtype."""
-        pieces = [
-            _wide(own[name]).reshape(-1)
-            if name in own
-            else torch.zeros(name[2], dtype=_wide_of(name[3]))
-            for name in bucket
-        ]
-        total = self._company.total(torch.cat([piece.cpu() for piece in pieces]), ranks)
-        total /= len(ranks)
-        for name, mean in zip(bucket, total.split([name[2] for name in bucket]), strict=True):
-            if name in own:
-                own[name].copy_(mean.reshape(own[name].shape))
+        names = dict.fromkeys(name for some in self._company.gather([*own], ranks) for name in some)
+        for name in names:
+            dtype = _wide(name[3])
+            if name not in own:
+                self._company.total(torch.zeros(name[2], dtype=dtype), ranks)
+                continue
+            gradient = own[name]
+            dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
+            total = self._company.total(dense.to(dtype).reshape(-1), ranks)
+            gradient.copy_((total / len(ranks)).reshape(gradient.shape))
 
 
 def _name(layer: str, own: str, tensor: Tensor) -> _Name:
     return layer, own, tensor.numel(), str(tensor.dtype).removeprefix("torch.")
 
 
-def _is_spread(tensor: Tensor) -> bool:
-    """Whether a tensor is a `DTensor`: its engine has averaged it over the ranks that share."""
-    return hasattr(tensor, "device_mesh")
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """Return a gradient in a dtype that sums of many ranks do not overflow."""
-    dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
-    return dense.to(_wide_of(str(tensor.dtype).removeprefix("torch.")))
-
-
-def _wide_of(dtype: str) -> torch.dtype:
+def _wide(dtype: str) -> torch.dtype:
+    """Return a dtype that sums of many ranks do not overflow."""
     own: torch.dtype = getattr(torch, dtype)
     return torch.float32 if own.itemsize < 4 else own
-
-
-def _buckets(names: Mapping[_Name, None]) -> Iterator[list[_Name]]:
-    """Yield names in runs of one dtype that are no longer than a bucket, or one tensor each."""
-    for dtype in dict.fromkeys(name[3] for name in names):
-        bucket: list[_Name] = []
-        size = 0
-        for name in names:
-            if name[3] != dtype:
-                continue
-            if bucket and size + name[2] > BUCKET:
-                yield bucket
-                bucket, size = [], 0
-            bucket.append(name)
-            size += name[2]
-        yield bucket

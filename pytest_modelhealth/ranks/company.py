@@ -6,10 +6,8 @@ model are never used, since a rank that failed may have left another of their co
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,26 +16,11 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import named_modules, type_name
+from pytest_modelhealth.ranks.layout import Place
 from pytest_modelhealth.ranks.meeting import Meeting
-from pytest_modelhealth.ranks.patience import is_of_waiting, layer_of
-from pytest_modelhealth.report.ranks import Dimension, Group
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this rank stands among the ranks of a model.
-
-    Args:
-        data: the ranks that hold the same part of the model and see other samples, in order.
-        tensor: the ranks that see the same samples and hold other parts of its tensors, in order.
-        engine: what distributes the model, for people.
-    """
-
-    data: tuple[int, ...]
-    tensor: tuple[int, ...]
-    engine: str = ""
 
 
 class Company:
@@ -55,7 +38,6 @@ class Company:
         self.rank = dist.get_rank()
         self.place = place
         self.meeting = Meeting(store, ranks, self.rank, seconds)
-        self.groups: tuple[Group, ...] = ()
         self.kept: dict[Any, int] | None = None
         """Fingerprints that hold for all batches of a run; ``None`` outside of one."""
         self._channels: dict[tuple[int, ...], Any] = {}
@@ -130,26 +112,12 @@ class Company:
         for among in (self.place.data, self.place.tensor):
             if 1 < len(among) < self.size:
                 self._channel(among)
-        self.groups = self._all_groups()
 
     @property
     def is_closed(self) -> bool:
         """Whether its process group was destroyed."""
         known = dist.distributed_c10d._world.pg_map
         return any(channel not in known for channel in self._channels.values())
-
-    def _all_groups(self) -> tuple[Group, ...]:
-        """Return who shares what out among all ranks."""
-        found: list[Group] = []
-        dimensions: tuple[tuple[Dimension, tuple[int, ...]], ...] = (
-            ("data", self.place.data),
-            ("tensor", self.place.tensor),
-        )
-        for dimension, mine in dimensions:
-            groups = tuple(dict.fromkeys(self.gather(mine)))
-            if any(len(group) > 1 for group in groups):
-                found.append(Group(dimension, groups))
-        return tuple(found)
 
     def _channel(self, ranks: tuple[int, ...]) -> Any:
         if ranks not in self._channels:
@@ -175,6 +143,53 @@ def _told(error: BaseException) -> str:
     return type(error).__name__ + (f": {text}" if text else "")
 
 
-def digest(text: str) -> str:
-    """Return 16 hexadecimal digits that tell texts apart."""
-    return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).hexdigest()
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Let no collective of gloo wait longer inside; each group has its own timeout again after it.
+
+    Groups of NCCL keep theirs: it ends the process when that has passed.
+    """
+    limit = timedelta(seconds=max(1.0, seconds))
+    changed: list[tuple[Any, timedelta]] = []
+    try:
+        for group in list(dist.distributed_c10d._world.pg_map):
+            timeout = _timeout(group)
+            if timeout is not None and timeout > limit:
+                dist.distributed_c10d._set_pg_timeout(limit, group)
+                changed.append((group, timeout))
+        yield
+    finally:
+        for group, timeout in changed:
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def _timeout(group: Any) -> timedelta | None:
+    """Return the timeout of a group of gloo; ``None`` of any other."""
+    if dist.get_backend(group) != "gloo":
+        return None
+    found = group._get_backend(torch.device("cpu")).options._timeout
+    return found if isinstance(found, timedelta) else None
+
+
+def is_of_waiting(error: BaseException) -> bool:
+    """Whether an error is that of a collective which another rank did not come to, or left."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(word in said for word in _SAID)
+
+
+def layer_of(error: BaseException, model: nn.Module) -> str | None:
+    """Return the name of the innermost layer that an error was raised in; ``None`` of none."""
+    names: dict[object, str | None] = {
+        named.module: named.name or type_name(named.module) for named in named_modules(model)
+    }
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code is nn.Module._call_impl.__code__:
+            found = names.get(frame.f_locals.get("self"), found)
+        trace = trace.tb_next
+    return found
+
+
+_SAID = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "gloo")

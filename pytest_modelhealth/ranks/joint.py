@@ -16,12 +16,15 @@ from torch import nn
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.ranks import END_OF_TEST, evidence
+from pytest_modelhealth.ranks import END_OF_TEST
 from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.averaging import Averager
-from pytest_modelhealth.ranks.company import Company, Place, digest
-from pytest_modelhealth.ranks.patience import limited
-from pytest_modelhealth.ranks.places import place_of
+from pytest_modelhealth.ranks.company import Company, limited
+from pytest_modelhealth.ranks.comparing import disagreements
+from pytest_modelhealth.ranks.evidence import Evidence
+from pytest_modelhealth.ranks.layout import Place, described, place_of
+from pytest_modelhealth.ranks.meeting import digest
+from pytest_modelhealth.ranks.placing import Seen
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.data_sets import Extreme
 from pytest_modelhealth.report.probing import Probed
@@ -66,19 +69,19 @@ def observed_together(company: Company, request: Request, run: Run = observed) -
         Exception: whatever this rank's model or loss raises, untouched.
     """
     refuse_unknown_ways(find_wrappers(State(request.model).modules))
-    structure = _structure(request)
-    company.meeting.agree("the run", digest(structure), structure)
+    company.meeting.agree("the run", _structure(request))
     company.open()
     with company.telling("its run", request.model), limited(company.meeting.seconds):
-        noted = evidence.collected(company, request)
+        evidence = Evidence(company, request)
         try:
             own = run(replace(request, averager=Averager(company)))
         finally:
-            noted.close()
-    company.meeting.agree("the reports are put together", "")
+            evidence.close()
+    company.meeting.agree("the reports are put together")
     with company.telling("putting the reports together"):
-        joint = assembled(company, own, noted)
-        found = evidence.disagreements(company, noted, own, joint)
+        seen = company.gather(Seen(company.rank, company.place, own, evidence.record(own)))
+        joint = assembled(company, seen)
+        found = disagreements(evidence, seen, joint)
     assert joint.ranks is not None
     return replace(joint, ranks=replace(joint.ranks, disagreements=found))
 
@@ -100,7 +103,7 @@ def time_is_up(company: Company, here: bool) -> bool:
     Raises:
         InspectionError: a rank failed, or did not come from this batch.
     """
-    company.meeting.agree("its next batch", "")
+    company.meeting.agree("its next batch")
     with company.telling("ending its batches"):
         return any(company.gather(here))
 
@@ -122,7 +125,7 @@ def settled(company: Company, own: Observation, over_batches: bool) -> Observati
     if alone == _NOTHING and not over_batches:
         return own
     batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
-    company.meeting.agree(f"the end of its inspection, after {batches}", "")
+    company.meeting.agree(f"the end of its inspection, after {batches}")
     with company.telling("ending its inspection"):
         extremes = {name: (r.largest, r.nonfinite) for name, r in own.layers.items()}
         sent = company.gather((extremes, own.odd_samples, alone))
@@ -180,4 +183,4 @@ def _structure(request: Request) -> str:
             "gradients": torch.is_grad_enabled(),
         }.items()
     )
-    return f"{asked}\n{evidence.described(request.model)}"
+    return f"{asked}\n{described(request.model)}"

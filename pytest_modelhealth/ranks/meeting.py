@@ -6,6 +6,7 @@ group for all: a rank that comes late is told nothing, and the next inspection h
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,8 +17,6 @@ from pytest_modelhealth.report.ranks import named_ranks
 
 SLICE = timedelta(seconds=1)
 """The longest wait in one piece: Ctrl-C is heard between two."""
-
-_WAIT_FOR_THE_DIFFERENCE = 5.0
 
 _PAUSES = (0.0002, 0.0005, 0.001, 0.002, 0.004)
 """Seconds between the first looks of a rank that waits, before it has the store wait."""
@@ -42,30 +41,32 @@ class Meeting:
         self.failed = False
         """Whether the last meeting ended in an error, which all ranks know of."""
         self._number = 0
+        self._described = ""
 
-    def agree(self, where: str, value: str, description: str = "") -> None:
+    def agree(self, where: str, description: str = "") -> None:
         """Wait for all, and go on where all came with the same.
 
         Args:
             where: what this meeting is before, for people: ``"the run"``.
-            value: what must be equal; short.
-            description: what `value` is a digest of, a line a thing: shown where it differs.
+            description: what must be equal, a line a thing: the first that differs is shown.
 
         Raises:
             InspectionError: a rank failed, did not come in time, or came with another value.
         """
-        own = f"{where}|{value}"
         self.failed = True
         try:
-            verdict = self._outcome(own)
-            if verdict == "differ":
-                raise InspectionError(self._difference(description))
+            value = digest(description)
+            if description and value != self._described:  # most often it is that of the run before
+                self._store.set(f"text{self._rank}", description)
+                self._described = value
+            self._store.set(self._key(f"rank{self._rank}"), f"{where}|{value}")
+            is_last = self._store.add(self._key("count"), 1) == len(self._ranks)
+            verdict = self._settle(self._difference() or "go") if is_last else self._waited()
         except (RuntimeError, OSError) as error:
-            if isinstance(error, InspectionError):
-                raise
+            said = (str(error).splitlines() or [type(error).__name__])[0]
             raise InspectionError(
                 f"rank {self._rank} could not reach the other ranks before {where}: their process "
-                f"group was destroyed, or the rank that keeps its store ended ({_first(error)})"
+                f"group was destroyed, or the rank that keeps its store ended ({said})"
             ) from error
         finally:
             self._forget()
@@ -87,15 +88,6 @@ class Meeting:
             return text  # the group is gone, and what this rank raises says more
         finally:
             self._number += 1
-
-    def _outcome(self, own: str) -> str:
-        self._store.set(self._key(f"rank{self._rank}"), own)
-        first = self._store.compare_set(self._key("value"), "", own).decode()
-        if first != own:
-            return self._settle("differ")
-        if self._store.add(self._key("count"), 1) == len(self._ranks):
-            return self._settle("go")
-        return self._waited()
 
     def _settle(self, verdict: str) -> str:
         return str(self._store.compare_set(self._key("verdict"), "", verdict).decode())
@@ -126,41 +118,31 @@ class Meeting:
         key = self._key(f"rank{rank}")
         return self._store.get(key).decode() if self._store.check([key]) else None
 
-    def _difference(self, description: str) -> str:
-        """Return who came with another value, and the first line in which it differs.
+    def _difference(self) -> str:
+        """Return who came with another value, and the first line in which it differs; or nothing.
 
-        The first of the odd ranks compares its description with that of the first rank.
+        The last rank to come asks, as all have said theirs.
         """
-        first = self._ranks[0]
-        came = {rank: self._later(f"rank{rank}") for rank in self._ranks}
-        here = {rank: said for rank, said in came.items() if said is not None}
-        reference = here.get(first, next(iter(here.values())))
-        first = next(rank for rank, said in here.items() if said == reference)
-        odd = [rank for rank, said in here.items() if said != reference]
-        where = reference.partition("|")[0]
-        elsewhere = sorted({here[rank].partition("|")[0] for rank in odd} - {where})
+        first, *others = self._ranks
+        here = self._said(first) or ""
+        came = {rank: said for rank in others if (said := self._said(rank)) != here}
+        if not came:
+            return ""
+        where = here.partition("|")[0]
+        odd = named_ranks(came)
+        elsewhere = sorted({(said or "").partition("|")[0] for said in came.values()} - {where})
         if elsewhere:
             return (
-                f"{named_ranks(odd)} came to {' and '.join(elsewhere)} while rank {first} was "
+                f"{odd} came to {' and '.join(elsewhere)} while rank {first} was "
                 f"before {where}. All ranks must do the same in the same order, and run the same "
                 "number of batches: a DistributedSampler with drop_last=True deals them out evenly"
             )
-        if self._rank == first:
-            self._store.set(self._key("text"), description)
-        if odd and self._rank == odd[0]:
-            theirs = self._later("text") or ""
-            self._store.set(self._key("difference"), first_difference(description, theirs, first))
-        more = (self._later("difference") or "") if description else ""
-        return f"{named_ranks(odd)} came to {where} with something else than rank {first}{more}"
-
-    def _later(self, key: str) -> str | None:
-        """Return what a rank has set or is about to set; ``None`` where it does not come."""
-        full = self._key(key)
-        end = time.monotonic() + min(_WAIT_FOR_THE_DIFFERENCE, self.seconds)
-        while time.monotonic() < end:
-            if _wait(self._store, full, end):
-                return str(self._store.get(full).decode())
-        return None
+        keys = [f"text{rank}" for rank in (next(iter(came)), first)]
+        more = ""
+        if self._store.check(keys):
+            theirs, ours = (self._store.get(key).decode() for key in keys)
+            more = first_difference(theirs, ours, first)
+        return f"{odd} came to {where} with something else than rank {first}{more}"
 
     def _key(self, what: str, number: int | None = None) -> str:
         return f"{self._number if number is None else number}/{what}"
@@ -170,7 +152,7 @@ class Meeting:
         past = self._number - 2
         keys = [f"rank{self._rank}"]
         if self._rank == self._ranks[0]:
-            keys += ["value", "count", "verdict"]
+            keys += ["count", "verdict"]
         try:
             for key in keys if past >= 0 else ():
                 self._store.delete_key(self._key(key, past))
@@ -197,10 +179,6 @@ def _wait(store: Any, key: str, end: float) -> bool:
     return True
 
 
-def _first(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def first_difference(own: str, reference: str, first: int) -> str:
     """Return ``": 'a: Linear', on rank 0 'a: Conv2d'"``, of the first line that differs."""
     ours, theirs = own.splitlines(), reference.splitlines()
@@ -211,3 +189,8 @@ def first_difference(own: str, reference: str, first: int) -> str:
     line = longer[min(len(ours), len(theirs))] if len(ours) != len(theirs) else ""
     where = "here alone" if longer is ours else f"on rank {first} alone"
     return f": {line}, {where}" if line else ""
+
+
+def digest(text: str) -> str:
+    """Return 16 hexadecimal digits that tell texts apart."""
+    return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).hexdigest()

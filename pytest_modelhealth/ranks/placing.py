@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.ranks.company import Place
+from pytest_modelhealth.ranks.evidence import Evidence, Record
+from pytest_modelhealth.ranks.layout import Place
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
 from pytest_modelhealth.report.ranks import How, Placement
 from pytest_modelhealth.statistics import TensorStatistics
@@ -31,13 +31,50 @@ class Seen:
         rank: the rank.
         place: where it stands among the others.
         observation: what it saw.
-        cards: what it noted for the checks between ranks.
+        record: what it noted for the checks between ranks.
     """
 
     rank: int
     place: Place
     observation: Observation
-    cards: list[Any]
+    record: Record
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All records, and what this rank has of its own.
+
+    Args:
+        seen: what each rank saw and noted, in order of ranks.
+        own: what this rank noted, by which layers and tensors have their names.
+        joint: what all saw, put together.
+    """
+
+    seen: Mapping[int, Seen]
+    own: Evidence
+    joint: Observation
+
+    def others(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Return all ranks but these."""
+        these = set(ranks)
+        return tuple(rank for rank in self.seen if rank not in these)
+
+    def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return layers once each, in execution order."""
+        places = {name: place for place, name in enumerate(self.joint.layers)}
+        return tuple(sorted(dict.fromkeys(names), key=lambda name: places.get(name, len(places))))
+
+    def same_of_others(self, numbers: Mapping[int, int]) -> list[tuple[int, ...]]:
+        """Return the ranks that have the same number, 0 for none, and see other samples."""
+        having: dict[int, list[int]] = {}
+        for rank, number in numbers.items():
+            if number:
+                having.setdefault(number, []).append(rank)
+        return sorted(
+            tuple(ranks)
+            for ranks in having.values()
+            if len({self.seen[rank].place.tensor for rank in ranks}) > 1
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,13 +79,13 @@ class Disagreement:
         is_sure: whether nothing seen could mean it so; else its check only warns.
     """
 
-    kind: str
-    layer: str
-    role: str
-    tensor: str
-    ranks: tuple[int, ...]
-    others: tuple[int, ...]
-    message: str
+    kind: str = ""
+    layer: str = ""
+    role: str = ""
+    tensor: str = ""
+    ranks: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+    message: str = ""
     value: float = 1.0
     layers: tuple[str, ...] = ()
     is_sure: bool = True

@@ -8,24 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from pytest_modelhealth.plugin.several_ranks import launching, running
+from pytest_modelhealth.plugin.several_ranks import running
 from tests.plugin.test_junit import properties
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_server() -> Iterator[None]:
-    """Let the inner runs in this process fork their ranks from one process: starting it is dear."""
-    shared = launching.launcher(output=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "launcher", lambda **_: shared)
-        patch.setattr(shared, "close", lambda: None)
-        yield
-    shared.close()
-
 
 OF_PYTEST = """
 import os, warnings

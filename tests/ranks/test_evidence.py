@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from corpus.ranks.blind_faults import rows, seeded
+from corpus.ranks.networks import Mlp
 from pytest_modelhealth import Inspector
-from tests.ranks.blind import rows, seeded
 from tests.ranks.launching import on_ranks
-from tests.ranks.networks import Mlp
 
 
 def left_out_of_shards() -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.ranks.evidence.fingerprints import _summed, fingerprint
+from pytest_modelhealth.ranks.evidence import _summed, fingerprint
 
 VALUES = torch.arange(1.0, 25.0).reshape(4, 6)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.ranks.joining import joined
+from pytest_modelhealth.ranks.assembling import joined
 from pytest_modelhealth.ranks.placing import Part
 from pytest_modelhealth.statistics import TensorStatistics, reduce
 

@@ -15,7 +15,7 @@ from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.capture.parallel.sharded import Shards
+    from pytest_modelhealth.capture.parallel.engines import Shards
     from pytest_modelhealth.capture.parallel.wrappers import Wrappers
 
 
@@ -115,14 +115,14 @@ def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStac
     shards: Shards | None = None
     notes: tuple[str, ...] = ()
     if wrappers.sharded:
-        from pytest_modelhealth.capture.parallel.sharded import Shards
+        from pytest_modelhealth.capture.parallel.engines import Shards
 
         shards = Shards(wrappers.sharded)
         notes = (_REDUCED,) if shards.waits else ()
         stack.enter_context(shards.apart())
         state = State(model)
     if wrappers.replicated:
-        from pytest_modelhealth.capture.parallel.local_step import doubles, stay_local
+        from pytest_modelhealth.capture.parallel.engines import doubles, stay_local
 
         stack.callback(state.restore_containers)
         stay_local(wrappers.replicated)

@@ -1,12 +1,9 @@
 """Tests on several ranks: each rank a process that runs pytest with this one test.
 
 ====================  ==============================================================
-`mark`                what ``@pytest.mark.modelhealth_ranks(2)`` says, and whether it is sound
-`server`              the warm process that ranks are forked from
-`launching`           starts and ends ranks, from that server or each by itself
-`rank_process`        what a rank does
-`reporting`           hands on what pytest says in a rank
-`group`               the process group that a test finds
+`processes`           starts and ends ranks, forked from a warm server or each by itself
+`warm`                what that server has imported
+`rank_process`        what a rank does and says
 `running`             runs one test on its ranks and waits for them
 `verdict`             makes one result of what the ranks reported
 `waiting`             says where a rank is, and what it waits for
@@ -14,5 +11,5 @@
 `torchrun`            the same test where torchrun started pytest on each rank
 ====================  ==============================================================
 
-Nothing here is imported before a test is marked, but for `mark`.
+Nothing here is imported before a test is marked.
 """

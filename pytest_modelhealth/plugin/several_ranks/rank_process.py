@@ -1,60 +1,43 @@
-"""What a rank does: it runs pytest with one test, and ends when nobody waits for it."""
+"""What a rank does: it runs pytest with one test, and says to its parent what came of it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
-import pickle
 import random
 import signal
 import sys
 import threading
 import traceback
-from pathlib import Path
+from datetime import timedelta
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_modelhealth.plugin.several_ranks.reporting import Said, plugin
+import pytest
+
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.plugin.several_ranks import snapshots
 from pytest_modelhealth.plugin.several_ranks.waiting import report_on
 
 if TYPE_CHECKING:
-    import pytest
+    import warnings
 
 
-def run_spawned() -> None:
-    """Run the rank whose request comes through standard input."""
-    size = int.from_bytes(_exactly(0, 8), "little")
-    packed = _exactly(0, size)
-    control = os.dup(0)
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    run(packed, control)
-
-
-def _exactly(descriptor: int, size: int) -> bytes:
-    read = b""
-    while len(read) < size:
-        more = os.read(descriptor, size - len(read))
-        if not more:
-            os._exit(70)
-        read += more
-    return read
-
-
-def run(packed: bytes, control: int) -> NoReturn:
+def run(request: dict[str, Any], control: Any, streams: list[Any]) -> NoReturn:
     """Run one test, and end this process.
 
     Args:
-        packed: the pickled request, as `running` makes it.
-        control: what only the parent writes to: a byte asks where this rank is, the end of the
-            file is that of the parent.
+        request: what to run, as `running` makes it.
+        control: a connection to the parent, which asks where this rank is, and reads what it says.
+        streams: connections on what to write to in place of a file, if anything.
     """
-    request = pickle.loads(packed)
-    folder, rank = Path(request["folder"]), request["rank"]
-    said = Said(folder / f"said{rank}")
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C is the parent's, and what a rank starts ends with it
+    said = Said(control)
     try:
-        _become(request, folder)
-        threading.Thread(target=_watch, args=(control, folder, rank), daemon=True).start()
+        _become(request, streams)
+        threading.Thread(target=_watch, args=(control, said), daemon=True).start()
         _run_pytest(request, said)
     except BaseException as error:  # noqa: BLE001 - the parent tells it
         text = str(error) if type(error).__name__ == "UsageError" else traceback.format_exc()
@@ -67,14 +50,33 @@ def run(packed: bytes, control: int) -> NoReturn:
     os._exit(0)
 
 
-def _become(request: dict[str, Any], folder: Path) -> None:
+class Said:
+    """Says to the parent, from any thread, what came of a rank.
+
+    Args:
+        control: the connection to it.
+    """
+
+    def __init__(self, control: Any) -> None:
+        self._control = control
+        self._lock = threading.Lock()
+
+    def say(self, kind: str, **content: Any) -> None:
+        """Send a message; what is no plain data in it becomes text."""
+        with self._lock, contextlib.suppress(OSError):  # the parent may be gone
+            self._control.send({"kind": kind, **_plain(content)})
+
+
+def _become(request: dict[str, Any], streams: list[Any]) -> None:
     """Take over what a process started by pytest itself would have."""
+    for number, stream in enumerate(streams, 1):
+        os.dup2(stream.fileno(), number)
     if request["log"]:
-        log = os.open(folder / f"log{request['rank']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        _keep_captured(folder / f"log{request['rank']}")
+        _keep_captured(Path(request["log"]))
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
@@ -109,20 +111,16 @@ def _no_debugger(*_args: object, **_options: object) -> NoReturn:
     )
 
 
-def _watch(control: int, folder: Path, rank: int) -> None:
+def _watch(control: Any, said: Said) -> None:
     """Answer the parent, and end with it."""
     while True:
         try:
-            asked = os.read(control, 1)
-        except OSError:
-            asked = b""
-        if not asked:
+            control.recv()
+        except (EOFError, OSError):
             if hasattr(os, "killpg"):
                 os.killpg(os.getpgid(0), signal.SIGKILL)
             os._exit(70)
-        part = folder / f"where{rank}.part"
-        part.write_bytes(pickle.dumps(report_on(threading.main_thread())))
-        part.replace(folder / f"where{rank}")
+        said.say("where", **report_on(threading.main_thread()))
 
 
 def _run_pytest(request: dict[str, Any], said: Said) -> None:
@@ -133,7 +131,7 @@ def _run_pytest(request: dict[str, Any], said: Said) -> None:
     package.__doc__ = f"{package.__doc__} PYTEST_DONT_REWRITE"
     config = _prepareconfig(request["args"], None)
     _take_over(config, request)
-    config.pluginmanager.register(plugin(config, request, said), "modelhealth.rank")
+    config.pluginmanager.register(_Reporting(config, request, said), "modelhealth.rank")
     config.hook.pytest_cmdline_main(config=config)
 
 
@@ -182,3 +180,136 @@ def _take_over(config: pytest.Config, request: dict[str, Any]) -> None:
     # By this, plugins know that another process reports: they write no files and no summary.
     config.workerinput = request["workerinput"]  # type: ignore[attr-defined]
     config.workeroutput = {}  # type: ignore[attr-defined]
+
+
+class _Reporting:
+    """The plugin of a rank: it keeps the one test, joins the group, hands on what is said."""
+
+    def __init__(self, config: pytest.Config, request: dict[str, Any], said: Said) -> None:
+        self._config, self._request, self._said = config, request, said
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self) -> None:
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter._tw._file = Path(os.devnull).open("w")  # noqa: SIM115 - until the rank ends
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self) -> None:
+        # without it there is no summary either, which is the parent's
+        self._config.pluginmanager.unregister(name="terminalreporter")
+        if self._request["rank"]:
+            snapshots.write_nothing(self._config)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        wanted = self._request["nodeid"]
+        names = [item.nodeid for item in items]
+        items[:] = [item for item in items if item.nodeid == wanted][:1]
+        if not items:
+            found = f"found {', '.join(names[:3])} instead" if names else "found nothing"
+            self._said.say(
+                "problem",
+                text=f"this rank does not find the test: it {found}; a test must have the same "
+                "name in each process, whatever it is parametrised over",
+            )
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._said.say("problem", text=f"collection failed on this rank\n{report.longreprtext}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        _join(self._request)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._said.say("report", data=data)
+
+    def pytest_warning_recorded(
+        self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
+    ) -> None:
+        if when != "runtest":  # the parent collects too
+            return
+        category = warning_message.category
+        self._said.say(
+            "warning",
+            text=str(warning_message.message),
+            category=(category.__module__, category.__qualname__),
+            file=warning_message.filename,
+            line=warning_message.lineno,
+            location=location,
+        )
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._said.say("problem", text=f"pytest itself failed on this rank\n{excrepr}")
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if isinstance(excinfo.value, pytest.exit.Exception):
+            self._said.say("exit", text=str(excinfo.value), code=excinfo.value.returncode)
+        else:
+            self._said.say("problem", text=f"interrupted: {excinfo.exconly()}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        self._said.say("snapshots", used=snapshots.executions(self._config, self._request["rank"]))
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self) -> bool:
+        return True  # the parent keeps the time, and knows where all ranks are
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as what xdist takes too: a report must never be lost to what hangs on it."""
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, list | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, PurePath | os.PathLike):
+        return os.fspath(value)
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - of an odd object the kind has to do
+        return f"<{type(value).__name__}>"
+
+
+def _join(request: dict[str, Any]) -> None:
+    """Make the default process group of a rank's process.
+
+    Raises:
+        InspectionError: this build of torch has no gloo, or another rank does not come.
+    """
+    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    require_gloo()
+    rank, size, seconds = request["rank"], request["size"], request["seconds"]
+    store = FileStore(str(Path(request["folder"]) / "store"), size)
+    limit = timedelta(seconds=seconds + 60)  # the parent's comes before it
+    try:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    except dist.DistError as error:
+        raise InspectionError(f"rank {rank} of {size} found no process group: {error}") from error
+
+
+def require_gloo() -> None:
+    """Do nothing where torch can connect processes on the CPU.
+
+    Raises:
+        InspectionError: it cannot.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise InspectionError(
+            "tests on several ranks need torch.distributed with gloo, which this build of torch "
+            "does not have: install a build that has it, or skip the test with "
+            "pytest.mark.skipif(not torch.distributed.is_available(), reason=...)"
+        )

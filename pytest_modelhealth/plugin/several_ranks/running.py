@@ -1,11 +1,13 @@
-"""Runs one test on its ranks, and waits for them no longer than it has to."""
+"""Takes a test over from pytest: its ranks run it, and this process reports the result.
+
+It waits for them no longer than it has to.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -18,15 +20,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pytest_modelhealth.plugin.several_ranks.launching import LaunchError
-from pytest_modelhealth.plugin.several_ranks.reporting import Said
+import pytest
+from _pytest.skipping import evaluate_skip_marks
+
+from pytest_modelhealth.plugin.output_files import warn_once
+from pytest_modelhealth.plugin.several_ranks import snapshots, verdict
+from pytest_modelhealth.plugin.several_ranks.processes import LaunchError, wait
 from pytest_modelhealth.ranks import END_OF_TEST
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Callable
 
-    from pytest_modelhealth.plugin.several_ranks.launching import Launcher, Rank
-    from pytest_modelhealth.plugin.several_ranks.mark import Wanted
+    from pytest_modelhealth.plugin.ranks import Wanted
+    from pytest_modelhealth.plugin.several_ranks.processes import Launcher, Rank
 
 GRACE = 5.0
 """Seconds that the others have once a rank failed alone: most end by themselves as its connection
@@ -37,6 +43,98 @@ _ANSWER = 2.0
 
 _TICK = 0.05
 _NUMBERS = itertools.count()
+_ENDS_THE_RUN = (KeyboardInterrupt, pytest.exit.Exception)
+_WARNED = pytest.StashKey[bool]()
+_SLOW = (
+    "tests on several ranks start slowly: each rank imports torch anew, as none can be forked from "
+    "a process that has: {}"
+)
+
+
+def protocol(
+    item: pytest.Item,
+    nextitem: pytest.Item | None,
+    wanted: Wanted,
+    launcher: Callable[[], Launcher],
+) -> None:
+    """Do for a test what pytest's own protocol does, but for running it in this process.
+
+    Args:
+        item: the test.
+        nextitem: the one after it, for which fixtures of earlier tests may stay.
+        wanted: what its mark asks for.
+        launcher: gives what starts ranks, once it is needed.
+    """
+    hook = item.ihook
+    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in _skipped(item) or _run(item, wanted, launcher):
+        hook.pytest_runtest_logreport(report=report)
+    for report in _torn_down(item, nextitem):
+        hook.pytest_runtest_logreport(report=report)
+    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def _skipped(item: pytest.Item) -> list[pytest.TestReport]:
+    """Return the reports of a test that its marks skip: no rank is started for it."""
+
+    def evaluate() -> None:
+        skipped = evaluate_skip_marks(item)
+        if skipped is not None:
+            raise pytest.skip.Exception(skipped.reason, _use_item_location=True)
+
+    call = pytest.CallInfo.from_call(evaluate, when="setup", reraise=_ENDS_THE_RUN)
+    if call.excinfo is None:
+        return []
+    after = pytest.CallInfo.from_call(lambda: None, when="teardown")
+    make = item.ihook.pytest_runtest_makereport
+    return [make(item=item, call=call), make(item=item, call=after)]
+
+
+def _run(
+    item: pytest.Item, wanted: Wanted, launcher: Callable[[], Launcher]
+) -> list[pytest.TestReport]:
+    starts = launcher()
+    try:
+        with run(item, wanted, starts) as ran:
+            reports = verdict.reports(item, ran)
+            _take_over_files(item, ran, reports)
+    except LaunchError as error:
+        return [verdict.failed(item, "setup", str(error))]
+    if starts.problem and hasattr(os, "fork"):
+        warn_once(item, _WARNED, _SLOW.format(starts.problem))
+    verdict.warn(item, ran.told)
+    snapshots.take_over(item, [one for told in ran.told for one in told.used])
+    for told in ran.told:
+        if told.exit is not None:
+            pytest.exit(f"rank {told.rank}: {told.exit['text']}", told.exit["code"])
+    return reports
+
+
+def _torn_down(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+    """End the fixtures of earlier tests that the next one does not use."""
+    state = item.session._setupstate
+    call = pytest.CallInfo.from_call(
+        lambda: state.teardown_exact(nextitem), when="teardown", reraise=_ENDS_THE_RUN
+    )
+    if call.excinfo is None:
+        return []
+    return [item.ihook.pytest_runtest_makereport(item=item, call=call)]
+
+
+def _take_over_files(item: pytest.Item, ran: Ran, reports: list[pytest.TestReport]) -> None:
+    """Have allure's results be those of the rank that is reported."""
+    listener: Any = item.config.pluginmanager.get_plugin("allure_listener")
+    directory = item.config.getoption("allure_report_dir", None)
+    lead = next((getattr(r, "modelhealth_rank", None) for r in reports[::-1]), None)
+    if listener is None or directory is None or lead is None:
+        return
+    files = list((ran.folder / f"allure{lead}").glob("*"))
+    if not files:
+        return
+    with contextlib.suppress(AttributeError):  # what this process scheduled for the test
+        listener.allure_logger.drop_test(listener._cache.pop(item.nodeid))
+    for file in files:
+        shutil.copy(file, Path(directory))
 
 
 @dataclass
@@ -80,6 +178,8 @@ class Told:
             self.used = message["used"]
         elif kind == "exit":
             self.exit = message
+        elif kind == "where":
+            self.where = message
         else:
             self.finished = True
 
@@ -100,6 +200,7 @@ class Ran:
         seconds: how long it took.
         ended: why ranks were ended before they were through: ``"limit"``, ``"grace"`` or nothing.
         folder: where allure's files of the ranks are, if it is asked for.
+        grace: how long the others had once a rank failed alone.
     """
 
     told: list[Told]
@@ -107,6 +208,7 @@ class Ran:
     seconds: float
     ended: str
     folder: Path
+    grace: float
 
 
 @contextlib.contextmanager
@@ -126,17 +228,15 @@ def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
         ranks = launcher.start(requests)
         begun = time.monotonic()
         told = [Told(n) for n in range(wanted.size)]
-        said = [Said(folder / f"said{n}") for n in range(wanted.size)]
         try:
-            ended = _wait(ranks, told, said, launcher, begun + wanted.seconds, watched)
+            ended = _wait(ranks, told, begun + wanted.seconds, watched)
             if ended:
-                _ask(ranks, told, folder, launcher)
+                _ask(ranks, told)
         finally:
-            _end(ranks, launcher)
-        for one, its in zip(told, said, strict=True):
-            _hear(one, its)
+            _end(ranks, told)
+        for one in told:
             one.log = _log(folder / f"log{one.rank}")
-        yield Ran(told, wanted, time.monotonic() - begun, ended, folder)
+        yield Ran(told, wanted, time.monotonic() - begun, ended, folder, GRACE)
 
 
 @contextlib.contextmanager
@@ -188,7 +288,7 @@ def _request(
         | {END_OF_TEST: str(time.time() + wanted.seconds)},
         "basetemp": str(temporary / f"ranks{number}-{rank}") if temporary else None,
         "allure": str(folder / f"allure{rank}"),
-        "log": not prints(config),
+        "log": None if prints(config) else str(folder / f"log{rank}"),
         "workerinput": _workerinput(config, rank, wanted.size),
     }
 
@@ -225,27 +325,17 @@ def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:
     return given
 
 
-def _wait(
-    ranks: list[Rank],
-    told: list[Told],
-    said: list[Said],
-    launcher: Launcher,
-    limit: float,
-    watched: int | None,
-) -> str:
+def _wait(ranks: list[Rank], told: list[Told], limit: float, watched: int | None) -> str:
     """Wait for all ranks; return why it was given up, if it was."""
     given_up = None
     while True:
-        launcher.poll(_TICK)
+        _hear(ranks, told, _TICK)
         if watched is not None and os.getppid() != watched:
             raise KeyboardInterrupt("xdist's controller is gone")
-        for one, rank, its in zip(told, ranks, said, strict=True):
-            one.code = rank.code
-            _hear(one, its)
         if all(rank.code is not None for rank in ranks):
             return ""
         now = time.monotonic()
-        if given_up is None and _failed_alone(told):
+        if given_up is None and any(one.failed and one.code is not None for one in told):
             given_up = now + GRACE
         if now > limit:
             return "limit"
@@ -253,44 +343,42 @@ def _wait(
             return "grace"
 
 
-def _failed_alone(told: list[Told]) -> bool:
-    return any(one.failed and one.code is not None for one in told)
+def _hear(ranks: list[Rank], told: list[Told], seconds: float) -> None:
+    """Take what ranks say, and that they ended, after so many seconds at most."""
+    wait(ranks, seconds)
+    for one, rank in zip(told, ranks, strict=True):
+        for message in rank.news():
+            one.take(message)
+        one.code = rank.code
 
 
-def _hear(told: Told, said: Said) -> None:
-    for message in said.news():
-        told.take(message)
-
-
-def _ask(ranks: list[Rank], told: list[Told], folder: Path, launcher: Launcher) -> None:
+def _ask(ranks: list[Rank], told: list[Told]) -> None:
     """Learn where the ranks are that have not ended."""
     running = [one for one in told if one.code is None]
     for one in running:
         ranks[one.rank].ask()
-    answers = {one.rank: folder / f"where{one.rank}" for one in running}
     end = time.monotonic() + _ANSWER
-    while time.monotonic() < end and not all(path.exists() for path in answers.values()):
-        time.sleep(_TICK / 5)
-    silent = [rank for rank, path in answers.items() if not path.exists()]
+    while time.monotonic() < end and any(one.where is None for one in running):
+        _hear(ranks, told, _TICK)
     for one in running:
-        if one.rank not in silent:
-            one.where = pickle.loads(answers[one.rank].read_bytes())
+        one.code = None  # it was ended, and did not end
+    silent = [one.rank for one in running if one.where is None]
     for rank in silent:  # pytest has faulthandler write its stack to the log
         ranks[rank].end(signal.SIGABRT)
     if silent:
-        launcher.poll(1.0)
+        wait([ranks[rank] for rank in silent], 1.0)
 
 
-def _end(ranks: list[Rank], launcher: Launcher) -> None:
+def _end(ranks: list[Rank], told: list[Told]) -> None:
     """Have no rank left."""
     for rank in ranks:
         if rank.code is None:
             rank.end(getattr(signal, "SIGKILL", signal.SIGTERM))
+    for one, rank in zip(told, ranks, strict=True):
+        rank.join()
+        for message in rank.news():
+            one.take(message)
         rank.close()
-    end = time.monotonic() + 5
-    with contextlib.suppress(LaunchError):  # without it, they end as their `control` is closed
-        while any(rank.code is None for rank in ranks) and time.monotonic() < end:
-            launcher.poll(_TICK)
 
 
 _LONGEST_LOG = 20_000

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from pytest_modelhealth.plugin.ranks import Wanted
 from pytest_modelhealth.plugin.several_ranks import snapshots
-from pytest_modelhealth.plugin.several_ranks.group import require_gloo
-from pytest_modelhealth.plugin.several_ranks.mark import Wanted
+from pytest_modelhealth.plugin.several_ranks.rank_process import require_gloo
 from pytest_modelhealth.plugin.several_ranks.running import GRACE
-from pytest_modelhealth.plugin.several_ranks.waiting import where_is
+from pytest_modelhealth.plugin.several_ranks.waiting import report_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,9 +222,10 @@ class _Torchrun:
             seen = seen or time.monotonic()
             if time.monotonic() - seen > GRACE and running == self._running:
                 first = store.get(f"{test}/failed").decode()
+                where = report_on(threading.main_thread())["where"]
                 self._say(
                     f"\nrank {self._rank} of {self._size}: {running}: still "
-                    f"{where_is(threading.main_thread())} {GRACE:g} s after rank {first}\n"
+                    f"{where} {GRACE:g} s after rank {first}\n"
                     "The run ends: the process group cannot be trusted any more."
                 )
                 self._say(self._failures_so_far())

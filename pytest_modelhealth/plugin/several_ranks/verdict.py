@@ -16,8 +16,6 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
-from pytest_modelhealth.plugin.several_ranks import running
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -190,9 +188,7 @@ def _said(ran: Ran, told: Told, lead: int) -> str:
     start = f"rank {told.rank}:"
     if told.where is not None:
         when = (
-            "the time limit"
-            if ran.ended == "limit"
-            else f"{running.GRACE:g} s after rank {lead}'s end"
+            "the time limit" if ran.ended == "limit" else f"{ran.grace:g} s after rank {lead}'s end"
         )
         return f"{start} still {told.where['where']} at {when}, and ended then"
     if told.code is None:

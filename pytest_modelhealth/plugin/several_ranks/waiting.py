@@ -33,11 +33,6 @@ def report_on(thread: threading.Thread) -> dict[str, str]:
     return {"where": where(frame), "stack": stack(frame)}
 
 
-def where_is(thread: threading.Thread) -> str:
-    """Return where a thread is, and what it waits for, in one line."""
-    return report_on(thread)["where"]
-
-
 def where(innermost: FrameType) -> str:
     """Return for example ``"in 'blocks.1', waiting in all_gather"``."""
     frames = list(_outwards(innermost))

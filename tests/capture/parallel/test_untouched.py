@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from corpus.ranks.engines import chosen_cases
 from tests.capture.parallel.comparing import differences
-from tests.capture.parallel.engines import chosen_cases
 from tests.ranks.launching import on_ranks
 
 

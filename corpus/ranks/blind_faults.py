@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.ranks.networks import (
+from corpus.ranks.networks import (
     Averaging,
     Bend,
     Cnn,

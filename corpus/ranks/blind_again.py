@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim.swa_utils import AveragedModel
 
-from tests.ranks.blind import (
+from corpus.ranks.blind_faults import (
     Headed,
     Made,
     Shelf,
@@ -34,7 +34,7 @@ from tests.ranks.blind import (
     stepped,
     tokens,
 )
-from tests.ranks.networks import Bend, Cnn, Fork, Language, Mlp, Trunk
+from corpus.ranks.networks import Bend, Cnn, Fork, Language, Mlp, Trunk
 
 FAULTS, HEALTHY = Shelf(), Shelf()
 
