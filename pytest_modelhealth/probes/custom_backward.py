@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at, place
@@ -11,7 +12,7 @@ from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.own_backwards import Call, Held, Verdict
+    from pytest_modelhealth.probes.intervening.own_backwards import Call, Verdict
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Vertex, Violation
 
@@ -70,24 +71,21 @@ class CustomBackward(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Record what each function is called with, and hold it against slopes."""
-        from pytest_modelhealth.probes.intervening.own_backwards import (
-            held_to_slopes,
-            recorded_calls,
-        )
+        from pytest_modelhealth.probes.intervening.own_backwards import judged_calls, recorded_calls
 
         calls, ran = recorded_calls(runs)
         if ran.error and not calls:
             return self.not_told(f"run again, the model raises {ran.error}")
         if not calls:
             return self._nothing(runs.observation, runs.settings)
-        verdicts = held_to_slopes(runs, calls)
+        verdicts = judged_calls(runs, calls)
         notes = tuple(dict.fromkeys(_notes(verdicts)))
         told = [verdict for verdict in verdicts if not (verdict.meant or verdict.doubt)]
         if told:
             partings = [
-                _parting(verdict.call, held, runs.observation)
+                replace(wrong, layer=_caller(verdict.call, runs.observation))
                 for verdict in _one_each(told)
-                for held in verdict.wrong
+                for wrong in verdict.wrong
             ]
             return self.judged(*partings, changed=CHANGED, notes=notes)
         doubts = [verdict for verdict in verdicts if verdict.doubt]
@@ -149,34 +147,6 @@ def _one_each(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
         if verdict.wrong and verdict.call.function not in seen:
             seen.add(verdict.call.function)
             yield verdict
-
-
-def _parting(call: Call, held: Held, observation: Observation) -> Parting:
-    from pytest_modelhealth.report import Parting
-    from pytest_modelhealth.report.flow import near
-
-    return Parting(
-        _kind(held),
-        held.error,
-        _caller(call, observation),
-        role="gradients",
-        place=f"{call.name}.{held.argument}",
-        before=held.slope,
-        after=held.given,
-        line=near(call.line),
-        detail=held.why,
-    )
-
-
-def _kind(held: Held) -> str:
-    """Return what is wrong with a gradient, of which ``"slope"`` alone is meant by nobody."""
-    from pytest_modelhealth.probes.intervening.own_backwards import TERM
-
-    if held.is_none:
-        return "none"
-    if held.is_surrogate:
-        return "surrogate"
-    return "approximation" if held.why == TERM else "slope"
 
 
 def _caller(call: Call, observation: Observation) -> str:
