@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at, place
 from pytest_modelhealth.probes.lacking import without_gradient
-from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -101,25 +101,19 @@ class CustomBackward(Probe):
             )
         return self.not_applicable("no custom torch.autograd.Function takes part in the run")
 
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Violation]:
+    def judge(self, parting: Parting, seen: Evidence) -> Iterator[Violation]:
         """Yield that a gradient is not the slope."""
-        limit = settings["max_slope_error"]
-        is_named_by_another = parting.kind == "none" and any(without_gradient(observation))
+        limit = seen.settings["max_slope_error"]
+        is_named_by_another = parting.kind == "none" and any(without_gradient(seen.observation))
         if parting.effect <= limit.value or is_named_by_another:
             return
         # Nobody asked where it runs by itself: what may be meant then is no failure.
-        failing = {"slope", "approximation"} if settings.probes(self.name) else {"slope"}
+        failing = {"slope", "approximation"} if seen.settings.probes(self.name) else {"slope"}
         function, _, argument = parting.place.rpartition(".")
         given, slope = parting.after or 0.0, parting.before or 0.0
         by = f"{given / slope:.2f} times the slope" if slope else "where there is none"
         yield self.violation(
-            place(observation, parting.layer),
+            place(seen.observation, parting.layer),
             f"the backward of the custom autograd.Function {function!r}{at(parting.line)} gives "
             f"{argument!r} a gradient of {given:.4g} along a random direction, where the slope of "
             f"its forward is {slope:.4g}: {by}",

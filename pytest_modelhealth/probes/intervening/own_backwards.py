@@ -322,12 +322,12 @@ class _Point:
         sides = (pair for step in _STEPS for pair in self.sides(place, move * step))
         return bool(gradient[some].any()) and all(torch.equal(a, b) for a, b in sides)
 
-    def each(self, place: int, step: int) -> tuple[Tensor, Tensor]:
-        """Return the slope along each number at one of the steps, and where the forward is flat.
+    def each(self, place: int) -> tuple[Tensor, Tensor]:
+        """Return the slope along each number, and where the forward is flat.
 
         All are moved at once: right where each number of the output comes of the one in its place.
         """
-        far = self.unit[place] * _STEPS[step]
+        far = self.unit[place] * _STEPS[-1]
         ((above, below),) = self.sides(place, torch.full_like(self.args[place], far))
         return (above - below) * self.weights[0] / (2 * far), above == below
 
@@ -391,25 +391,17 @@ def _looked_into(point: _Point, place: int, slopes: Tensor) -> Parting | None:
     scale = given.abs().maximum(slope.abs()).clamp(min=_SIDEWAYS * float(gradient.norm()))
     if not scale.any() or (given.any() and point.passes(place)):
         return None
-
-    def fits(candidate: Tensor) -> bool:
-        return bool(((point.along(place, candidate) - slope).abs() <= _NOTICED * scale).all())
-
-    ratios = given / slope
-    is_scaled = bool((ratios - ratios[0]).abs().max() <= 0.01 * ratios[0].abs())
     if point.is_flat(place):
         kind, why = "slope", _FLAT
     elif not gradient.any():
         kind, why = "none", _STOPS
-    elif whys := [why for why, candidate in _candidates(point, place) if fits(candidate)]:
-        kind, why = "slope", whys[0]
-    elif is_scaled:
-        kind, why = "slope", "a sign" if abs(ratios[0] + 1) < 0.05 else "a constant factor"
-    elif [w.shape for w in point.weights] == [gradient.shape] and fits(point.each(place, -1)[0]):
-        kind, why = _by_number(point, place)
     else:
-        jumps = ((slopes[0] - slope).abs() > 4 * _NOTICED * scale).any()
+        jumps = bool(((slopes[0] - slope).abs() > 4 * _NOTICED * scale).any())
         kind, why = "" if jumps else "approximation", _TERM
+        for cause, may_be, candidate in _candidates(point, place, float(slope[0] / given[0])):
+            if ((point.along(place, candidate) - slope).abs() <= _NOTICED * scale).all():
+                kind, why = cause, may_be
+                break
     errors = (given - slope).abs() / scale
     n = int(errors.argmax())
     found = Parting(
@@ -425,32 +417,28 @@ def _looked_into(point: _Point, place: int, slopes: Tensor) -> Parting | None:
     return found if kind else None
 
 
-def _candidates(point: _Point, place: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield what may be right in place of a gradient, with what is wrong then."""
+def _candidates(point: _Point, place: int, ratio: float) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield what may be right in place of a gradient: the kind of fault then, what it is, and that.
+
+    Args:
+        point: has the gradient.
+        place: of the argument that it is for.
+        ratio: that of the slope to the gradient, along one direction.
+    """
     own = point.gradients[place]
     if own.ndim >= 2 and own.shape[-1] == own.shape[-2] > 1:
-        yield "the transpose of what is given is right", own.mT
+        yield "slope", "the transpose of what is given is right", own.mT
     for other in point.call.wanted:
         if other != place and point.gradients[other].shape == own.shape:
             name = point.call.argument(other)
             why = f"what {name!r} is given is right: backward returns them in another order"
-            yield why, point.gradients[other]
-
-
-def _by_number(point: _Point, place: int) -> tuple[str, str]:
-    """Return what is wrong, by the numbers that are; nothing where it jumps at some alone."""
-    gradient = point.gradients[place]
-    (wide, _), (slope, is_flat) = (point.each(place, n) for n in range(len(_STEPS)))
-    size = slope.abs().maximum(wide.abs())
-    is_smooth = (wide - slope).abs() <= 0.1 * size
-    size = size.maximum(gradient.abs()).clamp(min=_NOTICED * float(gradient.abs().max()))
-    is_wrong = is_smooth & ((gradient - slope).abs() > _NOTICED * size)
-    if not is_wrong.any():
-        return "", ""
-    if is_flat[is_wrong].all():
-        return "surrogate", _PARTLY_FLAT
-    is_masked = bool(((gradient == 0) | (slope == 0))[is_wrong].all())
-    return ("slope", _MASK) if is_masked else ("approximation", _TERM)
+            yield "slope", why, point.gradients[other]
+    yield "slope", "a sign", -own
+    yield "slope", "a constant factor", own * ratio
+    if [weight.shape for weight in point.weights] == [own.shape]:
+        slope, is_flat = point.each(place)
+        yield "surrogate", _PARTLY_FLAT, own.masked_fill(is_flat, 0.0)
+        yield "slope", _MASK, torch.where((own == 0) | (slope == 0), slope, own)
 
 
 _FLAT = "its forward is flat (rounding, a threshold), and has no slope to be told by"
