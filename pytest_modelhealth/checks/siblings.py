@@ -88,10 +88,10 @@ def without_residual(
 ) -> Iterator[tuple[str, str, int]]:
     """Yield layers past which no residual goes, while one goes past each of three siblings or more.
 
-    Each with what it is inside of its sibling, ``""`` for the sibling itself, and how many there
-    are. The first and the last may be meant so, as is what changes the shape. Layers that hold no
-    others are compared within a list alone: those that have names of their own have parts of their
-    own to play, as queries and keys have.
+    Each with what it is inside of a sibling whose own code adds nothing past it, ``""`` where it is
+    its own code or that of its caller, and how many siblings there are. The first and the last may
+    be meant so, as is what changes the shape. Layers that hold no others are compared within a list
+    alone: those that have names of their own have parts of their own to play, as queries have.
     """
     for group in groups.alike:
         records = [observation.layers[name] for name in group]
@@ -105,9 +105,10 @@ def without_residual(
         for inner in inside:
             if not all(name + inner in flow for name in group):
                 continue
-            without = [n for n in group if not flow.residual(n + inner, around=True)]
-            if len(without) == 1 and without[0] not in (group[0], group[-1]):
-                yield without[0] + inner, inner, len(group) - 1
+            for is_around in (False, True) if inner else (True,):
+                without = [n for n in group if not flow.residual(n + inner, around=is_around)]
+                if len(without) == 1 and without[0] not in (group[0], group[-1]):
+                    yield without[0] + inner, inner if is_around else "", len(group) - 1
 
 
 def _is_left_out(flow: Flow, layer: str) -> bool:

@@ -346,21 +346,23 @@ FAULTS: dict[str, Case] = {
             Model(in_a_row, blocks=coded(gated, gated, not_added, gated, block=Holding)),
             (ids(),),
         ),
-        "warn", "blocks.2.inner", "no residual goes past 'fc'",
+        "warn", "blocks.2.inner", "no residual goes past it",
     ),
     **{
-        f"{past} in the place of a residual": (
+        f"{kind} in the place of a residual": (
             lambda run=run, block=block: (
                 Model(in_a_row, blocks=coded(gated, gated, run, gated, block=block)), (ids(),)
             ),
-            "warn", layer, "no residual goes past 'fc'",
+            "warn", layer, f"no residual goes past {past}",
         )
-        for past, run in (
+        for kind, run in (
             ("a number", added_to(lambda _: 0)),
             ("zeros", added_to(lambda x: torch.zeros(WIDTH))),
             ("zeros like the input", added_to(torch.zeros_like)),
         )
-        for block, layer in ((Coded, "blocks.2"), (Holding, "blocks.2.inner"))
+        for block, layer, past in (
+            (Coded, "blocks.2", "'fc'"), (Holding, "blocks.2.inner", "it"),
+        )
     },
     "a value joined to itself": (
         lambda: (Model(joined_to_itself, **parts()), (ids(),)), "warn", "", "torch.cat([one, one]",
