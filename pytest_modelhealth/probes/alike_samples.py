@@ -69,7 +69,7 @@ class AlikeSamples(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Train for three steps, and put the model back."""
-        from pytest_modelhealth.probes.intervening.training import trained
+        from pytest_modelhealth.probes.intervening.moving_parameters import trained
         from pytest_modelhealth.report import Parting
 
         if alike_outputs(runs.observation, runs.settings) is None:

@@ -39,11 +39,11 @@ class InputEffect(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Replace one input after the other."""
-        from pytest_modelhealth.probes.intervening.batches import samples_in
-        from pytest_modelhealth.probes.intervening.replaced_inputs import (
+        from pytest_modelhealth.probes.intervening.batches import (
             are_equal,
             named_inputs,
             replaced,
+            samples_in,
         )
 
         base = runs.base

@@ -135,8 +135,8 @@ def _by_seed(runs: Runs, base: Ran, other: Ran) -> Iterator[Parting]:
 
 def _by_call(runs: Runs, calls: Calls) -> Iterator[Parting]:
     """Yield what a call before it changes in a call, and what calls leave behind."""
+    from pytest_modelhealth.probes.intervening.batches import named_inputs
     from pytest_modelhealth.probes.intervening.differences import largest
-    from pytest_modelhealth.probes.intervening.replaced_inputs import named_inputs
     from pytest_modelhealth.report import Parting
 
     found = largest(runs.base.outputs, calls.again.outputs)
