@@ -238,7 +238,7 @@ class _Point:
         if not all(map(torch.equal, outputs, self._outputs({}))):
             raise _UntellableError("it is not the same twice on one input, or gives NaN")
         kept = [outputs[n] for n in self.live]
-        self.dtype = kept[0].dtype
+        self.dtype = next((o.dtype for o in kept if o.dtype is not torch.float64), torch.float64)
         self.weights = [self._random(output).to(output.dtype) for output in kept]
         try:
             gradients = torch.autograd.grad(
@@ -273,10 +273,9 @@ class _Point:
 
     def sides(self, place: int, move: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return what it returns on both sides of the point."""
-        here = self.args[place]
-        with torch.no_grad():
-            pairs = zip(self.at({place: here + move}), self.at({place: here - move}), strict=True)
-            return list(pairs)
+        points = [(self.args[place] + way * move).requires_grad_() for way in (1, -1)]
+        above, below = ([one.detach() for one in self.at({place: point})] for point in points)
+        return list(zip(above, below, strict=True))
 
     def slope(self, place: int, direction: Tensor, step: float) -> float:
         """Return the slope of the weighted outputs along a direction."""
