@@ -11,10 +11,10 @@ from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.computed_ids import destroyed
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.recurrences import lost_states
-from pytest_modelhealth.checks.siblings import PAST, Siblings, differing
+from pytest_modelhealth.checks.siblings import Siblings, without_residual
 from pytest_modelhealth.checks.stand_ins import StandIn, standing_in, taken_for_two
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.layer_names import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
@@ -58,9 +58,8 @@ class Wiring(Check):
         "for one row only by a constant, or by ids that the model made equal; no recurrent cell is "
         "called step by step without its state; two towers are not fed the same while an input "
         "goes unread. Warned of: an input that nothing reads, a value joined with itself, a layer "
-        "whose result stands for that of a sibling that never runs, and what one block lacks (a "
-        "residual, a layer, a mask), does otherwise or twice while all of its siblings, three or "
-        "more, agree."
+        "whose result stands for that of a sibling that never runs, and one block without the "
+        "residual that all of its siblings, three or more, have."
     )
     source = (
         "copied lines and forgotten arguments that raise nothing, as practitioners report them "
@@ -88,7 +87,7 @@ class Wiring(Check):
             doubled = list(_doubled(observation, flow))
             yield from doubled
             found = [name for violation in doubled for name in violation.layers]
-            yield from _differences(observation, flow, groups, found)
+            yield from _residuals(observation, flow, groups, found)
 
 
 # ---- a layer in the place of another ------------------------------------------------------------
@@ -144,29 +143,33 @@ def _line_again(flow: Flow, layer: str) -> str:
     return same[1].line if len(same) > 1 else calls[0].line
 
 
-# ---- what siblings have -------------------------------------------------------------------------
+# ---- a residual that siblings have --------------------------------------------------------------
 
 
-def _differences(
-    observation: Observation, flow: Flow, groups: Siblings, known: list[str]
+def _residuals(
+    observation: Observation, flow: Flow, groups: Siblings, known: Collection[str]
 ) -> Iterator[Violation]:
-    found = list(differing(observation, flow, groups))
-    without = {layer for layer, lacks, _ in found if lacks == [PAST]}
-    for layer, lacks, siblings in found:
-        if any(layer == o or is_inside(layer, o) or is_inside(o, layer) for o in known):
+    found = list(without_residual(observation, flow, groups))
+    names, told = {layer for layer, _, _ in found}, list(known)
+    for layer, inner, siblings in found:
+        culprit = parent(layer) if inner else layer  # whose own code it is
+        if any(culprit == o or is_inside(culprit, o) or is_inside(o, culprit) for o in told):
             continue
-        if layer in without and not without.isdisjoint(flow.consumers(layer)):
+        if layer in flow and not names.isdisjoint(flow.consumers(layer)):
             continue  # the last layer of a branch stands for it
-        known.append(layer)
-        line = flow.line(layer) if layer in flow else ""
-        more = f"; and {len(lacks) - _SHOWN} more" if len(lacks) > _SHOWN else ""
+        told.append(culprit)
+        past = (
+            f"in it no residual goes past {inner.rpartition('.')[2]!r}"
+            if inner
+            else ("no residual goes past it")
+        )
         yield Wiring.violation(
-            observation.layers[layer],
-            f"it differs from its {len(siblings)} siblings, which agree: "
-            f"{'; '.join(lacks[:_SHOWN])}{more}{at(line)}",
-            value=float(len(siblings)),
-            cause="left out by a condition, an argument or a copied line, or meant so: nothing "
-            "that was seen tells",
+            observation.layers[culprit],
+            f"it differs from its {siblings} siblings, which agree: {past}, nothing that it is "
+            f"made of is added to what comes of it{at(flow.line(layer) if layer in flow else '')}",
+            value=float(siblings),
+            cause="left out by a condition or a copied line, or something else is added in its "
+            "place; or meant so: nothing that was seen tells",
             independent=True,
             severity="warn",
         )

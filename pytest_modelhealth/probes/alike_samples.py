@@ -11,7 +11,7 @@ from pytest_modelhealth.checks.contracting_chains import contracting_chains
 from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.checks.freshness import seems_trained
 from pytest_modelhealth.checks.spread import HEALTHY_SPREAD, spread_of
-from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class AlikeSamples(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Train for three steps, and put the model back."""
-        from pytest_modelhealth.probes.intervening.training import trained
+        from pytest_modelhealth.probes.intervening.moving_parameters import trained
         from pytest_modelhealth.report import Parting
 
         if alike_outputs(runs.observation, runs.settings) is None:
@@ -102,20 +102,14 @@ class AlikeSamples(Probe):
             yield self.inconclusive(found.culprit, f"{text}: {reason}; {why}")
         else:
             for parting in record.partings:
-                yield from self.judge(parting, record, observation, settings)
+                yield from self.judge(parting, Evidence(record, observation, settings))
 
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Violation]:
+    def judge(self, parting: Parting, seen: Evidence) -> Iterator[Violation]:
         """Yield that training does not part them, at the layer where they become alike."""
-        found = alike_outputs(observation, settings)
+        found = alike_outputs(seen.observation, seen.settings)
         if found is None or parting.after is None or parting.after >= found.limit.value:
             return
-        is_offset = _is_offset_at_the_end(observation)
+        is_offset = _is_offset_at_the_end(seen.observation)
         yield self.violation(
             found.culprit,
             f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by, and "

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, cause, figures, ratio
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.probes.words import began, ratio
+from pytest_modelhealth.settings import Setting
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.differences import Apart
     from pytest_modelhealth.probes.intervening.running import Ran, Runs
     from pytest_modelhealth.probes.intervening.sequences import Sequence
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.report import Parting, ProbeRecord
 
 
 _CAUSES = (
@@ -77,6 +75,10 @@ class Causality(Probe):
             per_layer=False,
         ),
     )
+
+    designs = frozenset({"choice"})
+    known = {"choice": _CHOICE}  # noqa: RUF012 - declared, and never written to
+    causes, otherwise = _CAUSES, _OTHERWISE
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Permute what comes later, and hold what comes before against the unchanged run."""
@@ -142,30 +144,11 @@ class Causality(Probe):
         )
         return parting if clear is sequence else replace(parting, before=None, after=None)
 
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Violation]:
-        """Yield that the future leaks, at the layer where it does."""
-        limit = settings["max_future_effect"]
-        if parting.effect <= limit.value:
-            return
-        culprit = place(observation, parting.layer)
-        yield self.violation(
-            culprit,
+    def message(self, parting: Parting) -> str:
+        """Return that the future leaks."""
+        return (
             f"it sees the future: later steps change earlier outputs by {ratio(parting.effect)} of "
-            f"their root mean square{began(parting)}",
-            value=parting.effect,
-            limit=limit,
-            cause=_CHOICE
-            if parting.kind == "choice"
-            else cause(parting, culprit, _CAUSES, _OTHERWISE),
-            independent=True,
-            severity="warn" if parting.kind == "choice" else "fail",
-            details=figures(parting, record.changed),
+            f"their root mean square{began(parting)}"
         )
 
 

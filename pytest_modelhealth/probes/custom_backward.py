@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at, place
 from pytest_modelhealth.probes.lacking import without_gradient
-from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.own_backwards import Call, Held, Verdict
+    from pytest_modelhealth.probes.intervening.own_backwards import Call, Verdict
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Vertex, Violation
 
@@ -70,24 +71,21 @@ class CustomBackward(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Record what each function is called with, and hold it against slopes."""
-        from pytest_modelhealth.probes.intervening.own_backwards import (
-            held_to_slopes,
-            recorded_calls,
-        )
+        from pytest_modelhealth.probes.intervening.own_backwards import judged_calls, recorded_calls
 
         calls, ran = recorded_calls(runs)
         if ran.error and not calls:
             return self.not_told(f"run again, the model raises {ran.error}")
         if not calls:
             return self._nothing(runs.observation, runs.settings)
-        verdicts = held_to_slopes(runs, calls)
+        verdicts = judged_calls(runs, calls)
         notes = tuple(dict.fromkeys(_notes(verdicts)))
         told = [verdict for verdict in verdicts if not (verdict.meant or verdict.doubt)]
         if told:
             partings = [
-                _parting(verdict.call, held, runs.observation)
+                replace(wrong, layer=_caller(verdict.call, runs.observation))
                 for verdict in _one_each(told)
-                for held in verdict.wrong
+                for wrong in verdict.wrong
             ]
             return self.judged(*partings, changed=CHANGED, notes=notes)
         doubts = [verdict for verdict in verdicts if verdict.doubt]
@@ -103,25 +101,19 @@ class CustomBackward(Probe):
             )
         return self.not_applicable("no custom torch.autograd.Function takes part in the run")
 
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Violation]:
+    def judge(self, parting: Parting, seen: Evidence) -> Iterator[Violation]:
         """Yield that a gradient is not the slope."""
-        limit = settings["max_slope_error"]
-        is_named_by_another = parting.kind == "none" and any(without_gradient(observation))
+        limit = seen.settings["max_slope_error"]
+        is_named_by_another = parting.kind == "none" and any(without_gradient(seen.observation))
         if parting.effect <= limit.value or is_named_by_another:
             return
         # Nobody asked where it runs by itself: what may be meant then is no failure.
-        failing = {"slope", "approximation"} if settings.probes(self.name) else {"slope"}
+        failing = {"slope", "approximation"} if seen.settings.probes(self.name) else {"slope"}
         function, _, argument = parting.place.rpartition(".")
         given, slope = parting.after or 0.0, parting.before or 0.0
         by = f"{given / slope:.2f} times the slope" if slope else "where there is none"
         yield self.violation(
-            place(observation, parting.layer),
+            place(seen.observation, parting.layer),
             f"the backward of the custom autograd.Function {function!r}{at(parting.line)} gives "
             f"{argument!r} a gradient of {given:.4g} along a random direction, where the slope of "
             f"its forward is {slope:.4g}: {by}",
@@ -149,34 +141,6 @@ def _one_each(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
         if verdict.wrong and verdict.call.function not in seen:
             seen.add(verdict.call.function)
             yield verdict
-
-
-def _parting(call: Call, held: Held, observation: Observation) -> Parting:
-    from pytest_modelhealth.report import Parting
-    from pytest_modelhealth.report.flow import near
-
-    return Parting(
-        _kind(held),
-        held.error,
-        _caller(call, observation),
-        role="gradients",
-        place=f"{call.name}.{held.argument}",
-        before=held.slope,
-        after=held.given,
-        line=near(call.line),
-        detail=held.why,
-    )
-
-
-def _kind(held: Held) -> str:
-    """Return what is wrong with a gradient, of which ``"slope"`` alone is meant by nobody."""
-    from pytest_modelhealth.probes.intervening.own_backwards import TERM
-
-    if held.is_none:
-        return "none"
-    if held.is_surrogate:
-        return "surrogate"
-    return "approximation" if held.why == TERM else "slope"
 
 
 def _caller(call: Call, observation: Observation) -> str:

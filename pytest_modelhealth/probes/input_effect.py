@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.report import ProbeRecord
 
 CHANGED = "each input by itself, by that of other samples"
 NO_EFFECT = "has no effect on the output"
@@ -41,11 +39,11 @@ class InputEffect(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Replace one input after the other."""
-        from pytest_modelhealth.probes.intervening.batches import samples_in
-        from pytest_modelhealth.probes.intervening.replaced_inputs import (
+        from pytest_modelhealth.probes.intervening.batches import (
             are_equal,
             named_inputs,
             replaced,
+            samples_in,
         )
 
         base = runs.base
@@ -75,13 +73,3 @@ class InputEffect(Probe):
             why = "; ".join(notes) or "all samples of the batch are equal"
             return self.not_applicable(f"no input could be replaced: {why}", tuple(notes))
         return self.judged(changed=CHANGED, notes=tuple(notes))
-
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Violation]:
-        """Yield nothing: it is for the reader to know."""
-        yield from ()

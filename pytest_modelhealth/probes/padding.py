@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, cause, figures, ratio
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.probes.words import began, ratio
+from pytest_modelhealth.settings import Setting
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.locating import Place
     from pytest_modelhealth.probes.intervening.paddings import Effects, Refill
     from pytest_modelhealth.probes.intervening.paddings import Padding as PaddedPlaces
     from pytest_modelhealth.probes.intervening.running import Ran, Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.report import Parting, ProbeRecord
 
 
 _CAUSES = (
@@ -43,6 +42,16 @@ _OTHERWISE = (
     "a mask that is not passed on, inverted, or used in some layers only; a mean or a maximum over "
     "all places; the last place read in place of the last real one"
 )
+
+_WARNED = {
+    "loss": "the loss counts padded places: mask them, or set their targets to ignore_index; a "
+    "model that is to predict its padding does so on purpose",
+    "merged": "it makes one step of several, and the one at the border holds both real places and "
+    "padding; it sees that padding alone, by design or for want of a length that divides",
+    "aside": "this output has no dimension of steps, and stands beside one that does not depend on "
+    "padding; no loss was given that tells whether it is used: if not, let it be",
+}
+"""What may be meant, or does not matter, by its kind."""
 
 
 class Padding(Probe):
@@ -72,6 +81,9 @@ class Padding(Probe):
             per_layer=False,
         ),
     )
+
+    designs, about_tensors = frozenset(_WARNED), frozenset({"loss"})
+    known, causes, otherwise = _WARNED, _CAUSES, _OTHERWISE
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Put real values into padded places."""
@@ -147,43 +159,17 @@ class Padding(Probe):
             )
         return self.judged(_parting(runs, padding, found, refill), changed=changed, notes=notes)
 
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Violation]:
-        """Yield that padding has an effect, at the layer where it gets in."""
-        limit = settings["max_padding_effect"]
-        if parting.effect <= limit.value:
-            return
+    def message(self, parting: Parting) -> str:
+        """Return that padding has an effect, on outputs or on the loss alone."""
+        effect = ratio(parting.effect)
         if parting.kind == "loss":
-            yield self.violation(
-                observation.layers[""],
-                f"what stands in padding changes the loss by {ratio(parting.effect)} of its value, "
-                "and no output at a real place",
-                value=parting.effect,
-                limit=limit,
-                role="loss",
-                cause="the loss counts padded places: mask them, or set their targets to "
-                "ignore_index; a model that is to predict its padding does so on purpose",
-                independent=True,
-                severity="warn",
-                details=figures(parting, record.changed),
+            return (
+                f"what stands in padding changes the loss by {effect} of its value, and no output "
+                "at a real place"
             )
-            return
-        culprit = place(observation, parting.layer)
-        yield self.violation(
-            culprit,
-            f"padding has an effect: it changes outputs of real places by {ratio(parting.effect)} "
-            f"of their root mean square{began(parting)}",
-            value=parting.effect,
-            limit=limit,
-            cause=_WARNED.get(parting.kind) or cause(parting, culprit, _CAUSES, _OTHERWISE),
-            independent=True,
-            severity="warn" if parting.kind in _WARNED else "fail",
-            details=figures(parting, record.changed),
+        return (
+            f"padding has an effect: it changes outputs of real places by {effect} of their root "
+            f"mean square{began(parting)}"
         )
 
 
@@ -243,10 +229,3 @@ _FIRST_STEP = (
     "the loss reads the last padded place before real ones, where one that looks a step ahead asks "
     "for the first real step; to leave that out, give it ignore_index"
 )
-_WARNED = {
-    "merged": "it makes one step of several, and the one at the border holds both real places and "
-    "padding; it sees that padding alone, by design or for want of a length that divides",
-    "aside": "this output has no dimension of steps, and stands beside one that does not depend on "
-    "padding; no loss was given that tells whether it is used: if not, let it be",
-}
-"""What may be meant, or does not matter, by its kind."""

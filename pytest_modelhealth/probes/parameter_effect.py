@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, flow_of, place
 from pytest_modelhealth.probes.lacking import Lacking, without_gradient
-from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.probes.probe import Evidence, Probe
+from pytest_modelhealth.settings import Setting
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.moving_parameters import Moved
@@ -104,18 +104,12 @@ class ParameterEffect(Probe):
             names=names,
         )
 
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Finding]:
+    def judge(self, parting: Parting, seen: Evidence) -> Iterator[Finding]:
         """Yield that the loss depends on parameters that get no gradient."""
-        limit = settings["min_loss_slope"]
+        limit = seen.settings["min_loss_slope"]
         if parting.effect <= limit.value:
             return
-        culprit = place(observation, parting.layer)
+        culprit = place(seen.observation, parting.layer)
         listed = ", ".join(parting.names[:_LISTED])
         more = len(parting.names) - _LISTED
         which = f"{listed} and {more} more" if more > 0 else listed
@@ -124,7 +118,7 @@ class ParameterEffect(Probe):
             f"random direction, it changes at a slope of {parting.effect:.2g}{at(parting.line)}"
         )
         is_settled = parting.kind == "trained"
-        if not is_settled and self.is_named(settings):
+        if not is_settled and self.is_named(seen.settings):
             yield self.inconclusive(culprit, f"{what}; {_UNSETTLED}")
             return
         yield self.violation(

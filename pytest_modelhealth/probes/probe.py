@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pytest_modelhealth.checks import Check, Finding
+from pytest_modelhealth.checks.facts import place
+from pytest_modelhealth.probes.words import Causes, cause, figures
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import Observation, Parting, ProbeRecord
     from pytest_modelhealth.settings import Settings
+
+
+class Evidence(NamedTuple):
+    """What is judged beside what a probe found: its record, what the inspection saw, the limits."""
+
+    record: ProbeRecord
+    observation: Observation
+    settings: Settings
 
 
 class Probe(Check):
@@ -26,6 +36,26 @@ class Probe(Check):
 
     automatic: ClassVar[bool] = False
     """Whether it runs by itself where `is_called_for` says so, else only if asked for by name."""
+
+    designs: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of findings that are meant in some models, and only warn."""
+
+    unlimited: ClassVar[frozenset[str]] = frozenset()
+    """Kinds that are held against no limit; the others are against the first of `settings`."""
+
+    about_tensors: ClassVar[frozenset[str]] = frozenset()
+    """Kinds whose violations are about the tensor that the finding names."""
+
+    known: ClassVar[Mapping[str, str]] = {}
+    """The cause of a finding, by its kind."""
+
+    causes: ClassVar[Causes] = ()
+    """The causes of others, by what a layer is or does; `otherwise` where none of them fits."""
+
+    otherwise: ClassVar[str] = ""
+
+    other_runs: ClassVar[Mapping[str, str]] = {}
+    """What the other run was, by the kind of the finding, where the record does not say it."""
 
     def is_called_for(self, observation: Observation, settings: Settings) -> bool:
         """Whether a run shows something that this probe can tell a fault from a design by."""
@@ -51,7 +81,7 @@ class Probe(Check):
             return
         if record.outcome is Outcome.JUDGED:
             for parting in record.partings:
-                yield from self.judge(parting, record, observation, settings)
+                yield from self.judge(parting, Evidence(record, observation, settings))
         elif self.is_named(settings):
             yield self.inconclusive(root, record.reason)
 
@@ -59,15 +89,31 @@ class Probe(Check):
         """Whether settings ask for this probe by its name, and not for all."""
         return self.name in settings["probes"].value
 
-    @abstractmethod
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Finding]:
-        """Yield a violation if what was found breaks a limit."""
+    def judge(self, parting: Parting, seen: Evidence) -> Iterator[Finding]:
+        """Yield a violation if what was found breaks a limit, at the layer where it begins."""
+        limit = None
+        if parting.kind not in self.unlimited:
+            limit = seen.settings[self.settings[0].name]
+            if parting.effect <= limit.value:
+                return
+        culprit = place(seen.observation, parting.layer)
+        likely = self.known.get(parting.kind)
+        yield self.violation(
+            culprit,
+            self.message(parting),
+            value=parting.effect,
+            limit=limit,
+            role=parting.role if parting.kind in self.about_tensors else None,
+            tensor=parting.tensor,
+            cause=likely or cause(parting, culprit, self.causes, self.otherwise),
+            independent=True,
+            severity="warn" if parting.kind in self.designs else "fail",
+            details=figures(parting, self.other_runs.get(parting.kind, seen.record.changed)),
+        )
+
+    def message(self, parting: Parting) -> str:
+        """Return what is wrong, one sentence that stands alone."""
+        raise NotImplementedError
 
     # What `probe` returns.
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, figures, ratio
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.probes.words import began, ratio
+from pytest_modelhealth.settings import Setting
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.repeating import Calls
     from pytest_modelhealth.probes.intervening.running import Ran, Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.report import Parting, ProbeRecord
 
 _DROPOUTS = frozenset(
     {"dropout", "bernoulli", "alpha_dropout", "feature_dropout", "native_dropout"}
@@ -73,6 +72,11 @@ class Repeatability(Probe):
         ),
     )
 
+    designs, about_tensors = _DESIGNS, frozenset(_CAUSES)
+    unlimited = frozenset(_CAUSES) - _OUTPUTS
+    known = _CAUSES
+    other_runs = dict.fromkeys(_CAUSES, "a second call") | {"dropout": "another seed"}
+
     def probe(self, runs: Runs) -> ProbeRecord:
         """Call the model with another seed, then with the usual one, without putting it back."""
         from pytest_modelhealth.probes.intervening.repeating import call_again
@@ -88,51 +92,25 @@ class Repeatability(Probe):
         partings = [*_by_seed(runs, base, calls.other), *_by_call(runs, calls)]
         return self.judged(*partings, changed="the seed, and the call before")
 
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Violation]:
-        """Yield what does not repeat itself."""
-        limit = settings["max_call_effect"] if parting.kind in _OUTPUTS else None
-        if limit is not None and parting.effect <= limit.value:
-            return
-        yield self.violation(
-            place(observation, parting.layer),
-            _message(parting),
-            value=parting.effect,
-            limit=limit,
-            role=parting.role,
-            tensor=parting.tensor,
-            cause=_CAUSES[parting.kind],
-            independent=True,
-            severity="warn" if parting.kind in _DESIGNS else "fail",
-            details=figures(
-                parting, "another seed" if parting.kind == "dropout" else "a second call"
-            ),
-        )
-
-
-def _message(parting: Parting) -> str:
-    effect = f"{ratio(parting.effect)} of its root mean square{began(parting)}"
-    if parting.kind == "dropout":
-        return (
-            "dropout is active in evaluation mode: another random seed changes the output by "
-            f"{effect}"
-        )
-    if parting.kind == "noise":
-        return (
-            "it draws random numbers in evaluation mode: another seed changes the output by "
-            f"{effect}"
-        )
-    if parting.kind == "again":
-        kept = f"; {parting.detail}" if parting.detail else ""
-        return f"after a call on another batch it returns something else: by {effect}{kept}"
-    if parting.kind == "batch":
-        return f"its forward writes to the batch that it is given, {parting.detail}"
-    return f"{parting.detail} from one call to the next, in evaluation mode"
+    def message(self, parting: Parting) -> str:
+        """Return what does not repeat itself."""
+        effect = f"{ratio(parting.effect)} of its root mean square{began(parting)}"
+        if parting.kind == "dropout":
+            return (
+                "dropout is active in evaluation mode: another random seed changes the output by "
+                f"{effect}"
+            )
+        if parting.kind == "noise":
+            return (
+                "it draws random numbers in evaluation mode: another seed changes the output by "
+                f"{effect}"
+            )
+        if parting.kind == "again":
+            kept = f"; {parting.detail}" if parting.detail else ""
+            return f"after a call on another batch it returns something else: by {effect}{kept}"
+        if parting.kind == "batch":
+            return f"its forward writes to the batch that it is given, {parting.detail}"
+        return f"{parting.detail} from one call to the next, in evaluation mode"
 
 
 def _by_seed(runs: Runs, base: Ran, other: Ran) -> Iterator[Parting]:
@@ -157,8 +135,8 @@ def _by_seed(runs: Runs, base: Ran, other: Ran) -> Iterator[Parting]:
 
 def _by_call(runs: Runs, calls: Calls) -> Iterator[Parting]:
     """Yield what a call before it changes in a call, and what calls leave behind."""
+    from pytest_modelhealth.probes.intervening.batches import named_inputs
     from pytest_modelhealth.probes.intervening.differences import largest
-    from pytest_modelhealth.probes.intervening.replaced_inputs import named_inputs
     from pytest_modelhealth.report import Parting
 
     found = largest(runs.base.outputs, calls.again.outputs)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, cause, figures, ratio
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.probes.words import began, ratio
+from pytest_modelhealth.settings import Setting
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import (
-        LayerRecord,
-        Observation,
-        Parting,
-        ProbeRecord,
-        Violation,
-    )
+    from pytest_modelhealth.report import Parting, ProbeRecord
 
 
 _CAUSES = (
@@ -47,6 +39,12 @@ _DESIGNS = {
     "of rows; attention between rows, and a batch that is one sequence, are meant so",
 }
 """What is meant in some models, by its kind."""
+_KNOWN = _DESIGNS | {
+    "lost dimension": "squeeze() without a dimension drops that of the samples when there is one: "
+    "say which, squeeze(-1)",
+    "groups": "it reduces over, or normalises by, the rows of all groups: hand on the vector that "
+    "numbers them, and reduce by that (scatter, index_add)",
+}
 _OTHERWISE = (
     "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
     "evaluation, or a layer that takes the batch for a sequence (batch_first)"
@@ -85,6 +83,9 @@ class SampleIndependence(Probe):
         ),
     )
 
+    designs, unlimited = frozenset(_DESIGNS), frozenset({"lost dimension"})
+    known, causes, otherwise = _KNOWN, _CAUSES, _OTHERWISE
+
     def probe(self, runs: Runs) -> ProbeRecord:
         """Overwrite every second sample; then run one sample alone."""
         from pytest_modelhealth.probes.intervening.overwriting import what_samples_see
@@ -96,47 +97,12 @@ class SampleIndependence(Probe):
             return self.not_told(seen.doubt, seen.changed if seen.tried else "")
         return self.judged(*seen.partings, changed=seen.changed, notes=seen.notes)
 
-    def judge(
-        self,
-        parting: Parting,
-        record: ProbeRecord,
-        observation: Observation,
-        settings: Settings,
-    ) -> Iterator[Violation]:
-        """Yield that samples see each other, at the layer where it begins."""
-        limit = settings["max_sample_effect"]
-        culprit = place(observation, parting.layer)
+    def message(self, parting: Parting) -> str:
+        """Return that samples see each other, or that one alone loses its dimension."""
         if parting.kind == "lost dimension":
-            yield self.violation(
-                culprit,
-                f"of one sample alone it {parting.detail}",
-                value=parting.effect,
-                cause="squeeze() without a dimension drops that of the samples when there is one: "
-                "say which, squeeze(-1)",
-                independent=True,
-            )
-        elif parting.effect > limit.value:
-            one = "groups" if parting.kind == "groups" else "samples"
-            yield self.violation(
-                culprit,
-                f"{one} see each other: other {one} change an output by "
-                f"{ratio(parting.effect)} of its root mean square{began(parting)}",
-                value=parting.effect,
-                limit=limit,
-                cause=_cause(parting, culprit),
-                independent=True,
-                severity="warn" if parting.kind in _DESIGNS else "fail",
-                details=figures(parting, record.changed),
-            )
-
-
-_GROUPED = (
-    "it reduces over, or normalises by, the rows of all groups: hand on the vector that numbers "
-    "them, and reduce by that (scatter, index_add)"
-)
-
-
-def _cause(parting: Parting, culprit: LayerRecord) -> str:
-    if parting.kind == "groups":
-        return _GROUPED
-    return _DESIGNS.get(parting.kind) or cause(parting, culprit, _CAUSES, _OTHERWISE)
+            return f"of one sample alone it {parting.detail}"
+        one = "groups" if parting.kind == "groups" else "samples"
+        return (
+            f"{one} see each other: other {one} change an output by {ratio(parting.effect)} of its "
+            f"root mean square{began(parting)}"
+        )

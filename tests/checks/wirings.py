@@ -181,37 +181,6 @@ def residual_but_once(model: Any, x: Tensor) -> Tensor:
     return x
 
 
-def norm_but_once(model: Any, x: Tensor) -> Tensor:
-    for number, layer in enumerate(model.layers):
-        x = x + layer(x if number == 2 else model.norms[number](x))
-    return x
-
-
-def masked_but_once(model: Any, x: Tensor, hidden: Tensor) -> Tensor:
-    for number, block in enumerate(model.blocks):
-        x = block(x) if number == 1 else block(x, hidden)
-    return x
-
-
-class Detr(nn.Module):
-    """A block that adds positions to what it attends by."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        asked = x if positions is None else x + positions
-        return self.norm(x + self.attention(asked, asked, x)[0])
-
-
-def positions_but_once(model: Any, x: Tensor) -> Tensor:
-    for number, block in enumerate(model.blocks):
-        x = block(x, None if number == 3 else model.positions)
-    return x
-
-
 def same_position(model: Any, x: Tensor) -> Tensor:
     return x + model.position(torch.zeros(x.shape[:2], dtype=torch.long))
 
@@ -337,12 +306,6 @@ class Doubled(nn.Module):
         return h + h if self.fault[0] else x + h
 
 
-def one_block_twice(model: Any, x: Tensor) -> Tensor:
-    for number in (0, 1, 1, 2, 3):
-        x = model.blocks[number](x)
-    return x
-
-
 class Coded(nn.Module):
     """A block whose code is given."""
 
@@ -379,20 +342,6 @@ def gated(block: Any, x: Tensor) -> Tensor:
 def gate_not_applied(block: Any, x: Tensor) -> Tensor:
     torch.sigmoid(block.gate(x))
     return x + block.fc(block.norm(x))
-
-
-def norm_of_a_copy(block: Any, x: Tensor) -> Tensor:
-    return x + torch.sigmoid(block.gate(x)) * block.fc(block.norm(x.detach()))
-
-
-def mean_of_the_batch(block: Any, x: Tensor) -> Tensor:
-    mean = block.norm(x).mean(0, keepdim=True).expand_as(x)
-    return x + torch.sigmoid(block.gate(x)) * block.fc(mean)
-
-
-def added_to_the_norm(block: Any, x: Tensor) -> Tensor:
-    h = block.norm(x)
-    return h + torch.sigmoid(block.gate(x)) * block.fc(h)
 
 
 def not_added(block: Any, x: Tensor) -> Tensor:

@@ -133,6 +133,7 @@ def test_a_determinant_of_batches_is_healthy() -> None:
 
 MEANT = {
     "reversal": (made.Reversal, 1, "identity"),
+    "scaling": (made.Scaling, 1, "identity"),
     "rounding": (made.Round, 1, "flat"),
     "spikes": (made.Spike, 1, "flat"),
     "spikes in float32": (made.SpikeInSingle, 1, "flat"),
@@ -268,7 +269,11 @@ class Checkpointed(nn.Module):
 
 
 def test_functions_of_torch_are_left_out() -> None:
-    """A reentrant checkpoint is one; so the probe has no call to run."""
+    """A reentrant checkpoint is one; so the probe has no call to run, and asked by name says so."""
+    assert inspected(nn.Linear(6, 3), probes=True)[1] is None
+    _, record = inspected(nn.Linear(6, 3), probes=NAME)
+    assert record is not None
+    assert record.outcome is Outcome.NOT_APPLICABLE
     assert inspected(Checkpointed(torch.tanh, use_reentrant=True))[1] is None
     normalise = torch.nn.modules._functions.CrossMapLRN2d.apply
     model = nn.Sequential(
@@ -281,15 +286,6 @@ def test_inside_a_checkpoint_it_is_found() -> None:
     """The forward runs twice, and is one call."""
     report, _ = inspected(Checkpointed(made.WrongSign, use_reentrant=False))
     assert [v.layer for v in found(report)] == ["inner"]
-
-
-def test_without_a_custom_function_it_does_not_apply() -> None:
-    """It takes no part, where all are asked for neither; by its name it says why."""
-    assert inspected(nn.Linear(6, 3))[1] is None
-    assert inspected(nn.Linear(6, 3), probes=True)[1] is None
-    _, record = inspected(nn.Linear(6, 3), probes="custom_backward")
-    assert record is not None
-    assert record.outcome is Outcome.NOT_APPLICABLE
 
 
 def test_a_function_of_the_loss_is_found() -> None:
@@ -379,12 +375,6 @@ def test_everything_is_put_back_however_it_ends(how: type[BaseException]) -> Non
     left_as_it_was(model, run)
 
 
-def test_everything_is_put_back_after_a_full_run() -> None:
-    """Forwards are the same objects again, inherited ones inherited."""
-    model = model_of(made.WrongSign)
-    left_as_it_was(model, lambda: inspected(model, probes=True))
-
-
 def test_an_interrupt_within_a_function_ends_the_probe(ctrl_c: None) -> None:
     """Control-C in the forward of a function, as it is tried by itself."""
     model = model_of(made.Swish)
@@ -407,13 +397,6 @@ def test_an_interrupt_within_a_function_ends_the_probe(ctrl_c: None) -> None:
 
     left_as_it_was(model, run)
     assert count >= 6
-
-
-def test_it_runs_by_itself_and_has_a_place_of_its_own() -> None:
-    """No other probe has its rank."""
-    probe = next(probe for probe in all_probes() if probe.name == NAME)
-    assert probe.automatic
-    assert [p.name for p in all_probes() if p.rank == probe.rank] == [NAME]
 
 
 def test_the_flow_knows_the_users_own_functions() -> None:

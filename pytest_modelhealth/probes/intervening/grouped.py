@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.batches import along
-from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding, largest
+from pytest_modelhealth.probes.intervening.differences import Apart, largest, least_apart
 from pytest_modelhealth.probes.intervening.locating import Same, parting_at, where_they_part
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.running import Ran, Runs
 from pytest_modelhealth.report import Parting
 
 GROUPS_CHANGED = "the rows of every second group overwritten by its first row"
@@ -147,20 +147,40 @@ def what_groups_see(runs: Runs, groups: Groups) -> tuple[list[Parting], str]:
     moved = [largest(base.outputs, one.outputs) for one in ran]
     if not any(one is not None and one.effect > 0.0 for one in moved):
         return [], f"with {GROUPS_CHANGED} nothing changes: give rows that differ"
-    seen: list[tuple[Apart, int]] = []
-    for parity, one in enumerate(ran):
-        for n in judged:
-            before = base.outputs[n]
-            after = one.outputs[n] if n < len(one.outputs) else before
-            found = apart(before, after, groups.kept(before, parity))
-            if found is not None and not is_rounding(found, before.dtype):
-                seen.append((found, parity))
+
+    def kept(n: int, parity: int) -> Iterator[Tensor]:
+        return groups.same(parity)(base.outputs[n])
+
+    seen = differing(runs, ran, judged, kept)
     if not seen:
         return [], ""
-    found, parity = max(seen)
+    found, _, parity = max(seen)
     after_batch = _overwritten(runs, groups, parity)
     place = where_they_part(runs, runs.batch(), after_batch, groups.same(parity))
     return [parting_at("groups", found, place)], runs.unsteady
+
+
+def differing(
+    runs: Runs,
+    ran: Sequence[Ran],
+    outputs: Iterable[int],
+    kept: Callable[[int, int], Iterable[Tensor]],
+) -> list[tuple[Apart, int, int]]:
+    """Return what differs where nothing was overwritten, with its output and the parity.
+
+    Args:
+        runs: the model and its unchanged run.
+        ran: with what is odd overwritten, and with what is even.
+        outputs: the numbers of the outputs that are judged.
+        kept: gives, for an output and a parity, the places that were left alone.
+    """
+    found = [
+        (least_apart(runs.base.outputs[n], one.outputs[n], kept(n, parity)), n, parity)
+        for parity, one in enumerate(ran)
+        for n in outputs
+        if n < len(one.outputs)
+    ]
+    return [(one, n, parity) for one, n, parity in found if one is not None and one.effect > 0.0]
 
 
 def _is_judged(output: Tensor, groups: Groups) -> bool:

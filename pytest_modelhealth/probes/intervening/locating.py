@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding
+from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Call, Flow, Observation, Parting, Vertex
 
@@ -170,9 +170,8 @@ class _Finder(_Visitor):
         before, after = self._kept.store[slot], value.detach().cpu()
         if before.shape != after.shape:
             return
-        ways = [apart(before, after, mask) for mask in self._same(before)]
-        found = min((way for way in ways if way is not None), default=None)
-        if found is not None and not is_rounding(found, value.dtype):
+        found = least_apart(before, after, self._same(before))
+        if found is not None and found.effect > 0.0:
             self.found = event, found
 
 

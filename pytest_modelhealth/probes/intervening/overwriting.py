@@ -22,9 +22,10 @@ from pytest_modelhealth.probes.intervening.batches import (
     rows_of,
     samples_in,
 )
-from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding, largest
+from pytest_modelhealth.probes.intervening.differences import Apart, largest
 from pytest_modelhealth.probes.intervening.grouped import (
     GROUPS_CHANGED,
+    differing,
     groups_in,
     nodes_in,
     what_groups_see,
@@ -274,13 +275,11 @@ class _Overwriting:
         )
 
     def _differing(self) -> list[tuple[Apart, int, int]]:
-        """Return what differs in samples that were left alone, with its output and the parity."""
-        return [
-            (found, n, parity)
-            for parity, one in enumerate(self._ran)
-            for n, found in self._effects(one, parity).items()
-            if not is_rounding(found, self._runs.base.outputs[n].dtype)
-        ]
+        def kept(n: int, parity: int) -> Iterator[Tensor]:
+            output, rows = self._runs.base.outputs[n], self.outputs[n]
+            return _kept_in(output, rows, self._samples.number, parity)
+
+        return differing(self._runs, self._ran, self.outputs, kept)
 
     def _no_samples(self, fewer: Ran) -> str:
         """Return why rows that see each other are no samples; ``""`` where they pair samples."""
@@ -296,19 +295,6 @@ class _Overwriting:
                 "no samples; give a batch of another size"
             )
         return ""
-
-    def _effects(self, ran: Ran, parity: int) -> dict[int, Apart]:
-        effects = {}
-        for n, rows in self.outputs.items():
-            before = self._runs.base.outputs[n]
-            masks = (
-                _kept_in(before, rows, self._samples.number, parity) if n < len(ran.outputs) else ()
-            )
-            ways = [apart(before, ran.outputs[n], same) for same in masks]
-            found = min((one for one in ways if one is not None), default=None)
-            if found is not None:
-                effects[n] = found
-        return effects
 
     def _first(self, count: int) -> Inputs:
         return first_samples(self._runs, count, self._samples)

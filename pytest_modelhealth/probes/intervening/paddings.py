@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.batches import along
-from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding
+from pytest_modelhealth.probes.intervening.batches import along, named_inputs
+from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.locating import Place, Same, where_they_part
 from pytest_modelhealth.probes.intervening.lookups import OtherRows
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
@@ -43,7 +42,8 @@ class Padding(NamedTuple):
 def shown_by(runs: Runs) -> tuple[Padding | None, str]:
     """Return the padding that a mask or lengths in the batch show, or why none is seen."""
     said = runs.conventions.padding
-    names = _names(runs)
+    paths = (name.rpartition("['")[2] for name in named_inputs(runs))
+    names = [path.removesuffix("']") for path in paths]
     if said is not None:
         return _of(runs, ~said, "padding=", names, frozenset())
     for number, tensor in enumerate(runs.tensors):
@@ -99,24 +99,6 @@ def _padded_ones(runs: Runs, values: tuple[int, ...], real: Tensor) -> tuple[int
 
 _KINDS = 2
 """Segments are of two kinds, and may be of one in padding that holds anything."""
-
-
-def _names(runs: Runs) -> list[str]:
-    """Return the name of the argument that each tensor of the batch comes in."""
-    arguments = Inputs.of(runs.request.inputs)
-    declared = runs.positional
-    named: list[tuple[str, Any]] = [
-        (declared[n] if n < len(declared) else f"input {n}", value)
-        for n, value in enumerate(arguments.args)
-    ]
-    named += list(arguments.kwargs.items())
-    of_tensor: dict[int, str] = {}
-    for name, value in named:
-        inner = value.items() if isinstance(value, dict) else [(name, value)]
-        for key, part in inner:
-            for tensor in find_tensors(part):
-                of_tensor.setdefault(id(tensor), str(key))
-    return [of_tensor.get(id(tensor), "") for tensor in runs.tensors]
 
 
 def _is_mask(tensor: Tensor) -> bool:
@@ -335,12 +317,9 @@ def effects_of(runs: Runs, ran: Ran, padding: Padding) -> Effects:
     asked: list[Apart] = []
     aside: list[Apart] = []
     for n, (before, after) in enumerate(zip(base.outputs, ran.outputs, strict=False)):
-        ways = [apart(before, after, places) for places in judged_places(before, padding)]
-        one = min((way for way in ways if way is not None), default=None)
+        one = least_apart(before, after, judged_places(before, padding))
         if one is None:
             continue
-        if is_rounding(one, before.dtype):
-            one = one._replace(effect=0.0)
         is_beside = _nearness(before, padding) < nearest
         if is_beside and base.loss is not None and any(looked) and not looked[n]:
             continue
