@@ -1,0 +1,73 @@
+"""The tables of the corpus: what each check has to name, and what it has to leave alone."""
+
+from __future__ import annotations
+
+import linecache
+import pkgutil
+import re
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import corpus.checks
+
+TABLES = [
+    table
+    for found in pkgutil.iter_modules(corpus.checks.__path__)
+    if hasattr(table := import_module(f"corpus.checks.{found.name}"), "CHECK")
+]
+
+
+def rows(which: str, *only: str) -> list[Any]:
+    """Return each row with its table, by its name."""
+    return [
+        pytest.param(table, row, id=f"{table.__name__.rpartition('.')[2]}-{name}")
+        for table in TABLES
+        for name, row in getattr(table, which).items()
+        if not only or table.CHECK in only
+    ]
+
+
+def judged(inspect: Any, table: Any, made: Any) -> tuple[Any, list[Any]]:
+    """Inspect what a row makes, and return the report with all that the check says."""
+    made = (made, torch.randn(64, 16)) if isinstance(made, nn.Module) else made
+    model, inputs, target, loss = (*made, None, None)[:4]
+    report = inspect(model, inputs, target, loss=loss)
+    assert report._judgement.broken == ()
+    if getattr(table, "ALONE", False):
+        assert {v.check for v in report.violations} <= {table.CHECK}
+    every = [w for v in (*report.violations, *report.warnings) for w in (v, *v.folded)]
+    every += report._judgement.inconclusive
+    return report, [found for found in every if found.check == table.CHECK]
+
+
+@pytest.mark.parametrize(("table", "row"), rows("FAULTS"))
+def test_a_fault_is_named_with_layer_and_line(table: Any, row: Any, inspect: Any) -> None:
+    """One finding a fault; what it says has the words, or the line of code that it names has."""
+    build, severity, layer, *words = row
+    _, (found,) = judged(inspect, table, build())
+    assert found.layer == (found.layer if layer is None else layer)
+    assert getattr(found, "severity", "unsure") == severity
+    text = found.reason if severity == "unsure" else f"{found.message} {found.cause}"
+    lines = [linecache.getline(path, int(at)) for path, at in re.findall(r"(/\S+\.py):(\d+)", text)]
+    text = " ".join([text, *lines])
+    assert [word for word in words if isinstance(word, str) and word not in text] == [], text
+    assert all(set(found.affected) == word for word in words if isinstance(word, set))
+
+
+@pytest.mark.parametrize(("table", "build"), rows("HEALTHY"))
+def test_what_only_looks_like_it_is_left_alone(table: Any, build: Any, inspect: Any) -> None:
+    """Nothing is said, not even a warning."""
+    report, found = judged(inspect, table, build())
+    assert found == []
+    assert report.violations == () or not getattr(table, "ALONE", False)
+
+
+@pytest.mark.parametrize(("table", "build"), rows("HEALTHY", "wiring"))
+def test_a_design_is_left_alone_in_evaluation(table: Any, build: Any, inspect: Any) -> None:
+    """Where no draw of the training mode tells what is used."""
+    model, inputs = build()
+    assert judged(inspect, table, (model.eval(), inputs))[1] == []
