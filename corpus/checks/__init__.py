@@ -5,7 +5,8 @@ holds a function that makes the model, with a batch, target and loss where it ne
 samples of 16 features; whether the check fails, warns or is unsure; the layer that it names, or
 ``None`` where any is right; words that stand in what it says, or in the line of code that it names;
 and as a set the layers that go with it. `HEALTHY` holds such functions of models that only look
-like it. Where no other check has anything to say either, the file says `ALONE`.
+like it. Where no other check has anything to say either, the file says `ALONE`, and an ellipsis
+among the words that one has.
 
 Beside the shelves, these are no cases that a tool is scored on: they show where a check's line is.
 """
