@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from corpus.models.hooked import make
 from tests.capture.architectures import ARCHITECTURES
-from tests.capture.models import make
 from tests.checks.layers import Applies
 
 
