@@ -356,19 +356,19 @@ MUTATIONS = [
         "what later calls of a step raise is passed on",
         "            if not number:\n                raise\n",
         "            if True:\n                raise\n",
-        "tests/training/test_step_untouched.py tests/training/test_step_checks.py",
+        "tests/training/test_step_untouched.py tests/training/test_step_corpus.py",
     ),
     Mutation(
         "a half of the batch is replaced by itself",
         "first_by_second = [*(ends[i % len(ends)] for i in starts), *ends]",
         "first_by_second = [*starts, *ends]",
-        "tests/training/test_step_checks.py",
+        "tests/training/test_step_corpus.py",
     ),
     Mutation(
         "accumulation over calls counts as gradients left over",
         "            self._stepped.add(key)\n",
         "            list()\n",
-        "tests/training/test_step_checks.py",
+        "tests/training/test_step_corpus.py",
     ),
 ]
 
