@@ -5,8 +5,8 @@ holds a function that makes the model, with a batch, target and loss where it ne
 samples of 16 features; whether the check fails, warns or is unsure; the layer that it names, or
 ``None`` where any is right; words that stand in what it says, or in the line of code that it names;
 and as a set the layers that go with it. `HEALTHY` holds such functions of models that only look
-like it. Where no other check has anything to say either, the file says `ALONE`, and an ellipsis
-among the words that one has.
+like it. `ALONE` names the tables in whose rows no other check objects; where one does all the same,
+an ellipsis stands among the words.
 
 Beside the shelves, these are no cases that a tool is scored on: they show where a check's line is.
 """

@@ -610,7 +610,7 @@ def translated(*, cuts: bool) -> tuple[Any, ...]:
     )
 
 
-ALONE = True
+ALONE = ("FAULTS", "HEALTHY")
 BEHIND = {"layers.0", "layers.1", "layers.2"}
 NOT_TAKEN = "'decoder' is given it at "
 DETACHED = "each of its 6 calls"

@@ -643,7 +643,7 @@ GATES = {
 WRITTEN = "lambda m, h"
 """Stands in the line that is named."""
 
-ALONE = True
+ALONE = ("FAULTS", "HEALTHY")
 FAULTS = {
     "a number of zero": (
         lambda: Branch(lambda m, h: h * 0.0), "fail", "branch", "the number 0", WRITTEN
