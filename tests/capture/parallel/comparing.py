@@ -10,9 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.inspector import Inspector
-from tests.capture.parallel.engines import (
+from corpus.models.spread import (
     Case,
     EndedError,
     batch,
@@ -22,6 +20,8 @@ from tests.capture.parallel.engines import (
     same,
     train,
 )
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.inspector import Inspector
 
 
 def differences(cases: Iterable[Case]) -> dict[Case, str]:
