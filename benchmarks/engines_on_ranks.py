@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from corpus.models.spread import ENGINES, Case, all_cases
 from tests.capture.parallel.comparing import differences
+from tests.capture.parallel.engines import ENGINES, Case, all_cases
 from tests.ranks.launching import on_ranks
 
 

@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from corpus.models.spread import (
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.inspector import Inspector
+from tests.capture.parallel.engines import (
     Case,
     EndedError,
     batch,
@@ -20,8 +22,6 @@ from corpus.models.spread import (
     same,
     train,
 )
-from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.inspector import Inspector
 
 
 def differences(cases: Iterable[Case]) -> dict[Case, str]:

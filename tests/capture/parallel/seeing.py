@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor.parallel import loss_parallel
 
-from corpus.models.spread import ENGINES, batch, held, loss_of, make, same, train
 from pytest_modelhealth.capture.engine import Request, find_engine
 from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.report import Observation
+from tests.capture.parallel.engines import ENGINES, batch, held, loss_of, make, same, train
 
 
 def averaged(gradients: list[Held]) -> list[Held]:

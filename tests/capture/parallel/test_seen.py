@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from corpus.models.spread import WIDTH, Net, Sequence, loss_of
 from pytest_modelhealth.capture.engine import Request, find_engine
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import TensorStatistics
 from tests.capture.parallel import seeing
+from tests.capture.parallel.engines import WIDTH, Net, Sequence, loss_of
 from tests.ranks.launching import on_ranks
 
 ENGINES = ["DDP", "FSDP2", "HSDP", "tensor parallel", "sequence parallel"]

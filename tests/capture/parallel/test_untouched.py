@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corpus.models.spread import ENGINES, Case, chosen_cases
 from tests.capture.parallel.comparing import differences
+from tests.capture.parallel.engines import ENGINES, Case, chosen_cases
 from tests.ranks.launching import on_ranks
 
 
