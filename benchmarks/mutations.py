@@ -119,7 +119,7 @@ MUTATIONS = [
         "return Status.UNUSED_IN_LOSS,",
         "return Status.NO_GRAD_PATH,",
         "tests/capture/test_engine.py tests/capture/test_promises.py "
-        "tests/checks/test_missing_gradients.py",
+        "tests/checks/test_missing_gradients.py tests/checks/test_tables.py",
     ),
     Mutation(
         "a loss gets target and output in the wrong order",
@@ -206,7 +206,7 @@ MUTATIONS = [
         "probabilities before cross-entropy pass",
         'if call.function != "cross_entropy" or call.rows != "probabilities":',
         'if call.rows != "log probabilities":',
-        "tests/checks/test_loss.py",
+        "tests/checks/test_tables.py tests/checks/test_loss.py",
     ),
     Mutation(
         "a task drowns the other unseen",
@@ -218,13 +218,13 @@ MUTATIONS = [
         "a story of missing gradients is told at its first layer, and not at its last",
         "story = stories.setdefault(ending.last, _Story(lost[ending.last], ending.cut, []))",
         "story = stories.setdefault(name, _Story(lost[name], ending.cut, []))",
-        "tests/checks/test_missing_gradients.py tests/checks/test_cuts.py",
+        "tests/checks/test_tables.py tests/checks/test_cuts.py",
     ),
     Mutation(
         "layers that stand in for their siblings pass",
         "yield from _stand_ins(observation, flow, standing)",
         "yield from ()",
-        "tests/checks/test_wiring.py",
+        "tests/checks/test_tables.py tests/checks/test_wiring.py",
     ),
     # ---- judging and settings
     Mutation(
@@ -356,19 +356,19 @@ MUTATIONS = [
         "what later calls of a step raise is passed on",
         "            if not number:\n                raise\n",
         "            if True:\n                raise\n",
-        "tests/training/test_step_untouched.py tests/training/test_step_checks.py",
+        "tests/training/test_step_untouched.py tests/training/test_step_corpus.py",
     ),
     Mutation(
         "a half of the batch is replaced by itself",
         "first_by_second = [*(ends[i % len(ends)] for i in starts), *ends]",
         "first_by_second = [*starts, *ends]",
-        "tests/training/test_step_checks.py",
+        "tests/training/test_step_corpus.py",
     ),
     Mutation(
         "accumulation over calls counts as gradients left over",
         "            self._stepped.add(key)\n",
         "            list()\n",
-        "tests/training/test_step_checks.py",
+        "tests/training/test_step_corpus.py",
     ),
 ]
 

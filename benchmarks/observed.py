@@ -23,10 +23,10 @@ import numpy
 import torch
 import transformers
 
+from corpus.models.hooked import Case, make, seeded
 from pytest_modelhealth import __version__
 from pytest_modelhealth.report import Status
 from tests.capture.architectures import ARCHITECTURES
-from tests.capture.models import Case, make, seeded
 from tests.capture.oracle import (
     RUN_SEED,
     Recorded,

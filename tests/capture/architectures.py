@@ -1,7 +1,7 @@
 """The architectures of the corpus as cases, of which any layer may end with any status."""
 
 from corpus.models.architectures import ARCHITECTURES as BUILT
-from tests.capture.models import Case
+from corpus.models.hooked import Case
 
 ARCHITECTURES = {
     name: Case(built.build, built.inputs, statuses=None) for name, built in BUILT.items()

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from corpus.models.hooked import Case, make, seeded
 from pytest_modelhealth.capture import Inputs, Request, find_engine
 from pytest_modelhealth.report import Observation, Status
 from pytest_modelhealth.statistics import TensorStatistics
-from tests.capture.models import Case, make, seeded
 
 RUN_SEED = 7
 

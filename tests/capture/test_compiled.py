@@ -16,9 +16,9 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
+from corpus.models.hooked import Nested, Small, x
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import HealthReport, Status
-from tests.capture.models import Nested, Small, x
 from tests.capture.oracle import changes, fingerprint, projection
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

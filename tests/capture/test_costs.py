@@ -17,11 +17,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from corpus.models.hooked import ZOO, make, seeded
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.costing.further import FurtherRun, measured_forward
 from pytest_modelhealth.report import Costs
-from tests.capture.models import ZOO, make, seeded
 from tests.capture.oracle import RUN_SEED, changes, fingerprint
 
 UNMEASURED = {"script", "jit trace"}

@@ -22,11 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytest_modelhealth import InspectionError, Inspector
-from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.layers import Rule, Selection
-from pytest_modelhealth.report import Observation, Status
-from tests.capture.models import (
+from corpus.models.hooked import (
     CatchesException,
     Checkpointed,
     ForwardCalledDirectly,
@@ -41,6 +37,10 @@ from tests.capture.models import (
     padded_encoder,
     x,
 )
+from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.layers import Rule, Selection
+from pytest_modelhealth.report import Observation, Status
 from tests.capture.oracle import (
     Recorded,
     assert_statistics,

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.models.hooked import Nested, x
 from pytest_modelhealth import InspectionError, Inspector, ModelHealthError, compare
 from pytest_modelhealth.rendering.places import called_at
 from pytest_modelhealth.report import HealthReport, Status, Verdict
-from tests.capture.models import Nested, x
 from tests.capture.oracle import projection
 
 pytestmark = pytest.mark.filterwarnings("ignore")

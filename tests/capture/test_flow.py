@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.models.hooked import ZOO, make, seeded
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.report import Call, Flow, Kind
 from tests.capture.architectures import ARCHITECTURES
-from tests.capture.models import ZOO, make, seeded
 from tests.capture.oracle import RUN_SEED, call, inspect
 from tests.capture.provenance import Edge, provenance
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from corpus.models.hooked import x
 from pytest_modelhealth import Inspector, ModelHealthError
 from pytest_modelhealth.rendering.places import called_at
 from pytest_modelhealth.report import HealthReport, Status
-from tests.capture.models import x
 from tests.capture.oracle import changes, fingerprint, projection
 
 pytestmark = pytest.mark.filterwarnings("ignore")

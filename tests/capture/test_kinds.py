@@ -17,9 +17,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 from torch.package import PackageExporter, PackageImporter
 
+from corpus.models.hooked import Nested, Small, x
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import HealthReport, LayerRecord, Status
-from tests.capture.models import Nested, Small, x
 from tests.capture.oracle import changes, fingerprint, projection
 
 pytestmark = pytest.mark.filterwarnings("ignore")

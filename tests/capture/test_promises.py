@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.models.hooked import ZOO, Case, make, seeded
 from pytest_modelhealth.report import Observation, Status
 from tests.capture.architectures import ARCHITECTURES
-from tests.capture.models import ZOO, Case, make, seeded
 from tests.capture.oracle import (
     RUN_SEED,
     Recorded,

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from corpus.models.hooked import Small, x
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.training import default_settings
-from tests.capture.models import Small, x
 from tests.capture.oracle import assert_statistics, numbers, projection
 
 

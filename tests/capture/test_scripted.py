@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.models.hooked import Nested, Small, x
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.report import HealthReport, Status
-from tests.capture.models import Nested, Small, x
 from tests.capture.oracle import changes, fingerprint, projection
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from corpus.checks.parts import Mlp
 from pytest_modelhealth import HealthReport, Inspector, Violation
 
 Inspect = Callable[..., HealthReport]
@@ -41,21 +42,6 @@ def only() -> Callable[[HealthReport, str], Violation]:
         return report.violations[0]
 
     return get
-
-
-class Mlp(nn.Module):
-    """Three linear layers with ReLU between them."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(16, width)
-        self.act1 = nn.ReLU()
-        self.fc2 = nn.Linear(width, width)
-        self.act2 = nn.ReLU()
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.act2(self.fc2(self.act1(self.fc1(x)))))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.checks.layers import Scales
+from corpus.checks.parts import Scales
 
 
 def found(report):

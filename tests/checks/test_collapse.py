@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from corpus.checks.parts import Applies
+from corpus.models.hooked import make
 from tests.capture.architectures import ARCHITECTURES
-from tests.capture.models import make
-from tests.checks.layers import Applies
 
 
 def around(function):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.checks.layers import Applies
+from corpus.checks.parts import Applies
 
 
 def line_of(code):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from corpus.checks.parts import Scales
 from pytest_modelhealth.errors import SettingsError
-from tests.checks.layers import Scales
 
 
 def found(report, check="headroom"):

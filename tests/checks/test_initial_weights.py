@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from corpus.models.hooked import make
 from pytest_modelhealth.checks.freshness import is_fresh, was_trained
 from pytest_modelhealth.checks.weights import linear_maps
 from tests.capture.architectures import ARCHITECTURES
-from tests.capture.models import make
 
 
 def found(report):

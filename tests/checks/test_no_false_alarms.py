@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from corpus.models.hooked import seeded
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.report import Verdict
 from tests.capture.architectures import ARCHITECTURES
-from tests.capture.models import seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, about small configurations
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.checks.layers import Applies
+from corpus.checks.parts import Applies
 
 
 def deep(activation, std, after, depth=16):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,14 +52,13 @@ SHAPES = [
     pytest.param((9000, 3), 1, id="few-features"),
     pytest.param((500, 12), 1, id="features-fewer-than-lanes"),
     pytest.param((7, 5), 1, id="rows-fewer-than-lanes"),
-    pytest.param((200_000,), 0, id="every-element-a-unit"),
+    pytest.param((70_000,), 0, id="every-element-a-unit"),
     pytest.param((3, 9, 2, 2), 1, id="tiny-channels"),
     pytest.param((8, 96, 5, 5), 1, id="small-channels"),
     pytest.param((2, 3000, 5, 5), 1, id="many-small-channels"),
     pytest.param((3, 70, 7, 7), 1, id="channels-of-49"),
     pytest.param((2, 9, 30, 30), 1, id="several-channels-a-block"),
     pytest.param((11, 3001), 1, id="strips-of-four-rows"),
-    pytest.param((3, 1, 300_000), 1, id="several-parts"),
     pytest.param((4, 16, 20, 20), 1, id="channels"),
     pytest.param((2, 5, 70, 70), 1, id="channels-longer-than-a-block"),
     pytest.param((50, 40, 30), 0, id="first-dimension"),
@@ -70,9 +67,12 @@ SHAPES = [
 
 
 WITH_DTYPES = [
-    pytest.param(*shape.values, dtype, id=f"{shape.id}-{dtype}")
-    for number, shape in enumerate(SHAPES)
-    for dtype in (torch.float32, torch.float64, (torch.float16, torch.bfloat16)[number % 2])
+    pytest.param((3, 1, 50_000), 1, torch.float32, id="several-parts"),
+    *(
+        pytest.param(*shape.values, dtype, id=f"{shape.id}-{dtype}")
+        for number, shape in enumerate(SHAPES)
+        for dtype in (torch.float32, torch.float64, (torch.float16, torch.bfloat16)[number % 2])
+    ),
 ]
 
 
@@ -227,22 +227,12 @@ def test_every_level_of_cpu_gives_the_same_bits(
     assert [oracle.bits(reduce(tensor, 1)) for tensor in values] == expected
 
 
-def test_without_the_library_the_torch_kernel_takes_over() -> None:
-    """A machine without a compiler imports it, and gets the same numbers, never sampled."""
-    code = """
-import ctypes, torch
-def refuse(path):
-    raise OSError(path)
-ctypes.CDLL = refuse
-from pytest_modelhealth.statistics import reduce
-from tests.statistics import oracle
-from tests.statistics.test_fused import noise
-values = noise(300, 300)
-oracle.assert_agrees(reduce(values, 1), values, 1, sampled=False)
-print("agrees")
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (run.stdout, run.stderr, run.returncode) == ("agrees\n", "", 0)
+def test_without_the_library_the_torch_kernel_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none was compiled the numbers are the same, and never sampled."""
+    monkeypatch.setattr(native, "library", lambda: None)
+    values = noise(300, 300)
+    assert kinds.find_kind(values, 1)[0] is None
+    oracle.assert_agrees(reduce(values, 1), values, 1, sampled=False)
 
 
 def test_a_library_for_another_system_is_none(tmp_path: Path) -> None:

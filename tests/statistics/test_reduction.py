@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -187,29 +186,9 @@ def test_statistics_share_no_memory_with_the_tensor(
     assert oracle.bits(statistics) == before
 
 
-def test_gradients_still_flow_through_a_tensor_that_was_read() -> None:
-    """Autograd accepts the tensor afterwards, as nothing was written in place."""
-    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
-    squared = weight * weight
-    reduce(squared)
-    reduce(weight)
-    squared.sum().backward()
-    assert torch.equal(weight.grad, 2 * weight.detach())
-
-
 def test_no_random_number_is_drawn() -> None:
     """The random states of torch and NumPy stay as they are."""
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     reduce(X, 1)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()
-
-
-@pytest.mark.parametrize("tensor", [X, torch.empty(0), torch.full((2, 2), torch.nan)])
-def test_statistics_survive_pickling(tensor: Tensor) -> None:
-    """What a worker process sends comes back to the last bit, and still merges."""
-    statistics = reduce(tensor, 0)
-    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        back = pickle.loads(pickle.dumps(statistics, protocol))
-        assert oracle.bits(back) == oracle.bits(statistics)
-        assert back.merge(back).count == 2 * tensor.numel()

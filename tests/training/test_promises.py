@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from corpus.models.hooked import ZOO, Case, make, seeded
 from pytest_modelhealth import Inspector, LayerRecord
 from pytest_modelhealth.report import ROLES, Observation, Status
-from tests.capture.models import ZOO, Case, make, seeded
 from tests.capture.oracle import RUN_SEED, call, inspect, projection, raw
 from tests.training.traces import traces
 

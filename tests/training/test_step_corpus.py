@@ -1,4 +1,4 @@
-"""Healthy training steps of the corpus have no objection, and faulty ones are run to the end.
+"""Steps of the corpus: a pair of each check, healthy ones, and faulty ones that are run to the end.
 
 Of each file the first of each role runs in every run, all of them by ``scripts/test -m corpus``.
 """
@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from corpus import Training, shelves
+from corpus.checks.steps import PAIRS, Pair, Stepping
 from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.training.shelf import all_step_checks
 
 FIRST = 1
 
@@ -54,3 +56,32 @@ def test_a_faulty_step_is_run(case: Any) -> None:
     stepped = ran(case).observation.stepped
     assert stepped is not None
     assert stepped.losses
+
+
+def run(made: Stepping) -> HealthReport:
+    """Run a step of a pair."""
+    return Inspector(made.model).run_step(made.step, made.optimizer, made.batch, **made.arguments)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.check}-{pair.name}")
+def test_a_fault_is_named_and_its_neighbour_passes(pair: Pair) -> None:
+    """The check names the place, the numbers and the cause; the neighbour has no objection at all.
+
+    Other checks may object to the fault as well.
+    """
+    report = run(pair.faulty())
+    found = [v for v in (*report.violations, *report.warnings) if v.check == pair.check]
+    assert len(found) == 1, str(report)
+    text = f"{found[0].message} {found[0].cause}"
+    assert [part for part in pair.says if part not in text] == [], text
+    assert found[0].layer == pair.layer
+    assert found[0].severity == ("warn" if pair.warns else "fail")
+    healthy = run(pair.healthy())
+    assert healthy.healthy, str(healthy)
+    assert not healthy.warnings, str(healthy)
+
+
+def test_every_check_of_the_shelf_has_a_pair() -> None:
+    """What is added to the shelf needs a line in the table."""
+    assert {check.name for check in all_step_checks()} == {pair.check for pair in PAIRS}
+    assert all(check.judges_steps for check in all_step_checks())

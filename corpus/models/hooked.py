@@ -1,4 +1,4 @@
-"""The zoo: one small model for each thing that real models do and hooks stumble over.
+"""One small model for each thing that real models do and hooks stumble over.
 
 Each is a `Case`; its docstring says what is hard about it. `ZOO` holds them all by name.
 """
@@ -21,9 +21,6 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
-from pytest_modelhealth.capture import Inputs
-from pytest_modelhealth.report import Status
-
 
 @dataclass(frozen=True)
 class Case:
@@ -42,17 +39,17 @@ class Case:
 
     build: Callable[[], nn.Module]
     inputs: Callable[[], Any]
-    statuses: Mapping[str, Status] | None = field(default_factory=dict)
+    statuses: Mapping[str, str] | None = field(default_factory=dict)
     context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     reference: Callable[[], nn.Module] | None = None
     gradients_by_eps: bool = True
     keeps_batch: bool = True
 
-    def expects(self, layer: str, status: Status) -> bool:
+    def expects(self, layer: str, status: str) -> bool:
         """Whether a layer may end like this."""
         if self.statuses is None:
-            return status is not Status.UNSUPPORTED
-        return status is self.statuses.get(layer, Status.OBSERVED)
+            return status != UNSUPPORTED
+        return status == self.statuses.get(layer, "observed")
 
 
 ZOO: dict[str, Case] = {}
@@ -88,11 +85,11 @@ def case(name: str, inputs: Callable[[], Any] = x, **options: Any) -> Callable[[
     return add
 
 
-ALIAS = Status.ALIAS_OF_INPUT
-NOT_CALLED, READ = Status.NOT_CALLED, Status.PARAMETERS_READ
-NO_PATH = Status.NO_GRAD_PATH
-UNUSED = Status.UNUSED_IN_LOSS
-UNSUPPORTED = Status.UNSUPPORTED
+ALIAS = "alias_of_input"
+NOT_CALLED, READ = "not_called", "parameters_read"
+NO_PATH = "no_grad_path"
+UNUSED = "unused_in_loss"
+UNSUPPORTED, OPAQUE = "unsupported", "opaque"
 
 
 class Wrapped(nn.Module):
@@ -617,7 +614,7 @@ class KeywordsOnly(nn.Module):
         return self.block(hidden=hidden, scale=0.5)
 
 
-@case("positionals and keywords", lambda: Inputs(x(), scale=torch.tensor(2.0)))
+@case("keywords of a positional", lambda: {"x": x(), "scale": torch.tensor(2.0)})
 class PositionalsAndKeywords(Wrapped):
     def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
         return super().forward(x) * scale
@@ -751,7 +748,7 @@ case("jit trace", reference=lambda: Nested().eval())(
 )
 
 
-@case("script inside", statuses={f"block.{i}": Status.OPAQUE for i in range(4)})
+@case("script inside", statuses={f"block.{i}": OPAQUE for i in range(4)})
 def script_inside() -> nn.Module:
     """A plain model with a scripted part."""
     model = Nested()
@@ -761,7 +758,7 @@ def script_inside() -> nn.Module:
 
 @case(
     "script in an attribute",
-    statuses={"block": Status.OPAQUE} | {f"block.{i}": Status.OPAQUE for i in range(4)},
+    statuses={"block": OPAQUE} | {f"block.{i}": OPAQUE for i in range(4)},
 )
 class ScriptInAttribute(Nested):
     """A script that is no layer runs the layers that it was made of."""
@@ -776,7 +773,7 @@ class ScriptInAttribute(Nested):
 
 @case(
     "traces itself",
-    statuses={"block": Status.OPAQUE} | {f"block.{i}": Status.OPAQUE for i in range(4)},
+    statuses={"block": OPAQUE} | {f"block.{i}": OPAQUE for i in range(4)},
 )
 class TracesItself(Nested):
     """Its forward makes a script of a part of itself and runs that."""
@@ -789,10 +786,10 @@ class TracesItself(Nested):
 # ---- attention encoders ------------------------------------------------------------------------
 
 
-def padded() -> Inputs:
+def padded() -> dict[str, Tensor]:
     """Return two sequences, the second of them padded."""
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    return Inputs(sequence(), src_key_padding_mask=mask)
+    return {"src": sequence(), "src_key_padding_mask": mask}
 
 
 @case(

@@ -1,0 +1,507 @@
+"""What a loss is wrongly given, and what only looks like it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+
+from corpus.checks.parts import Mlp
+
+CHECK = "loss"
+
+
+class Functional(nn.Module):
+    """A model that ends in a function."""
+
+    def __init__(self, model, function):
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, x):
+        return self.function(self.model(x))
+
+
+class Pooling(nn.Module):
+    """Attention over the instances of a bag: the whole batch is one set."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.head = nn.Linear(16, 1), nn.Linear(16, 3)
+
+    def forward(self, x):
+        weights = torch.softmax(self.score(x), dim=0)
+        return self.head((weights * x).sum(0, keepdim=True))
+
+
+def contrast(h):
+    """Return the logarithm of a softmax over a square of similarities."""
+    h = F.normalize(h, dim=1)
+    return torch.log_softmax(h @ h.t() / 0.1, dim=0)
+
+
+def bits(*shape):
+    """Return random zeros and ones."""
+    return torch.randint(0, 2, shape).float()
+
+
+def clamped_bce(output, target):
+    """The same, of what was reshaped and clamped."""
+    return bce(output.clamp(1e-6, 1 - 1e-6).reshape(-1), target.reshape(-1))
+
+
+def between_0_and_1():
+    """Return a fresh head whose logits happen to lie between 0 and 1."""
+    model = nn.Linear(16, 1)
+    nn.init.normal_(model.weight, std=0.01)
+    nn.init.constant_(model.bias, 0.5)
+    return model
+
+
+def without_class_9(x):
+    """Return log-probabilities of classes of which the last is masked out."""
+    mask = torch.zeros(10)
+    mask[9] = -math.inf
+    return F.log_softmax(x + mask, dim=1)
+
+
+CE, WIDENED = F.cross_entropy, ("(64, 1)", "(64,)")
+SMOOTHED = nn.CrossEntropyLoss(label_smoothing=0.1)
+ONE_TARGET = torch.zeros(64, dtype=torch.long)
+LOSSES = {
+    "softmax": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(-1)), x, y, CE),
+        ("1", "every row of its input sums to one", "softmax before cross_entropy"),
+    ),
+    "softmax and smoothing": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(-1)), x, y, SMOOTHED),
+        ("1", "is given probabilities", "softmax before cross_entropy"),
+    ),
+    "functional softmax": (
+        lambda m, x, y: (Functional(m, lambda x: F.softmax(x, dim=1)), x, y, CE),
+        ("softmax", "is given probabilities"),
+    ),
+    "softmax inside the loss, which is no layer": (
+        lambda m, x, y: (m, x, y, lambda o, t: CE(torch.softmax(o, 1), t)),
+        ("", "is given probabilities"),
+    ),
+    "rounded to bfloat16": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(1)).bfloat16(), x.bfloat16(), y, CE),
+        ("1", "is given probabilities"),
+    ),
+    "softmax over the batch": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(0)), x, y, CE),
+        ("1", "dimension 0, where the samples lie"),
+    ),
+    "log_softmax over the batch": (
+        lambda m, x, y: (nn.Sequential(m, nn.LogSoftmax(0)), x, y, F.nll_loss),
+        ("1", "dimension 0, where the samples lie"),
+    ),
+    "softmax over the batch inside a model": (
+        lambda m, x, y: (
+            nn.Sequential(nn.Linear(16, 8), nn.Softmax(0), nn.Linear(8, 2)),
+            x,
+            None,
+            None,
+        ),
+        ("1", "dimension 0"),
+    ),
+    "sigmoid before cross_entropy": (
+        lambda m, x, y: (nn.Sequential(m, nn.Sigmoid()), x, y, CE),
+        ("1", "holds the logits between 0 and 1"),
+    ),
+    "logits into nll_loss": (
+        lambda m, x, y: (m, x, y, F.nll_loss),
+        ("head", "cross_entropy on logits"),
+    ),
+    "probabilities into nll_loss": (
+        lambda m, x, y: (nn.Sequential(m, nn.Softmax(1)), x, y, F.nll_loss),
+        ("1", "the logarithm is missing"),
+    ),
+    "target never read": (
+        lambda m, x, y: (m, x, y, lambda o, t: o.pow(2).mean() + t.shape[0]),
+        ("", "never reads its target"),
+    ),
+    "constant": (
+        lambda m, x, y: (m, x, None, lambda o: (o * 0.0).sum() + 3.0),
+        ("", "the loss is constant"),
+    ),
+    "underflow, which is no constant": (
+        lambda m, x, y: (
+            nn.Linear(16, 4).half(),
+            x.half(),
+            None,
+            lambda o: o.float().mean() * 1e-9,
+        ),
+        ("", "underflows float16"),
+    ),
+    "single class": (
+        lambda m, x, y: (nn.Linear(16, 1), x, ONE_TARGET, CE),
+        ("", "single class"),
+    ),
+    "batch taken for classes": (
+        lambda m, x, y: (nn.Sequential(nn.Linear(16, 1), nn.Flatten(0)), x, bits(64), CE),
+        ("1", "samples of the batch for classes"),
+    ),
+}
+for squash in (nn.Sigmoid(), nn.Hardsigmoid(), nn.Softmax(1)):
+    for function in (bce, clamped_bce):
+        LOSSES[f"{type(squash).__name__} into {function.__name__}"] = (
+            lambda m, x, y, last=squash, loss=function: (
+                nn.Sequential(m, last),
+                x,
+                bits(64, 10),
+                loss,
+            ),
+            (None, "takes logits"),
+        )
+for function in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss):
+    LOSSES[f"column against row in {function.__name__}"] = (
+        lambda m, x, y, loss=function: (
+            nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 1)),
+            x,
+            torch.randn(64),
+            loss,
+        ),
+        ("1", *WIDENED),
+    )
+BY_HAND = {
+    "squared": lambda o, t: ((o - t) ** 2).mean(),
+    "absolute": lambda o, t: (t - o).abs().mean(),
+    "torch.sub": lambda o, t: torch.sub(o, t).square().mean(),
+    "logarithms": lambda o, t: -(t * F.logsigmoid(o) + (1 - t) * F.logsigmoid(-o)).mean(),
+}
+for name, written in BY_HAND.items():
+    LOSSES[f"column against row by hand, {name}"] = (
+        lambda m, x, y, loss=written: (nn.Linear(16, 1), x, bits(64), loss),
+        ("", *WIDENED),
+    )
+NEGATED = {
+    "minus": lambda o, t: -CE(o, t),
+    "times a half": lambda o, t: CE(o, t) * -0.5,
+    "log-probability": lambda o, t: F.log_softmax(o, 1).gather(1, t[:, None]).mean(),
+    "squared": lambda o, t: -((o - F.one_hot(t, 10)) ** 2).mean() / 2,
+}
+for name, written in NEGATED.items():
+    LOSSES[f"negated, {name}"] = (
+        lambda m, x, y, loss=written: (m, x, y, loss),
+        ("", "negated"),
+    )
+FLAT = {
+    "clamp": lambda x: x.clamp(min=100.0),
+    "round": lambda x: torch.round(20 * x),
+    "sign": torch.sign,
+    "relu": lambda x: F.relu(x - 100.0) + 1.0,
+}
+for name, written in FLAT.items():
+    LOSSES[f"flat, {name}"] = (
+        lambda m, x, y, flat=written: (m, x, None, lambda o: flat(o).abs().mean()),
+        ("", "gradient at the output is exactly zero", f"{name} in the loss"),
+    )
+
+RIGHT = {
+    "log_softmax, which cross_entropy takes again": lambda m, x, y: (
+        nn.Sequential(m, nn.LogSoftmax(1)),
+        x,
+        y,
+        CE,
+    ),
+    "attention over a set": lambda m, x, y: (Pooling(), x, None, None),
+    "similarities along either dimension": lambda m, x, y: (
+        Functional(nn.Linear(16, 8), contrast),
+        x,
+        None,
+        None,
+    ),
+    "logits between 0 and 1": lambda m, x, y: (between_0_and_1(), x, bits(64, 1), bce),
+    "log-probabilities": lambda m, x, y: (nn.Sequential(m, nn.LogSoftmax(1)), x, y, F.nll_loss),
+    "classes masked out": lambda m, x, y: (Functional(m, without_class_9), x, y % 9, F.nll_loss),
+    "a hinge that is met": lambda m, x, y: (m, x, None, lambda o: F.relu(o - 100.0).mean()),
+}
+WIDENED_ON_PURPOSE = [
+    lambda o, t: ((o.squeeze(1) - t) ** 2).mean(),
+    lambda o, t: ((o - t[:, None]) ** 2).mean(),
+    lambda o, t: (o.squeeze(1)[:, None] - t).abs().mean(),
+    lambda o, t: (o - o.squeeze(1)).abs().mean() + 0 * t.sum(),
+    lambda o, t: F.mse_loss(o, torch.zeros(1, 1)) + 0 * t.sum(),
+]
+for place, written in enumerate(WIDENED_ON_PURPOSE):
+    RIGHT[f"all pairs asked for, one target for all, or equal shapes {place}"] = (
+        lambda m, x, y, loss=written: (nn.Linear(16, 1), x, torch.randn(64), loss)
+    )
+MAY_BE_NEGATIVE = [
+    lambda o, t: CE(o, t) - 10.0,
+    lambda o, t: -((o + F.one_hot(t, 10) + 5.0) ** 3).mean(),
+    lambda o, t: -F.cosine_similarity(o, F.one_hot(t, 10).float()).mean(),
+    lambda o, t: -F.log_softmax(o, 1).gather(1, t[:, None]).mean(),
+    lambda o, t: CE(o, t) + 5 * (F.softmax(o, 1) * F.log_softmax(o, 1)).sum(1).mean(),
+    lambda o, t: torch.distributions.Categorical(logits=o).log_prob(t).neg().mean(),
+]
+READ_OR_NOT_NEEDED = [
+    lambda o, _: o.pow(2).mean(),
+    lambda o, t: F.mse_loss(o, torch.zeros_like(o)),
+    lambda o, t: (o - torch.tensor(t.tolist())[:, None]).pow(2).mean(),
+    lambda o, t: torch.stack([o[i, c] for i, c in enumerate(t)]).pow(2).mean(),
+]
+for place, written in enumerate((*MAY_BE_NEGATIVE, *READ_OR_NOT_NEEDED)):
+    RIGHT[f"may be negative, or reads its target in some way {place}"] = (
+        lambda m, x, y, loss=written: (m, x, y, loss)
+    )
+
+
+class Tagger(nn.Module):
+    """A sequence model whose embedding knows its padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 20)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids)).flatten(0, 1)
+
+
+def padded():
+    """Return ids whose last four of twelve are padding."""
+    ids = torch.randint(1, 20, (8, 12))
+    ids[:, 8:] = 0
+    return ids
+
+
+class Tags(nn.Module):
+    """Five tags and one for padding, for each of the ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 6)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids)).flatten(0, 1)
+
+
+class WithLoss(nn.Module):
+    """Returns its own loss."""
+
+    def __init__(self, sign):
+        super().__init__()
+        self.model, self.sign = Mlp(), sign
+
+    def forward(self, x, labels):
+        logits = self.model(x)
+        return {"loss": self.sign * F.cross_entropy(logits, labels), "logits": logits}
+
+
+class Positions(Tags):
+    """Normalised over the positions."""
+
+    def forward(self, ids):
+        return F.log_softmax(self.head(self.embed(ids)), dim=1).flatten(0, 1)
+
+
+class Factors(nn.Module):
+    """A product of factors, drawn with a standard deviation."""
+
+    def __init__(self, std):
+        super().__init__()
+        self.table, self.deep = nn.Embedding(100, 8), nn.Linear(16, 8)
+        nn.init.normal_(self.table.weight, std=std)
+
+    def forward(self, ids):
+        factors = self.table(ids)
+        deep = self.deep(factors.flatten(1)).mean(1)
+        return (factors[:, 0] * factors[:, 1]).sum(1) + deep
+
+
+class Keeps(nn.Module):
+    """Leaves what the loss is made of on itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 4)
+
+    def forward(self, x):
+        self.energy = self.fc(x).pow(2).mean()
+        return x.detach()
+
+
+class Probed(nn.Module):
+    """A probe that runs last and has no part in the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.squash, self.probe = nn.Linear(16, 4), nn.Softmax(-1), nn.Dropout(0.0)
+
+    def forward(self, x):
+        out = self.squash(self.fc(x))
+        self.probe(out * 1.0)
+        return out
+
+
+def batch():
+    return torch.randn(64, 16)
+
+
+def tagged(model, loss, of=lambda ids: ids, ids=None):
+    """Return a model of ids, of which the last four of twelve are padding."""
+    ids = padded() if ids is None else ids
+    return model, ids, of(ids).flatten(), loss
+
+
+def ends(ids, tag):
+    """Return tags of which the last six are the same."""
+    tags = (ids % 4 + 1).view(8, 12)
+    tags[:, 6:] = tag
+    return tags
+
+
+def without_padding(output, target):
+    return CE(output, target, reduction="none")[target != 0].mean()
+
+
+def labelled(each, total=1.0):
+    """Return the model with several labels for each sample."""
+    target = torch.zeros(64, 10)
+    target[:, :each] = total / each
+    return nn.Sequential(Mlp(), nn.Linear(10, 10)), batch(), target, CE
+
+
+def counted(positive, loss):
+    """Return a rate with counts."""
+    rate = Functional(nn.Linear(16, 1), positive)
+    return rate, batch(), torch.poisson(torch.ones(64, 1)), loss
+
+
+def quantile(choose, low, high, shift=0.0):
+    """Return the model with a quantile loss, and targets that are near, or below by `shift`."""
+
+    def loss(output, target):
+        error = target - output
+        return choose(low * error, high * error).mean()
+
+    model, x = Mlp(), batch()
+    return model, x, model(x).detach() + torch.randn(64, 1) * 0.1 - shift, loss
+
+
+def rated(std):
+    ids, target = torch.randint(0, 100, (64, 2)), torch.randint(0, 2, (64,)).float()
+    return Factors(std), ids, target, bce
+
+
+def kept():
+    model = Keeps()
+    return model, batch().requires_grad_(), None, lambda out: model.energy
+
+
+def weighed(loss):
+    return Mlp(), batch(), None, loss
+
+
+def masks(low, high, loss=bce):
+    """Return the model with targets of two values."""
+    return Mlp(), batch(), low + (high - low) * bits(64, 10), loss
+
+
+def given(build):
+    """Return what makes a row of the tables above: of the model, a batch and a class for each."""
+    return lambda: build(Mlp(), batch(), torch.randint(0, 10, (64,)))
+
+
+RATES = {"exponential": torch.exp, "softplus": F.softplus, "ReLU": F.relu}
+OFF = (
+    lambda out: 0.0 * out.mean(),
+    lambda out: out.mean() * torch.tensor(0.0),
+    lambda out: (out**2 * torch.zeros(64, 1)).sum(),
+    lambda out: (torch.zeros(64, 1) * out).sum(),
+)
+ON = (
+    lambda out: (out - 100.0).relu().mean(),
+    lambda out: ((out - 100.0).relu() * torch.zeros(64, 1)).mean(),
+    lambda out: 0.5 * (out**2 * torch.eye(64, 10)).sum(),
+)
+ALONE = ("FAULTS",)
+FAULTS = {
+    **{name: (given(build), "fail", *said) for name, (build, said) in LOSSES.items()},
+    "negated inside the model": (
+        lambda: (WithLoss(-1), {"x": batch(), "labels": torch.randint(0, 10, (64,))}),
+        "fail", None, "negated",
+    ),
+    "padding that is not ignored": (
+        lambda: tagged(Tagger(), CE), "fail", None, "33%", "ignore_index=0"
+    ),
+    **{
+        f"tags of padding, {tag}": (
+            lambda tag=tag: tagged(Tags(), CE, lambda ids: torch.where(ids == 0, tag, ids % 4 + 1)),
+            "fail", None, "33%",
+        )
+        for tag in (0, 5)
+    },
+    "log_softmax over the positions": (
+        lambda: tagged(
+            Positions(), F.nll_loss, lambda ids: ids % 6, torch.randint(1, 20, (8, 12))
+        ),
+        "fail", None, "does not sum to one over its 6 classes", "another dimension", ...,
+    ),
+    "several labels": (lambda: labelled(3, 3.0), "fail", None, "sum to 3", ...),
+    **{
+        f"a rate by {name}": (
+            lambda positive=positive: counted(positive, F.poisson_nll_loss),
+            "fail", None, "logarithm of a rate", ...,
+        )
+        for name, positive in RATES.items()
+    },
+    "the smaller of two opposite multiples": (
+        lambda: quantile(torch.min, -0.1, 0.9), "fail", None, "negated", ...
+    ),
+    "the minimum of two opposite multiples": (
+        lambda: quantile(torch.minimum, 0.9, -0.1), "fail", None, "negated", ...
+    ),
+    "factors that are drawn too large": (
+        lambda: rated(5.0), "fail", None, "times that of a uniform guess", ...
+    ),
+    **{
+        f"switched off, {place}": (
+            lambda loss=loss: weighed(loss), "fail", None, "a loss weight of zero"
+        )
+        for place, loss in enumerate(OFF)
+    },
+    "masks of 255": (lambda: masks(0.0, 255.0), "fail", None, "targets from 0 to 1"),
+    "labels of -1": (lambda: masks(-1.0, 1.0), "fail", None, "targets from 0 to 1"),
+    "a probe that runs last": (
+        lambda: (Probed(), batch(), torch.randint(4, (64,)), CE), "fail", "squash"
+    ),
+}  # fmt: skip
+HEALTHY = {
+    **{name: given(build) for name, build in RIGHT.items()},
+    "padding that is ignored": lambda: tagged(Tagger(), nn.CrossEntropyLoss(ignore_index=0)),
+    "no padding": lambda: tagged(Tagger(), CE, ids=torch.randint(0, 20, (8, 12))),
+    "padding that a mask takes out": lambda: tagged(Tagger(), without_padding),
+    **{
+        f"tags that end alike without padding, {tag}": lambda tag=tag: tagged(
+            Tags(), CE, lambda ids: ends(ids, tag)
+        )
+        for tag in (0, 5)
+    },
+    "one label": lambda: labelled(1),
+    "a distribution over labels": lambda: labelled(3),
+    **{
+        f"a rate by {name} that is told": lambda positive=positive: counted(
+            positive, nn.PoissonNLLLoss(log_input=False)
+        )
+        for name, positive in RATES.items()
+    },
+    "the larger of two opposite multiples": lambda: quantile(torch.max, -0.1, 0.9, 1.0),
+    "the minimum of two multiples of one sign": lambda: quantile(torch.minimum, 0.1, 0.9, 1.0),
+    "factors": lambda: rated(0.3),
+    "what the model keeps": kept,
+    **{f"not switched off, {place}": lambda on=on: weighed(on) for place, on in enumerate(ON)},
+    "masks of one": lambda: masks(0.0, 1.0),
+    "smoothed masks": lambda: masks(0.05, 0.95),
+    "masks of probabilities": lambda: masks(
+        0.0, 1.0, lambda out, t: F.binary_cross_entropy(out.sigmoid(), t)
+    ),
+    "smoothed masks of probabilities": lambda: masks(
+        0.05, 0.95, lambda out, t: F.binary_cross_entropy(out.sigmoid(), t)
+    ),
+}  # fmt: skip

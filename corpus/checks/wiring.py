@@ -1,0 +1,595 @@
+"""Models that run and learn and are put together wrongly, and designs that look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from corpus.checks.wirings import (
+    LENGTH,
+    SAMPLES,
+    WIDTH,
+    Block,
+    Bottleneck,
+    Cell,
+    Coded,
+    Deaf,
+    Doubled,
+    Holding,
+    Inverted,
+    Model,
+    Remembering,
+    T5Block,
+    TwoTasks,
+    adapted,
+    adapted_inside,
+    added_to,
+    asked_by_one_query,
+    attends,
+    attends_to_keys,
+    blocks,
+    borrowed_weights,
+    both_directions,
+    both_states,
+    both_states_carried,
+    both_towers_on_one,
+    cell_state_dropped,
+    choice_of_one,
+    chosen_from_one,
+    chosen_from_two,
+    coded,
+    committee,
+    computed_and_joined_twice,
+    convolved,
+    counted_from_a_buffer,
+    dense,
+    dropped_layer,
+    dropped_mask,
+    each_step,
+    each_tower_has_a_head,
+    early_exit,
+    encoded_positions,
+    encoder_blocks_decode,
+    encoder_decodes,
+    ensemble,
+    every_other_masked,
+    features,
+    first_block_for_all,
+    first_of_both_twice,
+    functional_look_up,
+    gate_not_applied,
+    gated,
+    ids,
+    ignores_others,
+    in_a_row,
+    inputs_with_their_own_state,
+    joined,
+    joined_activations,
+    joined_to_itself,
+    joined_with_a_context,
+    joined_with_its_state,
+    joined_with_the_time,
+    joined_with_zeros,
+    last_block_twice,
+    last_layer_reads_one,
+    last_left_out,
+    linear_tables,
+    linears,
+    many_dropouts,
+    mask,
+    masked_otherwise_but_once,
+    mixture,
+    no_state_at_all,
+    norm_of_the_place_before,
+    norms,
+    not_added,
+    of_a_kind,
+    one_convolution,
+    one_head_of_all,
+    one_input_twice,
+    one_norm_of_a_list,
+    one_of_a_list_in_two_places,
+    one_row,
+    one_tower,
+    one_tower_for_each_level,
+    one_tower_for_two_heads,
+    online_and_target,
+    other_ids_not_given,
+    packed,
+    padded_by_zeros,
+    parts,
+    passes_messages,
+    position_of_one_row,
+    position_table,
+    positions_times_zero,
+    projections,
+    reads_nothing,
+    recurrent,
+    repeated,
+    residual_but_once,
+    residual_past_a_head,
+    rotary,
+    routed_by_sample,
+    row_of_a_table,
+    same_position,
+    samples_joined_with_zeros,
+    scaled,
+    sentences,
+    siamese,
+    skipped,
+    state_not_carried,
+    steps_by_themselves,
+    t5,
+    table,
+    told_by_list,
+    told_by_number,
+    told_by_numpy,
+    tower_by_name,
+    towers,
+    twice_past_an_idle_one,
+    two_dropouts,
+    two_views,
+    u_net,
+    universal,
+    with_a_kept_sum,
+    with_boxes,
+    with_context,
+    with_types,
+)
+
+CHECK = "wiring"
+
+
+def hand_gates() -> dict[str, nn.Module]:
+    """Return the layers of a recurrence by hand."""
+    return {name: nn.Linear(2 * WIDTH, WIDTH) for name in ("gate", "new")}
+
+
+# ---- faults -------------------------------------------------------------------------------------
+
+Case = tuple[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]], str, str, str]
+
+FAULTS: dict[str, Case] = {
+    "the first block for all": (
+        lambda: (Model(first_block_for_all, blocks=blocks(*[""] * 4)), (ids(),)),
+        "fail", "blocks.0", "model.blocks[0](x)",
+    ),
+    "blocks[i] for blocks[j]": (
+        lambda: (Model(last_block_twice, blocks=blocks(*[""] * 4)), (ids(),)),
+        "warn", "blocks.2", "model.blocks[number](x)",
+    ),
+    "one norm of a list": (
+        lambda: (Model(one_norm_of_a_list, layers=linears(), norms=norms()), (ids(),)),
+        "fail", "norms.0", "model.norms[0](x)",
+    ),
+    "the first norm again, in each block": (
+        lambda: (Model(in_a_row, blocks=blocks(*["own norm"] * 4)), (ids(),)),
+        "fail", "blocks.0.norm1", "second(x)",
+    ),
+    "one norm in two places of each round, of a list as long": (
+        lambda: (
+            Model(one_of_a_list_in_two_places, layers=linears(2), norms=norms(4)), (ids(),)
+        ),
+        "warn", "norms.0", "on purpose they look the same",
+    ),
+    "statistics of two depths in one norm": (
+        lambda: (
+            Model(
+                norm_of_the_place_before,
+                layers=linears(3),
+                norms=nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(3)),
+            ),
+            (features(SAMPLES),),
+        ),
+        "fail", "norms.0", "model.norms[max(number - 1, 0)](x)",
+    ),
+    "the first of two asked twice": (
+        lambda: (Model(first_of_both_twice, left=Block(), right=Block()), (features(),)),
+        "fail", "left", "torch.minimum(",
+    ),
+    "the first of a list of two asked twice": (
+        lambda: (
+            Model(lambda m, x: m.both[0](x) * m.both[0](x), both=blocks("", "")), (features(),)
+        ),
+        "fail", "both.0", "m.both[0](x)",
+    ),
+    "one head for all": (
+        lambda: (Model(one_head_of_all, heads=linears(3)), (ids(),)),
+        "fail", "heads.0", "model.heads[0](x)",
+    ),
+    "one tower for both": (
+        lambda: (Model(one_tower, left=Block(), right=Block()), (features(), features())),
+        "fail", "left", "model.left(x)",
+    ),
+    "one convolution for both": (
+        lambda: (
+            Model(one_convolution, fc1=nn.Linear(WIDTH, WIDTH), fc2=nn.Linear(WIDTH, WIDTH)),
+            (ids(),),
+        ),
+        "fail", "fc1", "model.fc1(",
+    ),
+    "the encoder decodes": (
+        lambda: (Model(encoder_decodes, encoder=Block(), decoder=Block()), (ids(),)),
+        "fail", "encoder", "model.encoder(",
+    ),
+    "a residual forgotten in one block": (
+        lambda: (Model(in_a_row, blocks=blocks("", "", "residual", "")), (ids(),)),
+        "warn", "blocks.2", "residual",
+    ),
+    "a residual forgotten by the caller": (
+        lambda: (Model(residual_but_once, layers=linears(5), norms=norms(5)), (ids(),)),
+        "warn", "layers.2", "residual",
+    ),
+    "all positions the same": (
+        lambda: (Model(same_position, position=position_table()), (ids(),)),
+        "fail", "position", "torch.zeros(",
+    ),
+    "other ids that are not given": (
+        lambda: (
+            Model(
+                other_ids_not_given,
+                shape=position_table(), join=nn.Linear(2 * WIDTH, WIDTH), position=position_table(),
+            ),
+            (ids(),),
+        ),
+        "warn", "shape", "torch.zeros(",
+    ),
+    "all positions three": (
+        lambda: (Model(position_of_one_row, position=position_table()), (ids(),)),
+        "fail", "position", "torch.full(",
+    ),
+    "positions times zero": (
+        lambda: (Model(positions_times_zero, position=position_table()), (ids(),)),
+        "fail", "position", "* 0",
+    ),
+    "all positions the same, in a parameter": (
+        lambda: (Model(row_of_a_table, table=table()), (ids(),)),
+        "warn", "", "torch.zeros(",
+    ),
+    "all positions the same, by a function": (
+        lambda: (Model(functional_look_up, table=table()), (ids(),)),
+        "warn", "", "torch.zeros_like(",
+    ),
+    "a mask that nothing reads": (
+        lambda: (Model(ignores_others, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
+        "warn", "", "'input 1'",
+    ),
+    "a mask that the blocks ignore": (
+        lambda: (
+            Model(in_a_row, blocks=nn.ModuleList(Deaf() for _ in range(3))),
+            (ids(), mask()),
+        ),
+        "warn", "", "'input 1'",
+    ),
+    "nothing is read of the batch": (
+        lambda: (Model(reads_nothing, fc=nn.Linear(WIDTH, WIDTH), table=table()), (features(),)),
+        "fail", "", "'input 0'",
+    ),
+    "both towers on one input": (
+        lambda: (Model(both_towers_on_one, left=Block(), right=Block()), (features(), features())),
+        "fail", "right", "'input 1'",
+    ),
+    "a Siamese tower on one input": (
+        lambda: (Model(one_input_twice, tower=Block()), (features(), features())),
+        "fail", "tower", "'input 1'",
+    ),
+    "a tower by name for both": (
+        lambda: (
+            Model(tower_by_name, towers=nn.ModuleDict({"left": Block(), "right": Block()})),
+            (features(), features()),
+        ),
+        "warn", "towers.left", "model.towers",
+    ),
+    "a state that is never carried on": (
+        lambda: (Model(state_not_carried, cell=nn.GRUCell(WIDTH, WIDTH)), (ids(),)),
+        "fail", "cell", "model.cell(step, state)",
+    ),
+    "a cell without a state": (
+        lambda: (Model(no_state_at_all, cell=nn.RNNCell(WIDTH, WIDTH)), (ids(),)),
+        "fail", "cell", "model.cell(step)",
+    ),
+    "a sequence cut into steps": (
+        lambda: (
+            Model(steps_by_themselves, lstm=nn.LSTM(WIDTH, WIDTH, batch_first=True)), (ids(),)
+        ),
+        "fail", "lstm", "model.lstm(",
+    ),
+    "a state that is never carried on, by hand": (
+        lambda: (Model(state_not_carried, cell=Cell()), (ids(),)),
+        "warn", "cell", "model.cell(step, state)",
+    ),
+    "zeros joined to each step": (
+        lambda: (Model(joined_with_zeros, **hand_gates()), (ids(),)),
+        "warn", "gate", "model.gate(both)",
+    ),
+    "a cell state that is dropped": (
+        lambda: (Model(cell_state_dropped, cell=nn.LSTMCell(WIDTH, WIDTH)), (ids(),)),
+        "fail", "cell", "model.cell(step, (state, memory))",
+    ),
+    "the blocks of the encoder decode": (
+        lambda: (
+            Model(encoder_blocks_decode, encoder=blocks("", ""), decoder=blocks("", "")),
+            (ids(),),
+        ),
+        "fail", "encoder.0", "block(x)",
+    ),
+    "a branch added to itself": (
+        lambda: (Model(in_a_row, blocks=nn.ModuleList(Doubled() for _ in range(3))), (ids(),)),
+        "warn", "blocks.0", "h + h",
+    ),
+    "a gate computed and not applied": (
+        lambda: (
+            Model(in_a_row, blocks=coded(gated, gated, gate_not_applied, gated)), (ids(),)
+        ),
+        "warn", "blocks.2", "no residual goes past 'gate'",
+    ),
+    "a residual forgotten inside one block": (
+        lambda: (
+            Model(in_a_row, blocks=coded(gated, gated, not_added, gated, block=Holding)),
+            (ids(),),
+        ),
+        "warn", "blocks.2.inner", "no residual goes past it",
+    ),
+    **{
+        f"{kind} in the place of a residual": (
+            lambda run=run, block=block: (
+                Model(in_a_row, blocks=coded(gated, gated, run, gated, block=block)), (ids(),)
+            ),
+            "warn", layer, f"no residual goes past {past}",
+        )
+        for kind, run in (
+            ("a number", added_to(lambda _: 0)),
+            ("zeros", added_to(lambda x: torch.zeros(WIDTH))),
+            ("zeros like the input", added_to(torch.zeros_like)),
+        )
+        for block, layer, past in (
+            (Coded, "blocks.2", "'fc'"), (Holding, "blocks.2.inner", "it"),
+        )
+    },
+    "a value joined to itself": (
+        lambda: (Model(joined_to_itself, **parts()), (ids(),)), "warn", "", "torch.cat([one, one]",
+    ),
+    "a layer called twice and joined": (
+        lambda: (Model(computed_and_joined_twice, **parts()), (ids(),)),
+        "warn", "", "joins a value to itself",
+    ),
+    "an activation joined to itself": (
+        lambda: (Model(joined_activations, **parts()), (ids(),)),
+        "warn", "", "joins a value to itself",
+    ),
+    "a choice between a value and the same": (
+        lambda: (Model(chosen_from_one, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
+        "warn", "", "torch.where(hidden[..., None], h, h)",
+    ),
+    "keys for values": (
+        lambda: (Model(attends_to_keys, **projections("q", "k", "v", "out")), (ids(),)),
+        "warn", "k", "'v' of the same class and shape is never called",
+    ),
+    "one tower for two heads": (
+        lambda: (Model(one_tower_for_two_heads, **towers()), (ids(),)),
+        "warn", "left", "'right' of the same class and shape is never called",
+    ),
+    "one tower for two heads, at each level": (
+        lambda: (Model(one_tower_for_each_level, **towers()), (ids(),)),
+        "warn", "left", "'right' of the same class and shape is never called",
+    ),
+    "one head under two names": (
+        lambda: (TwoTasks(fault=True), (features(),)), "warn", "heads.age", "2 times with the same",
+    ),
+}  # fmt: skip
+
+
+# ---- designs that look alike --------------------------------------------------------------------
+
+HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    "GPT": lambda: (Model(in_a_row, blocks=blocks(*[""] * 5, causal=True)), (ids(),)),
+    "BERT with a mask": lambda: (Model(in_a_row, blocks=blocks(*[""] * 5)), (ids(), mask())),
+    "ALBERT and universal transformers share a block": lambda: (
+        Model(universal, block=Block(), steps=nn.Parameter(torch.randn(4, WIDTH))), (ids(),)
+    ),
+    "idle experts": lambda: (
+        Model(mixture, experts=linears(), router=nn.Linear(WIDTH, 4)), (features(),)
+    ),
+    "an expert for all samples, one by one": lambda: (
+        Model(routed_by_sample, experts=linears(SAMPLES)), (features(),)
+    ),
+    "an expert for all embedded samples": lambda: (
+        Model(routed_by_sample, experts=linears(SAMPLES)), (ids(),)
+    ),
+    "LayerDrop": lambda: (Model(dropped_layer, blocks=blocks(*[""] * 5)), (ids(),)),
+    "early exit": lambda: (Model(early_exit, blocks=blocks(*[""] * 5)), (ids(),)),
+    "adapters by language": lambda: (
+        Model(
+            adapted,
+            blocks=blocks("", "", ""),
+            adapters=nn.ModuleDict({k: nn.Linear(WIDTH, WIDTH) for k in ("en", "de", "fr")}),
+        ),
+        (ids(),),
+    ),
+    "weights used by a function": lambda: (
+        Model(borrowed_weights, first=nn.Linear(WIDTH, WIDTH), second=nn.Linear(WIDTH, WIDTH)),
+        (ids(),),
+    ),
+    "an ensemble through one template": lambda: (
+        Model(ensemble, members=linears(3)), (ids(),)
+    ),
+    "a slow copy for later": lambda: (online_and_target(), (features(), features())),
+    "two towers": lambda: (
+        Model(two_views, left=Block(), right=Block()), (features(), features())
+    ),
+    "a committee": lambda: (Model(committee, left=Block(), right=Block()), (ids(),)),
+    "a Siamese tower": lambda: (Model(siamese, tower=Block()), (features(), features())),
+    "BERT's types, constants": lambda: (
+        Model(with_types, position=position_table(), types=nn.Embedding(2, WIDTH)), (ids(),)
+    ),
+    "LayoutLM's boxes, all zero by default": lambda: (
+        Model(
+            with_boxes,
+            position=position_table(),
+            left=nn.Embedding(64, WIDTH),
+            top=nn.Embedding(64, WIDTH),
+        ),
+        (ids(),),
+    ),
+    "a table of one row": lambda: (Model(one_row, only=nn.Embedding(1, WIDTH)), (ids(),)),
+    "an id for each sample": lambda: (Model(of_a_kind, kind=nn.Embedding(16, WIDTH)), (ids(),)),
+    "positions of a parameter, one kind": lambda: (
+        Model(encoded_positions, table=table(), kind=nn.Embedding(16, WIDTH)), (ids(),)
+    ),
+    "positions counted in a buffer": lambda: (
+        Model(counted_from_a_buffer, position=position_table(), numbers=torch.arange(8)[None]),
+        (ids(),),
+    ),
+    "a sequence of one": lambda: (Model(same_position, position=position_table()), (ids()[:, :1],)),
+    "T5's first block makes the bias": lambda: (
+        Model(t5, blocks=nn.ModuleList(T5Block(number == 0) for number in range(5))), (ids(),)
+    ),
+    "the first block's values go to all": lambda: (
+        Model(t5, blocks=nn.ModuleList(Remembering() for _ in range(5))), (ids(),)
+    ),
+    "Swin masks every other block": lambda: (
+        Model(every_other_masked, blocks=blocks(*[""] * 6)), (ids(), mask())
+    ),
+    "one block of four with a mask of its own": lambda: (
+        Model(masked_otherwise_but_once, blocks=blocks(*[""] * 4)), (ids(), mask())
+    ),
+    "torch's own encoder": lambda: (
+        nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True), num_layers=4
+        ),
+        (features(),),
+    ),
+    "stochastic depth that grows": lambda: (Model(in_a_row, blocks=linear_tables(5)), (ids(),)),
+    "ResNet": lambda: (
+        Model(convolved, blocks=nn.ModuleList(Bottleneck(s) for s in (2, 1, 1, 1, 1))), (ids(),)
+    ),
+    "MobileNet": lambda: (
+        Model(convolved, blocks=nn.ModuleList(Inverted(s) for s in (1, 1, 2, 1, 1))), (ids(),)
+    ),
+    "DenseNet": lambda: (Model(dense, layers=linears(5)), (ids(),)),
+    "U-Net": lambda: (
+        Model(u_net, down=linears(), up=linears(), bottom=nn.Linear(WIDTH, WIDTH)), (ids(),)
+    ),
+    "lengths to pack by": lambda: (
+        Model(packed, lstm=nn.LSTM(WIDTH, WIDTH, batch_first=True)),
+        (ids(), torch.tensor([6, 4, 2, 1])),
+    ),
+    "a mask of ones that is dropped": lambda: (
+        Model(dropped_mask, block=Block()), (ids(), torch.ones(SAMPLES, LENGTH, dtype=torch.bool))
+    ),
+    "a target of an inner loss": lambda: (
+        Model(adapted_inside, fc=nn.Linear(WIDTH, WIDTH)), (features(8), features(8))
+    ),
+    "a number read": lambda: (
+        Model(told_by_number, fc=nn.Linear(WIDTH, WIDTH)), (ids(), torch.tensor(4))
+    ),
+    "a list read": lambda: (
+        Model(told_by_list, fc=nn.Linear(WIDTH, WIDTH)), (ids(), torch.tensor([6, 4, 2, 1]))
+    ),
+    "an array read": lambda: (
+        Model(told_by_numpy, fc=nn.Linear(WIDTH, WIDTH)), (ids(), torch.tensor([6, 4, 2, 1]))
+    ),
+    "a recurrence": lambda: (Model(recurrent, cell=nn.GRUCell(WIDTH, WIDTH)), (ids(),)),
+    "a recurrence by hand": lambda: (Model(recurrent, cell=Cell()), (ids(),)),
+    "a context for each step": lambda: (
+        Model(with_context, cell=Cell()), (ids(), features(SAMPLES))
+    ),
+    "a gated recurrence by hand": lambda: (
+        Model(joined_with_its_state, **hand_gates()), (ids(),)
+    ),
+    "both states carried on": lambda: (
+        Model(both_states_carried, cell=nn.LSTMCell(WIDTH, WIDTH)), (ids(),)
+    ),
+    "parts that begin with a context": lambda: (
+        Model(inputs_with_their_own_state, cell=nn.LSTMCell(WIDTH, WIDTH)),
+        (ids(), features(SAMPLES)),
+    ),
+    "a context joined to each step": lambda: (
+        Model(joined_with_a_context, gate=nn.Linear(2 * WIDTH, WIDTH)), (ids(), features(SAMPLES))
+    ),
+    "the time joined to each step": lambda: (
+        Model(joined_with_the_time, gate=nn.Linear(2 * WIDTH, WIDTH)), (ids(),)
+    ),
+    "parts of a sequence padded by zeros": lambda: (
+        Model(padded_by_zeros, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)
+    ),
+    "samples joined with zeros": lambda: (
+        Model(samples_joined_with_zeros, gate=nn.Linear(2 * WIDTH, WIDTH)), (ids(),)
+    ),
+    "one query for each step": lambda: (
+        Model(asked_by_one_query, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)
+    ),
+    "a layer for each step": lambda: (
+        Model(each_step, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)
+    ),
+    "words, then sentences": lambda: (
+        Model(
+            sentences,
+            words=nn.LSTM(WIDTH, WIDTH, batch_first=True),
+            sentences=nn.LSTM(WIDTH, WIDTH, batch_first=True),
+        ),
+        (ids(),),
+    ),
+    "a gated graph net": lambda: (
+        Model(passes_messages, fc=nn.Linear(WIDTH, WIDTH), cell=nn.GRUCell(WIDTH, WIDTH)),
+        (features(), torch.randn(SAMPLES, LENGTH, LENGTH)),
+    ),
+    "one head, many dropouts": lambda: (
+        Model(many_dropouts, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)
+    ),
+    "the output and the state of one layer": lambda: (
+        Model(both_directions, lstm=nn.LSTM(WIDTH, WIDTH, batch_first=True)), (ids(),)
+    ),
+    "the last of three blocks reads one token": lambda: (
+        Model(last_layer_reads_one, blocks=blocks("", "", "")), (ids(), mask())
+    ),
+    "residuals to the block's input": lambda: (
+        Model(in_a_row, blocks=nn.ModuleList(Doubled(fault=False) for _ in range(4))), (ids(),)
+    ),
+    "gates": lambda: (Model(in_a_row, blocks=coded(*[gated] * 4)), (ids(),)),
+    "the first block scales": lambda: (
+        Model(in_a_row, blocks=coded(scaled, *[gated] * 4)), (ids(),)
+    ),
+    "the last block has no gate": lambda: (
+        Model(in_a_row, blocks=coded(*[gated] * 4, gate_not_applied)), (ids(),)
+    ),
+    "every other block has no gate": lambda: (
+        Model(in_a_row, blocks=coded(*[gated, gate_not_applied] * 3)), (ids(),)
+    ),
+    "a block left out for a step": lambda: (
+        Model(in_a_row, blocks=coded(gated, gated, skipped, gated, gated)), (ids(),)
+    ),
+    "the first block sums for all": lambda: (
+        Model(in_a_row, blocks=with_a_kept_sum()), (ids(),)
+    ),
+    "two states of one layer joined": lambda: (
+        Model(both_states, lstm=nn.LSTM(WIDTH, WIDTH), join=nn.Linear(2 * WIDTH, WIDTH)), (ids(),)
+    ),
+    "two values joined": lambda: (Model(joined, **parts()), (ids(),)),
+    "a choice of two": lambda: (
+        Model(chosen_from_two, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())
+    ),
+    "a value repeated": lambda: (Model(repeated, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)),
+    "two dropouts joined": lambda: (
+        Model(two_dropouts, drop=nn.Dropout(0.5), join=nn.Linear(2 * WIDTH, WIDTH)), (ids(),)
+    ),
+    "rotary angles": lambda: (Model(rotary, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)),
+    "attention": lambda: (Model(attends, **projections("q", "k", "v", "out")), (ids(),)),
+    "a head for each tower": lambda: (Model(each_tower_has_a_head, **towers()), (ids(),)),
+    "a residual stream, a tower left out": lambda: (
+        Model(residual_past_a_head, **towers()), (ids(),)
+    ),
+    "a stack whose last layer is left out": lambda: (
+        Model(last_left_out, **projections("first", "second", "third")), (ids(),)
+    ),
+    "a batch encoded twice, a layer left out": lambda: (
+        Model(twice_past_an_idle_one, **projections("first", "second", "third", "one", "other")),
+        (features(),),
+    ),
+    "an expert that nobody chose": lambda: (
+        Model(choice_of_one, experts=linears(4), router=nn.Linear(WIDTH, 4)), (ids(),)
+    ),
+    "a head for each task": lambda: (TwoTasks(fault=False), (features(),)),
+}  # fmt: skip
