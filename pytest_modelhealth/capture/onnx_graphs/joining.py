@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
+from pytest_modelhealth.capture.deployed.calls import in_order
+from pytest_modelhealth.capture.deployed.program import Node, Scope, operator
 from pytest_modelhealth.capture.graph_settings import merged
 from pytest_modelhealth.capture.onnx_graphs.nodes import Read
 from pytest_modelhealth.capture.onnx_graphs.operators import function_of, is_rounding
 from pytest_modelhealth.capture.onnx_graphs.settings import settings_of, settings_of_call
-from pytest_modelhealth.capture.transcript.ordering import in_order
-from pytest_modelhealth.capture.transcript.playing import operator
-from pytest_modelhealth.capture.transcript.program import Node, Scope
 
 Classes = Mapping[str, str]
 """Classes of layers by their names."""
@@ -102,12 +101,7 @@ def _operations(reads: Sequence[Read]) -> Iterable[Sequence[Read]]:
     for key, read in zip(keys, reads, strict=True):
         whole[key].append(read)
     places = {key: at for at, key in reversed(list(enumerate(keys)))}
-    ordered = in_order(
-        list(whole.values()),
-        [places[key] for key in whole],
-        lambda read: read.node.input,
-        lambda read: read.node.output,
-    )
+    ordered = in_order(list(whole.values()), [places[key] for key in whole])
     if ordered is not None:
         return ordered
     runs = groupby(range(len(reads)), keys.__getitem__)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pytest_modelhealth.capture.observing.source_lines import source_line
-from pytest_modelhealth.capture.transcript.program import Scope
+from pytest_modelhealth.capture.deployed.program import Scope
 
 _SCOPES, _CLASSES, _NODE, _TRACE = (
     f"pkg.torch.onnx.{name}"
@@ -55,6 +56,16 @@ class Read(NamedTuple):
             source=source_line(known.get(_TRACE)),
             node=node,
         )
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """Names of the values that the node takes."""
+        return self.node.input  # type: ignore[no-any-return]
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Names of the values that the node makes."""
+        return self.node.output  # type: ignore[no-any-return]
 
     @property
     def target(self) -> str:

@@ -16,7 +16,7 @@ from pytest_modelhealth.capture.onnx_graphs.quantised import quantised_weights
 from pytest_modelhealth.capture.onnx_graphs.scopes import with_scopes
 from pytest_modelhealth.capture.onnx_graphs.values import tensor_of
 from pytest_modelhealth.capture.onnx_graphs.weights import Constants, weights_of_layers
-from pytest_modelhealth.capture.transcript.program import Program
+from pytest_modelhealth.capture.deployed.program import Program
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 

@@ -15,7 +15,7 @@ from pytest_modelhealth.capture.onnx_graphs.quantised import (
     is_nameless_product,
     rounded_from,
 )
-from pytest_modelhealth.capture.transcript.program import Scope
+from pytest_modelhealth.capture.deployed.program import Scope
 
 _Names = Callable[["Read"], Iterable[str]]
 

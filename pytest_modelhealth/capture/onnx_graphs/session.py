@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.onnx_graphs.reading import program_of
 from pytest_modelhealth.capture.onnx_graphs.values import from_array
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.transcript.program import Program, Runtime
+from pytest_modelhealth.capture.deployed.program import Program, Ran, Runtime
 from pytest_modelhealth.errors import InspectionError
 
 _DTYPES = {
@@ -32,6 +33,14 @@ _DTYPES = {
         "uint8": torch.uint8,
     }.items()
 }
+_NOTE = (
+    "layers are seen in a run of onnxruntime that gives out each value, the outputs in one that "
+    "may fuse operations"
+)
+_WITHOUT_GRAPH = (
+    "an ONNX model without its graph: inputs and outputs alone are seen; give the file or the "
+    "onnx.ModelProto, with onnx installed, to see its layers"
+)
 _EXTERNAL = "session.model_external_initializers_file_folder_path"
 
 
@@ -53,9 +62,12 @@ class OnnxRuntime(Runtime):
     def program(self) -> Program:
         """What it runs."""
         if self._proto is not None:
-            return program_of(self._proto, self._folder)
-        inputs, outputs = self._plain.get_inputs(), self._plain.get_outputs()
-        return Program("ONNX", (), _names(inputs), _names(outputs))
+            return replace(program_of(self._proto, self._folder), notes=(_NOTE,))
+        inputs, outputs = (
+            tuple(value.name for value in values)
+            for values in (self._plain.get_inputs(), self._plain.get_outputs())
+        )
+        return Program("ONNX", (), inputs, outputs, notes=(_WITHOUT_GRAPH,))
 
     @cached_property
     def _whole(self) -> Any:
@@ -73,7 +85,7 @@ class OnnxRuntime(Runtime):
         providers = self._plain.get_providers()
         return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=providers)
 
-    def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:
+    def run(self, inputs: Inputs) -> Ran:
         """Run a batch, for its outputs and for every value."""
         given = self._named(inputs)
         with torch._C.DisableTorchFunction():  # the way to onnxruntime is no code of the model
@@ -83,9 +95,8 @@ class OnnxRuntime(Runtime):
             values |= _run(self._whole, arrays)
         outputs = _run(self._plain, arrays)
         values |= outputs
-        return values, next(iter(outputs.values())) if len(outputs) == 1 else tuple(
-            outputs.values()
-        )
+        output = tuple(outputs.values())
+        return Ran(self.program, values, output[0] if len(output) == 1 else output)
 
     def _named(self, inputs: Inputs) -> dict[str, Tensor]:
         """Return the tensors of a batch by the names of the inputs that they fill.
@@ -129,10 +140,6 @@ def _ensure_fits(node: Any, tensor: Tensor) -> None:
             f"the ONNX model takes {node.name!r} as {dtype}, and the batch has {tensor.dtype}: "
             f"give it {node.name}.to({dtype})"
         )
-
-
-def _names(values: list[Any]) -> tuple[str, ...]:
-    return tuple(value.name for value in values)
 
 
 def _shape(sizes: Any) -> str:

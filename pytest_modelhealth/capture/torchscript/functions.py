@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from torch import nn
 
-from pytest_modelhealth.capture.transcript.playing import activation_called, operator
+from pytest_modelhealth.capture.deployed.program import activation_called, operator
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 
 
@@ -37,10 +37,8 @@ BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 _AFTER_INPUT = {1: "weight", 2: "bias"}
 _OF_NORM = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
-BIAS = ParametricLayer(nn.Linear, {1: "bias"})
-LINEAR = ParametricLayer(nn.Linear, _AFTER_INPUT)
 _LAYERS = {
-    "linear": LINEAR,
+    "linear": ParametricLayer(nn.Linear, _AFTER_INPUT),
     "matmul": ParametricLayer(nn.Linear, {1: "weight"}),
     "bilinear": ParametricLayer(nn.Bilinear, {2: "weight", 3: "bias"}),
     "conv1d": ParametricLayer(nn.Conv1d, _AFTER_INPUT),
@@ -86,23 +84,6 @@ def function_called(name: str) -> Callable[..., Any]:
     if function is None or function not in FUNCTIONAL_LAYERS:
         return operator(name)
     return function
-
-
-_OF_DIMENSIONS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
-    nn.BatchNorm1d: (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-    nn.InstanceNorm1d: (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-}
-
-
-def in_dimensions(layer: ParametricLayer, dimensions: int) -> ParametricLayer:
-    """Return the same layer on as many dimensions of space, where its class says how many."""
-    kinds = _OF_DIMENSIONS.get(layer.kind)
-    return layer if kinds is None else replace(layer, kind=kinds[dimensions - 1])
-
-
-def is_of(layer: ParametricLayer, type_name: str) -> bool:
-    """Whether a layer is of a class, on any number of dimensions."""
-    return any(in_dimensions(layer, count).type_name == type_name for count in (1, 2, 3))
 
 
 def parametric_layer(name: str) -> ParametricLayer | None:
