@@ -12,9 +12,6 @@ import torch
 from torch import Tensor, fx
 
 from pytest_modelhealth.capture.deployed.model import DeployedEngine
-from pytest_modelhealth.capture.graph_settings import of_node
-from pytest_modelhealth.capture.observing.source_lines import source_line
-from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.deployed.program import (
     Node,
     Program,
@@ -23,6 +20,9 @@ from pytest_modelhealth.capture.deployed.program import (
     Scope,
     operator,
 )
+from pytest_modelhealth.capture.graph_settings import of_node
+from pytest_modelhealth.capture.observing.source_lines import source_line
+from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.statistics.dense import unseen
 from pytest_modelhealth.statistics.quantised import quantised
 

@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from pytest_modelhealth.capture.deployed.model import DeployedEngine
 from pytest_modelhealth.capture.deployed.program import Runtime
-from pytest_modelhealth.capture.onnx_graphs.loading import is_onnx, load
-from pytest_modelhealth.capture.onnx_graphs.session import OnnxRuntime
+from pytest_modelhealth.capture.onnx_graphs.session import OnnxRuntime, is_onnx, load
 
 
 class OnnxEngine(DeployedEngine):

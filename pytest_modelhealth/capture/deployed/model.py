@@ -172,7 +172,8 @@ def _called_at(source: str) -> Callable[..., Any]:
     path, _, line = source.rpartition(":")
     if not path:
         return _call
-    code = _call.__code__.replace(co_filename=path, co_firstlineno=int(line))
+    # the call stands in the second line of the function
+    code = _call.__code__.replace(co_filename=path, co_firstlineno=int(line) - 1)
     return FunctionType(code, {}, _call.__name__)
 
 

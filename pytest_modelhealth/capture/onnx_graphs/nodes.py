@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pytest_modelhealth.capture.observing.source_lines import source_line
 from pytest_modelhealth.capture.deployed.program import Scope
+from pytest_modelhealth.capture.observing.source_lines import source_line
 
 _SCOPES, _CLASSES, _NODE, _TRACE = (
     f"pkg.torch.onnx.{name}"

@@ -8,14 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from pytest_modelhealth.capture.deployed.program import Scope
 from pytest_modelhealth.capture.onnx_graphs.nodes import UNKNOWN_CLASS, Read
 from pytest_modelhealth.capture.onnx_graphs.operators import class_of, is_activation, is_rounding
-from pytest_modelhealth.capture.onnx_graphs.quantised import (
-    LINEAR,
-    is_nameless_product,
-    rounded_from,
-)
-from pytest_modelhealth.capture.deployed.program import Scope
+from pytest_modelhealth.capture.onnx_graphs.weights import VALUES
 
 _Names = Callable[["Read"], Iterable[str]]
 
@@ -99,9 +95,10 @@ def _with_products(nodes: list[Read], unread: list[Read]) -> list[Read]:
             around = around[:-1]
         path = f"{around[-1].path}.{name}" if around else name
         for place in chain:
-            scopes = (*around, Scope(path, LINEAR))
+            scopes = (*around, Scope(path, _LINEAR))
             found[place] = nodes[place]._replace(scopes=scopes, operation=name)
-        given = makers.get(rounded_from(nodes[chain[0]].node, makers))
+        rounding = makers.get(nodes[chain[0]].node.input[0])
+        given = makers.get(rounding.node.input[0]) if rounding else None
         if given is not None and given.scopes[: len(around)] == around:
             endless.update(given.scopes[len(around) : len(around) + 1])
     inner = {scope for read in found for scope in read.scopes[:-1]}
@@ -119,7 +116,8 @@ def _nameless_products(nodes: list[Read]) -> Iterator[list[int]]:
         for name in read.node.input:
             readers[name].append(at)
     for at, read in enumerate(nodes):
-        if read.scopes or not is_nameless_product(read.node):
+        weight = read.node.input[1] if read.node.op_type == "MatMulInteger" else ""
+        if read.scopes or not weight.endswith(VALUES) or "." in weight:
             continue
         chain = [at]
         while (after := readers[nodes[chain[-1]].node.output[0]]) and len(after) == 1:
@@ -130,6 +128,7 @@ def _nameless_products(nodes: list[Read]) -> Iterator[list[int]]:
             yield chain
 
 
+_LINEAR = "torch.nn.modules.linear.Linear"
 _PRODUCTS = frozenset({"aten.linear.default", "aten.addmm.default"})
 """Operations that multiply with a weight and add a bias."""
 
