@@ -180,7 +180,7 @@ class Constants:
         if node.op_type.startswith("Q"):
             last = node.op_type == "QLinearMatMul" or not attribute(node, "transB", 1)
             return self._rounded(node.input, place, int(last))
-        if node.op_type.endswith("Integer"):  # scaled somewhere behind, by the scale of that name
+        if place < len(node.input) and node.input[place].endswith(VALUES):  # scaled behind
             own = node.input[place].removesuffix(VALUES)
             return self._rounded([own + end for end in _PARTS], 0, node.op_type in _TURNED)
         return self.constant(node.input[place]) if place < len(node.input) else None
