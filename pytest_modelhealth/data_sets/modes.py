@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.deployed.model import DeployedModel
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.memory import Memory
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.capture.deployed.model import DeployedModel
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import type_name
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from pytest_modelhealth.capture.deployed.calls import in_order
 from pytest_modelhealth.capture.deployed.program import Node, Program, Scope, operator
 from pytest_modelhealth.capture.graph_settings import merged
-from pytest_modelhealth.capture.onnx_graphs.nodes import UNKNOWN_CLASS, Read, metadata
+from pytest_modelhealth.capture.onnx_graphs.nodes import UNKNOWN_CLASS, Read, metadata, with_scopes
 from pytest_modelhealth.capture.onnx_graphs.operators import class_of, function_of, is_rounding
-from pytest_modelhealth.capture.onnx_graphs.scopes import with_scopes
 from pytest_modelhealth.capture.onnx_graphs.settings import settings_of, settings_of_call
 from pytest_modelhealth.capture.onnx_graphs.weights import (
     Constants,

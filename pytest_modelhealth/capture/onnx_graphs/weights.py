@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.onnx_graphs.nodes import Read
+from pytest_modelhealth.capture.onnx_graphs.nodes import VALUES, Read
 from pytest_modelhealth.capture.onnx_graphs.settings import attribute
 from pytest_modelhealth.statistics.quantised import quantised
 
@@ -68,7 +68,6 @@ Behind integers come a scale and a zero point.
 _TURNED = frozenset({"MatMul", "MatMulInteger", "QLinearMatMul"})
 """Operators that take a weight as (inputs, outputs), which torch has as (outputs, inputs)."""
 
-VALUES = "_quantized"
 _PARTS = (VALUES, "_scale", "_zero_point")
 """How onnxruntime's quantiser names the integers that a weight became, and what is beside them."""
 _TRANSPOSED = "_Transposed"

@@ -39,7 +39,7 @@ _AFTER_INPUT = {1: "weight", 2: "bias"}
 _OF_NORM = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
 _LAYERS = {
     "linear": ParametricLayer(nn.Linear, _AFTER_INPUT),
-    "matmul": ParametricLayer(nn.Linear, {1: "weight"}),
+    "matmul": ParametricLayer(nn.Linear, _AFTER_INPUT),
     "bilinear": ParametricLayer(nn.Bilinear, {2: "weight", 3: "bias"}),
     "conv1d": ParametricLayer(nn.Conv1d, _AFTER_INPUT),
     "conv2d": ParametricLayer(nn.Conv2d, _AFTER_INPUT),

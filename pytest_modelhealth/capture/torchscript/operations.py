@@ -155,27 +155,37 @@ class Operations:
         layer = parametric_layer(name)
         place = place_of(node)
         scopes: tuple[Scope, ...] = ()
-        product = self._products.get(inputs[0].debugName()) if inputs else None
-        is_bias = name == "add" and not place.mark and _is_parameter(weight)
-        if is_bias and product is not None:  # of a linear layer that an optimisation split
-            scopes = (product,)
-            layer = ParametricLayer(nn.Linear, {1: "bias"})
-        elif layer is not None and self._has_parameters(layer, inputs):
-            scopes = (self._scope(node, name, layer, inputs),)
+        is_bias = bool(inputs) and inputs[0].debugName() in self._products and self._is_bias(node)
+        given = [*inputs, *self._biases(node)] if name == "matmul" else inputs
+        if is_bias:
+            scopes = (self._products[inputs[0].debugName()],)
+        if is_bias or layer is None or not self._has_parameters(layer, given):
+            layer = None
+        else:
+            scopes = (self._scope(node, name, layer, given),)
             if name == "matmul":
                 self._products[node.output().debugName()] = scopes[0]
-        else:
-            layer = None
         if layer is not None:
-            self._take_parameters(scopes[0].path, layer, name, inputs)
+            self._take_parameters(scopes[0].path, layer, name, given)
             if name == "batch_norm" and self._constants.get(inputs[5].debugName()) is True:
                 self.training.add(scopes[0].path)
         outputs = tuple(value.debugName() for value in made)
         # the state that a recurrent layer begins with may be one that it makes itself
-        given = inputs[:1] if name in ("lstm", "gru") else inputs
-        taken = tuple(value.debugName() for value in _tensors_in(given))
+        first = inputs[:1] if name in ("lstm", "gru") else inputs
+        taken = tuple(value.debugName() for value in _tensors_in(first))
         made_of = Node(scopes, function_called(name), (), outputs, place.source)
         return Shown(node, made, made_of, taken, writes, begins=not is_bias)
+
+    def _is_bias(self, node: Any) -> bool:
+        """Whether a node adds the bias of a linear layer that an optimisation split."""
+        if node.kind() != "aten::add" or place_of(node).mark:
+            return False
+        return _is_parameter(self._constants.get(list(node.inputs())[1].debugName()))
+
+    def _biases(self, product: Any) -> Iterator[Any]:
+        for use in product.output().uses():
+            if self._is_bias(use.user):
+                yield list(use.user.inputs())[1]
 
     def _has_parameters(self, layer: ParametricLayer, inputs: Sequence[Any]) -> bool:
         places = layer.tensors or range(len(inputs))
@@ -211,12 +221,10 @@ class Operations:
             name = value.debugName()
             owner, _, own = self._paths.get(name, "").rpartition(".")
             constant = self._constants.get(name)
-            is_own = layer.tensors.get(at) == own or (not layer.tensors and own in _RECURRENT)
-            if owner and is_own and isinstance(constant, Tensor):
-                several = self._uses[name] > 1 and _is_uniform(constant)
-                if not several:
-                    return owner
-            elif owner and not layer.tensors and isinstance(constant, list):
+            if not owner or (layer.tensors and layer.tensors.get(at) != own):
+                continue
+            is_one = self._uses[name] < 2 or not isinstance(constant, Tensor)
+            if _is_parameter(constant) and (is_one or not _is_uniform(constant)):
                 return owner
         return ""
 
@@ -238,9 +246,6 @@ class Operations:
                 strict=False,
             ):
                 self.parameters.setdefault(f"{path}.{own}", part.detach())
-
-
-_RECURRENT = frozenset({"weight_ih_l0"})
 
 
 def is_inlined(script: Any) -> bool:

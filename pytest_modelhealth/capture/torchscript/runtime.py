@@ -191,7 +191,7 @@ def _show(graph: Any, shown: list[Shown]) -> None:
     clock = graph.addInput("modelhealth_clock")
     clock.setType(torch._C.TensorType.get())
     for place, one in enumerate(shown):
-        if hasattr(one.anchor, "returnNode") or not hasattr(one.anchor, "kind"):
+        if hasattr(one.anchor, "returnNode"):  # a block
             graph.setInsertPoint(next(iter(one.anchor.nodes()), one.anchor.returnNode()))
         else:
             marker = graph.create("prim::Constant", [], 1)
