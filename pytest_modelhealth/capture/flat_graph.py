@@ -250,7 +250,7 @@ class FlatGraphEngine(DeployedEngine):
         "that it is of has them"
     )
 
-    runtime_class: ClassVar[type[Runtime]] = GraphRuntime
+    runtime_class: ClassVar[type[Any]] = GraphRuntime
 
     def reads(self, model: Any) -> bool:
         """Whether `model` is one flat graph of an exported program."""

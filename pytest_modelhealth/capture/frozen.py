@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 
 from pytest_modelhealth.capture.deployed.model import DeployedEngine
-from pytest_modelhealth.capture.deployed.program import Runtime
 from pytest_modelhealth.capture.torchscript.operations import is_inlined
 from pytest_modelhealth.capture.torchscript.runtime import NO_GRADIENTS, InlinedScript
 
@@ -21,7 +20,7 @@ class FrozenEngine(DeployedEngine):
         "layers apart; the module that it was made of has them"
     )
     why_no_backward: ClassVar[str] = NO_GRADIENTS
-    runtime_class: ClassVar[type[Runtime]] = InlinedScript
+    runtime_class: ClassVar[type[Any]] = InlinedScript
 
     def reads(self, model: Any) -> bool:
         """Whether `model` is a script without calls of layers."""

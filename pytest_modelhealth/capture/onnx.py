@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from pytest_modelhealth.capture.deployed.model import DeployedEngine
-from pytest_modelhealth.capture.deployed.program import Runtime
 from pytest_modelhealth.capture.onnx_graphs.session import OnnxRuntime, is_onnx, load
 
 
@@ -19,7 +18,7 @@ class OnnxEngine(DeployedEngine):
         "the costs of an ONNX model are not measured, as no operation of torch runs; the module "
         "that it was exported from has them"
     )
-    runtime_class: ClassVar[type[Runtime]] = OnnxRuntime
+    runtime_class: ClassVar[type[Any]] = OnnxRuntime
 
     def reads(self, model: Any) -> bool:
         """Whether `model` is of ONNX."""

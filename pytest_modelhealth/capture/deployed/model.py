@@ -181,7 +181,7 @@ class DeployedEngine(Engine):
     """Models that another runtime runs; a kind of them says which, and how they are read."""
 
     runs_in_torch: ClassVar[bool] = False
-    runtime_class: ClassVar[type[Runtime]]
+    runtime_class: ClassVar[type[Any]]
     """What runs models of this kind."""
     why_no_backward: ClassVar[str] = ""
     """Why there are no gradients, where it is not that torch does not run the model."""
@@ -202,7 +202,8 @@ class DeployedEngine(Engine):
         Raises:
             InspectionError: it cannot be loaded.
         """
-        return self.runtime_class(model)
+        runtime: Runtime = self.runtime_class(model)
+        return runtime
 
     def load(self, model: Any) -> DeployedModel:
         """Return the layers of a model and what runs it.

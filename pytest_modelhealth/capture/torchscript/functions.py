@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -78,12 +78,10 @@ def function_name(kind: str, weight_dimensions: int = 0, transposed: bool = Fals
 
 
 @cache
-def function_called(name: str) -> Callable[..., Any]:
+def function_called(name: str) -> Any:
     """Return the functional layer of this name, or an operator where the function is none."""
     function = None if name in _TAKES_MORE else activation_called(name)
-    if function is None or function not in FUNCTIONAL_LAYERS:
-        return operator(name)
-    return function
+    return function if function in FUNCTIONAL_LAYERS else operator(name)
 
 
 def parametric_layer(name: str) -> ParametricLayer | None:

@@ -220,7 +220,7 @@ class Operations:
         for at, value in enumerate(inputs):
             name = value.debugName()
             owner, _, own = self._paths.get(name, "").rpartition(".")
-            constant = self._constants.get(name)
+            constant: Any = self._constants.get(name)
             if not owner or (layer.tensors and layer.tensors.get(at) != own):
                 continue
             is_one = self._uses[name] < 2 or not isinstance(constant, Tensor)
@@ -239,7 +239,7 @@ class Operations:
                 held = self.buffers if own in BUFFERS else self.parameters
                 held.setdefault(f"{path}.{own}", dense.T if name == "matmul" else dense)
         if name in ("lstm", "gru"):
-            weights = next(one for one in given if _is_parameter(one))
+            weights: Any = next(filter(_is_parameter, given))
             for own, part in zip(
                 recurrent_names(len(weights), given[4] or 1, given[7] is True),
                 weights,
