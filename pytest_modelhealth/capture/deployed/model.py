@@ -149,7 +149,9 @@ class _Computed:
 
 
 def _write_function(hooks: Hooks, node: Node, given: list[Tensor], result: Any) -> None:
-    """Write down an operation, from the user's line."""
+    """Write down an operation, from the user's line, but inside a layer that is one vertex."""
+    if not hooks.functions.is_on:
+        return
     computed, name = _Computed(node.function, result), FUNCTIONAL_LAYERS.get(node.function)
     see = _called_at(node.source)
     if name is None or hooks.functions.observe is None:
