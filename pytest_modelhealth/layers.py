@@ -209,7 +209,7 @@ def _is_sharded(kind: type) -> bool:
     )
 
 
-_STAND_INS = ("torch.jit.", "torch.export.", "pytest_modelhealth.capture.transcript.")
+_STAND_INS = ("torch.jit.", "torch.export.", "pytest_modelhealth.capture.deployed.")
 _MANGLED = re.compile(r"^__torch__\.|___torch_mangle_\d+\.")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import isabstract
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -141,7 +142,9 @@ class Engine(ABC):
 def _engines() -> tuple[Engine, ...]:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")
-    engines = [engine() for engine in Engine.__subclasses__()]
+    kinds = Engine.__subclasses__()
+    kinds += [further for kind in kinds for further in kind.__subclasses__()]
+    engines = [kind() for kind in kinds if not isabstract(kind)]
     return tuple(sorted(engines, key=lambda engine: -engine.precedence))
 
 

@@ -11,14 +11,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.deployed.model import DeployedEngine
+from pytest_modelhealth.capture.deployed.program import (
+    Node,
+    Program,
+    Ran,
+    Runtime,
+    Scope,
+    operator,
+)
 from pytest_modelhealth.capture.graph_settings import of_node
 from pytest_modelhealth.capture.observing.source_lines import source_line
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.transcript.playing import operator
-from pytest_modelhealth.capture.transcript.program import Node, Program, Runtime, Scope
-from pytest_modelhealth.capture.transcript.stand_ins import StandInModel, run_program
-from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics.dense import unseen
 from pytest_modelhealth.statistics.quantised import quantised
 
@@ -30,29 +34,6 @@ _NOTES = {
     False: "a flat graph, run node by node without gradients: the ExportedProgram that it is of "
     "has them",
 }
-
-
-class FlatGraphEngine(Engine):
-    """What `ExportedProgram.module()` and `convert_pt2e` return: no hook would fire inside."""
-
-    precedence = 2
-    runs_in_torch: ClassVar[bool] = False
-    why_not_measured: ClassVar[str] = (
-        "the costs of a flat graph are not measured, as no module runs in it; the ExportedProgram "
-        "that it is of has them"
-    )
-
-    def supports(self, model: object) -> bool:
-        """Whether `model` is one flat graph of an exported program."""
-        return isinstance(model, fx.GraphModule) and (_is_of_program(model) or _quantises(model))
-
-    def load(self, model: Any) -> StandInModel:
-        """Return stand-ins for the layers of a graph."""
-        return StandInModel(GraphRuntime(model))
-
-    def run(self, request: Request) -> Observation:
-        """Run the batch node by node, and play it back."""
-        return run_program(request, request.model, [_NOTES[request.model.runtime.quantises]])
 
 
 def _is_of_program(model: fx.GraphModule) -> bool:
@@ -107,17 +88,18 @@ class GraphRuntime(Runtime):
             ),
             parameters=parameters,
             buffers=buffers,
+            notes=(_NOTES[self.quantises],),
         )
 
-    def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:
+    def run(self, inputs: Inputs) -> Ran:
         """Run a batch; a tensor that comes out of rounding is shown as a quantised one."""
         watched = _Watched(self._module)
         names = getattr(self._module.graph._codegen, "pytree_info", None)
         order = names.orig_args if names is not None else []
         given = sorted(inputs.kwargs, key=lambda name: order.index(name) if name in order else 0)
-        with unseen(), _buffers_put_back(self._module):  # nodes are shown when they are played back
+        with unseen(), _buffers_put_back(self._module):  # of the functions that it calls
             output = watched.run(*inputs.args, *(inputs.kwargs[name] for name in given))
-        return watched.values, output
+        return Ran(self.program, watched.values, output)
 
     def _state(
         self, nodes: list[fx.Node], scopes: Mapping[fx.Node, tuple[Scope, ...]]
@@ -257,3 +239,19 @@ def _root(nodes: list[fx.Node]) -> str:
     stacks = ((node.meta.get("nn_module_stack") or {}).values() for node in nodes)
     found = (_class_name(kind) for stack in stacks for path, kind in stack if not path)
     return next(found, "torch.fx.GraphModule")
+
+
+class FlatGraphEngine(DeployedEngine):
+    """What `ExportedProgram.module()` and `convert_pt2e` return: no hook would fire inside."""
+
+    precedence = 2
+    why_not_measured: ClassVar[str] = (
+        "the costs of a flat graph are not measured, as no module runs in it; the ExportedProgram "
+        "that it is of has them"
+    )
+
+    runtime_class: ClassVar[type[Any]] = GraphRuntime
+
+    def reads(self, model: Any) -> bool:
+        """Whether `model` is one flat graph of an exported program."""
+        return isinstance(model, fx.GraphModule) and (_is_of_program(model) or _quantises(model))

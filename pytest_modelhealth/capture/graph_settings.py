@@ -36,7 +36,7 @@ def graph_settings(module: nn.Module) -> dict[str, Any] | None:
     """Return the settings of a layer that its graph says; ``None`` where its own code runs."""
     if isinstance(module, torch.jit.ScriptModule):
         return merged(_of_script(node) for node in _nodes(module))
-    if "_settings" in vars(module):  # a stand-in
+    if "_settings" in vars(module):  # of a deployed model
         return vars(module)["_settings"]  # type: ignore[no-any-return]
     graph: Any = vars(module).get("graph")
     # by its type: an object of the user's may lie about its class

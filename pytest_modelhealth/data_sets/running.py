@@ -16,13 +16,13 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pytest_modelhealth.capture import Engine, Request
+from pytest_modelhealth.capture.deployed.model import DeployedModel
 from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.interruption import exited_whole
 from pytest_modelhealth.capture.step.memory import Memory
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.capture.transcript.stand_ins import StandInModel
 from pytest_modelhealth.data_sets.extremes import Extremes, OddSamples
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import type_name
@@ -153,7 +153,7 @@ def in_mode(model: Any, training: bool | None) -> Iterator[None]:
     if training is None:
         yield
         return
-    is_module = isinstance(model, nn.Module) and not isinstance(model, StandInModel)
+    is_module = isinstance(model, nn.Module) and not isinstance(model, DeployedModel)
     if not is_module or not hasattr(model, "training"):  # exported, or run by another runtime
         raise InspectionError(_ONE_MODE.format(type_name(model)))
     with exited_whole(_put_back(model)):

@@ -58,7 +58,7 @@ def test_gradients_are_not_asked_of_it(graph):
         Inspector(graph).run_inspection(batch(), backward=True)
 
 
-def test_the_playback_leaves_functions_of_others_alone(graph):
-    """A run of torch's functions beside a playback gives what they compute."""
+def test_functions_of_others_are_left_alone(graph):
+    """A run of torch's functions beside it gives what they compute."""
     Inspector(graph).run_inspection(batch())
     assert torch.equal(F.relu(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))

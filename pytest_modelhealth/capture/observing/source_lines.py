@@ -33,7 +33,7 @@ def note_source_lines(recorder: Recorder) -> None:
     """Take down the line of each layer that a graph knows it of, as ``torch.export`` does."""
     root: nn.Module | None = None  # of a program, whose parts tell paths from there
     for module, layer in list(recorder.by_module.items()):
-        if isinstance(line := vars(module).get("_source"), str):  # of a transcript
+        if isinstance(line := vars(module).get("_source"), str):  # of a deployed model
             recorder.note_source(layer, line)
         graph = _graph(module)
         if graph is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from pytest_modelhealth.capture.transcript.playing import activation_called
+from pytest_modelhealth.capture.deployed.program import activation_called
 from pytest_modelhealth.layers import ACTIVATION_MODULES
 
 _ACTIVATIONS = {

@@ -14,10 +14,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.onnx_graphs.nodes import Read
+from pytest_modelhealth.capture.onnx_graphs.nodes import VALUES, Read
 from pytest_modelhealth.capture.onnx_graphs.settings import attribute
-from pytest_modelhealth.capture.onnx_graphs.values import tensor_of
 from pytest_modelhealth.statistics.quantised import quantised
+
+_BY_BITS = {
+    name: (bits, getattr(torch, name))
+    for name, bits in (("bfloat16", "int16"), ("float8_e4m3fn", "int8"), ("float8_e5m2", "int8"))
+}
+"""Dtypes that NumPy has from another library, and those it has itself of the same width."""
+
+
+def tensor_of(initializer: Any, folder: Path | None) -> Tensor:
+    """Return a copy of an initializer, whose values may lie in another file of a folder."""
+    from onnx import numpy_helper
+
+    return from_array(numpy_helper.to_array(initializer, base_dir=str(folder or "")))
+
+
+def from_array(array: Any) -> Tensor:
+    """Return a copy of an array.
+
+    Raises:
+        TypeError: torch has no such dtype.
+    """
+    if array.dtype.name in _BY_BITS:
+        bits, dtype = _BY_BITS[array.dtype.name]
+        return torch.from_numpy(array.view(bits).copy()).view(dtype)
+    return torch.from_numpy(array.copy())
+
 
 _AFTER_INPUT = {"weight": 1, "bias": 2}
 _PLACES: Mapping[str, tuple[str, Mapping[str, int]]] = {
@@ -27,7 +52,9 @@ _PLACES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "Gather": ("Embedding", {"weight": 0}),
     "Gemm": ("Linear", _AFTER_INPUT),
     "LayerNormalization": ("LayerNorm", _AFTER_INPUT),
+    "ConvInteger": ("Conv", {"weight": 1}),
     "MatMul": ("Linear", {"weight": 1}),
+    "MatMulInteger": ("Linear", {"weight": 1}),
     "QGemm": ("Linear", {"weight": 3}),
     "QLinearConv": ("Conv", {"weight": 3}),
     "QLinearMatMul": ("Linear", {"weight": 3}),
@@ -38,8 +65,13 @@ _PLACES: Mapping[str, tuple[str, Mapping[str, int]]] = {
 Behind integers come a scale and a zero point.
 """
 
-_TURNED = frozenset({"MatMul", "QLinearMatMul"})
+_TURNED = frozenset({"MatMul", "MatMulInteger", "QLinearMatMul"})
 """Operators that take a weight as (inputs, outputs), which torch has as (outputs, inputs)."""
+
+_PARTS = (VALUES, "_scale", "_zero_point")
+"""How onnxruntime's quantiser names the integers that a weight became, and what is beside them."""
+_TRANSPOSED = "_Transposed"
+"""What it adds to the name of a weight that it turned."""
 
 _PASSING = frozenset({"DequantizeLinear", "Identity", "Transpose"})
 
@@ -147,6 +179,9 @@ class Constants:
         if node.op_type.startswith("Q"):
             last = node.op_type == "QLinearMatMul" or not attribute(node, "transB", 1)
             return self._rounded(node.input, place, int(last))
+        if place < len(node.input) and node.input[place].endswith(VALUES):  # scaled behind
+            own = node.input[place].removesuffix(VALUES)
+            return self._rounded([own + end for end in _PARTS], 0, node.op_type in _TURNED)
         return self.constant(node.input[place]) if place < len(node.input) else None
 
     def _of_operator(self, node: Any) -> Iterator[tuple[str, _Constant]]:
@@ -197,6 +232,25 @@ def weights_of_layers(reads: Iterable[Read], constants: Constants) -> dict[str, 
         for name, value in constants.parameters(nodes, path, kind or _ANY)
         if (tensor := value.tensor()) is not None
     }
+
+
+def quantised_weights(
+    state: Mapping[str, Any], folder: Path | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights that kept their names beside their integers, as quantised tensors."""
+    constants = Constants((), state, folder)
+    for name in state:
+        own = name.removesuffix(VALUES)
+        plain = own.removesuffix(_TRANSPOSED)  # another layer may have it as it was
+        if (
+            own != name
+            and "." in own
+            and (own == plain or not {plain, plain + VALUES} & set(state))
+        ):
+            found = constants._rounded([own + end for end in _PARTS], 0, 0)
+            tensor = None if found is None else found.tensor()
+            if tensor is not None and tensor.is_quantized:
+                yield plain, tensor.t() if own != plain and tensor.ndim == 2 else tensor
 
 
 def _place(node: Any) -> tuple[str, Mapping[str, int]]:

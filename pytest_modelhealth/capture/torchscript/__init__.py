@@ -1,5 +1,5 @@
-"""TorchScript graphs whose layers were inlined: read, run with every value shown, and retold.
+"""TorchScript: where its code came from, and the operations of a graph without layers.
 
-Freezing puts the code of all layers into one graph and turns parameters into constants. Each node
-still knows which module it came from, so the graph can be read as a `Program`.
+Freezing puts the code of all layers into one graph and turns parameters into constants. What is
+left of a layer is an operation, and the name of the constant that it takes.
 """

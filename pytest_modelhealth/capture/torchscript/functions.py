@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from torch import nn
 
-from pytest_modelhealth.capture.transcript.playing import activation_called, operator
+from pytest_modelhealth.capture.deployed.program import activation_called, operator
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 
 
@@ -37,11 +37,9 @@ BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 _AFTER_INPUT = {1: "weight", 2: "bias"}
 _OF_NORM = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
-BIAS = ParametricLayer(nn.Linear, {1: "bias"})
-LINEAR = ParametricLayer(nn.Linear, _AFTER_INPUT)
 _LAYERS = {
-    "linear": LINEAR,
-    "matmul": ParametricLayer(nn.Linear, {1: "weight"}),
+    "linear": ParametricLayer(nn.Linear, _AFTER_INPUT),
+    "matmul": ParametricLayer(nn.Linear, _AFTER_INPUT),
     "bilinear": ParametricLayer(nn.Bilinear, {2: "weight", 3: "bias"}),
     "conv1d": ParametricLayer(nn.Conv1d, _AFTER_INPUT),
     "conv2d": ParametricLayer(nn.Conv2d, _AFTER_INPUT),
@@ -80,29 +78,10 @@ def function_name(kind: str, weight_dimensions: int = 0, transposed: bool = Fals
 
 
 @cache
-def function_called(name: str) -> Callable[..., Any]:
+def function_called(name: str) -> Any:
     """Return the functional layer of this name, or an operator where the function is none."""
     function = None if name in _TAKES_MORE else activation_called(name)
-    if function is None or function not in FUNCTIONAL_LAYERS:
-        return operator(name)
-    return function
-
-
-_OF_DIMENSIONS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
-    nn.BatchNorm1d: (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-    nn.InstanceNorm1d: (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-}
-
-
-def in_dimensions(layer: ParametricLayer, dimensions: int) -> ParametricLayer:
-    """Return the same layer on as many dimensions of space, where its class says how many."""
-    kinds = _OF_DIMENSIONS.get(layer.kind)
-    return layer if kinds is None else replace(layer, kind=kinds[dimensions - 1])
-
-
-def is_of(layer: ParametricLayer, type_name: str) -> bool:
-    """Whether a layer is of a class, on any number of dimensions."""
-    return any(in_dimensions(layer, count).type_name == type_name for count in (1, 2, 3))
+    return function if function in FUNCTIONAL_LAYERS else operator(name)
 
 
 def parametric_layer(name: str) -> ParametricLayer | None:

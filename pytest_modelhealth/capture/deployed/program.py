@@ -5,11 +5,36 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pytest_modelhealth.capture.step.batch import Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operation of a runtime, where there is no function of torch for it: ``"Gather"``."""
+
+    __name__: str
+
+
+@cache
+def operator(name: str) -> Any:
+    """Return the operator of a name: the same one each time."""
+    return Operator(name)
+
+
+_CALLED_BY_METHOD = frozenset({"sigmoid", "tanh"})
+"""Functions of `torch.nn.functional` that only call the method of the tensor."""
+
+
+def activation_called(name: str) -> Callable[..., Any] | None:
+    """Return the function of torch that is the activation of a name, if there is one."""
+    return getattr(torch if name in _CALLED_BY_METHOD else functional, name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +45,12 @@ class Scope:
         path: its fully qualified name.
         type_name: qualified name of its class, such as ``torch.nn.modules.conv.Conv2d``; ``""``
             where it is not known.
-        call: numbers that tell calls of it apart which follow one another.
+        call: tells calls of it apart which follow one another.
     """
 
     path: str
     type_name: str = ""
-    call: tuple[int, ...] = ()
+    call: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +60,14 @@ class Node:
     Args:
         scopes: the layers around it, outermost first; the model itself is left out.
         function: the function of torch that it computes, or an `Operator` where that is not known.
-        inputs: names of the values that it takes, those of parameters and constants too.
+        inputs: names of the values that it takes.
         outputs: names of the values that it makes.
-        source: ``path:line`` of the user's code that it came from, ``""`` where it is not known.
+        source: ``path:line`` of the user's code that it comes from, ``""`` where that is not known.
         settings: what it is called with besides tensors, by torch's names for it.
     """
 
     scopes: tuple[Scope, ...]
-    function: Callable[..., Any]
+    function: Any
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     source: str = ""
@@ -60,8 +85,8 @@ class Program:
         outputs: names of the values that the model returns.
         parameters: the parameters that can be read, by their fully qualified names.
         buffers: the buffers that can be read, likewise.
-        opaque: layers of which nothing can be seen, and why.
         training: layers that run in training mode.
+        notes: what a reader should know of how it is seen.
     """
 
     type_name: str
@@ -70,30 +95,36 @@ class Program:
     outputs: tuple[str, ...]
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    opaque: Mapping[str, str] = field(default_factory=dict)
     training: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+class Ran(NamedTuple):
+    """What became of a batch.
+
+    Args:
+        program: what ran: all of the program, but for operations on a condition.
+        values: the values by name, as far as they are tensors, those of the batch too. None shares
+            memory with another that is written to later.
+        output: what the model returned.
+    """
+
+    program: Program
+    values: Mapping[str, Tensor]
+    output: Any
 
 
 class Runtime(ABC):
-    """Runs a program outside of torch's modules."""
+    """Runs a program outside of torch's modules: one for each kind of model."""
 
     @property
     @abstractmethod
     def program(self) -> Program:
         """What it runs."""
 
-    @property
-    def ran(self) -> Program:
-        """What the last batch ran of it: all, where nothing in it runs on a condition."""
-        return self.program
-
     @abstractmethod
-    def execute(self, inputs: Inputs) -> tuple[Mapping[str, Tensor], Any]:
+    def run(self, inputs: Inputs) -> Ran:
         """Run a batch.
-
-        Returns:
-            The values by name, as far as they are tensors, those of the batch too, and what the
-            model returns. No value may share memory with another that is written to later.
 
         Raises:
             InspectionError: the batch does not fill the model's inputs.

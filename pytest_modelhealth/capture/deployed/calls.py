@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from pytest_modelhealth.capture.transcript.ordering import in_order
-from pytest_modelhealth.capture.transcript.program import Node, Program, Scope
+import networkx as nx
+
+from pytest_modelhealth.capture.deployed.program import Node, Program, Scope
 
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Names of functions that return what a layer returns, used or not."""
@@ -40,6 +41,38 @@ class Call:
 
 
 Step = Node | Call
+
+
+class _Step(Protocol):
+    @property
+    def inputs(self) -> Sequence[str]: ...
+    @property
+    def outputs(self) -> Sequence[str]: ...
+
+
+_S = TypeVar("_S", bound=_Step)
+
+
+def in_order(groups: Sequence[Sequence[_S]], places: Sequence[int]) -> list[Sequence[_S]] | None:
+    """Return groups of operations in an order in which they can run, as near as can be to a given.
+
+    Args:
+        groups: operations that run together.
+        places: where each group stands.
+
+    Returns:
+        ``None`` where two of them need each other.
+    """
+    maker = {name: at for at, group in enumerate(groups) for one in group for name in one.outputs}
+    needs = nx.DiGraph()
+    needs.add_nodes_from(range(len(groups)))
+    for at, group in enumerate(groups):
+        made = {maker[name] for one in group for name in one.inputs if name in maker} - {at}
+        needs.add_edges_from((other, at) for other in made)
+    try:
+        return [groups[at] for at in nx.lexicographical_topological_sort(needs, places.__getitem__)]
+    except nx.NetworkXUnfeasible:
+        return None
 
 
 def call_of(program: Program) -> tuple[Call, dict[str, str]]:
@@ -149,8 +182,7 @@ class _Nesting:
         rest = [run for run in runs if _scope(run[0], depth) not in torn]
         places = {id(node): at for at, node in enumerate(nodes)}
         groups = [*rest, *whole]
-        first = [places[id(group[0])] for group in groups]
-        ordered = in_order(groups, first, lambda node: node.inputs, lambda node: node.outputs)
+        ordered = in_order(groups, [places[id(group[0])] for group in groups])
         if ordered is not None:
             return ordered
         self.mixed |= {scope.path: WHY_MIXED for scope in torn}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.capture.transcript.calls import WHY_MIXED, Call, call_of
-from pytest_modelhealth.capture.transcript.playing import operator
-from pytest_modelhealth.capture.transcript.program import Node, Program, Scope
+from pytest_modelhealth.capture.deployed.calls import WHY_MIXED, Call, call_of
+from pytest_modelhealth.capture.deployed.program import Node, Program, Scope, operator
 
 
 def node(path: str, function: str, inputs: str, output: str) -> Node:
@@ -100,8 +99,8 @@ def test_what_all_layers_of_a_class_compute_alike_is_no_output_of_the_first():
 
 def test_calls_that_are_numbered_are_told_apart():
     """Without a number, operations of one layer that stand together are one call."""
-    one = Node((Scope("a", "", (0,)),), operator("mul"), ("x",), ("b",))
-    two = Node((Scope("a", "", (1,)),), operator("mul"), ("b",), ("c",))
+    one = Node((Scope("a", "", 0),), operator("mul"), ("x",), ("b",))
+    two = Node((Scope("a", "", 1),), operator("mul"), ("b",), ("c",))
     assert calls(one, two, outputs="c")[0] == "(x: a(x: mul) -> b a(b: mul) -> c) -> c"
     both = node("a", "mul", "x", "b"), node("a", "mul", "b", "c")
     assert calls(*both, outputs="c")[0] == "(x: a(x: mul mul) -> c) -> c"
