@@ -62,15 +62,6 @@ _FINDING = {
     "affected": Optional([str]),
     "consequences": Optional([{"check": str, "layer": str}]),
 }
-_MARGIN = {
-    "check": str,
-    "layer": str,
-    "label": str,
-    "value": OPTIONAL_NUMBER,
-    "limit": OPTIONAL_NUMBER,
-    "used": OPTIONAL_NUMBER,
-    "setting": Optional(str),
-}
 _FLOW = {"edges": [list], "way": [str]}
 _COURSE = {"steps": [int], "loss": [OPTIONAL_NUMBER], "layers": Named(Named([OPTIONAL_NUMBER]))}
 _COMPARED = {
@@ -110,7 +101,6 @@ _KINDS: dict[str, dict[str, Any]] = {
         "warnings": [_FINDING],
         "inconclusive": [{"check": str, "layer": str, "label": str, "reason": str}],
         "waived": [{**_FINDING, "reason": str}],
-        "margins": [_MARGIN],
         "totals": Named(OPTIONAL_NUMBER),
         "layers": [_LAYER],
         "flow": Optional(Nullable(_FLOW)),

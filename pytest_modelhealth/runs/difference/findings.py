@@ -1,11 +1,10 @@
-"""Which verdicts, findings and margins of two inspections differ."""
+"""Which verdicts and findings of two inspections differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pytest_modelhealth.rendering.notation import number, percent
 from pytest_modelhealth.runs.difference.result import Change, Grade, Place
 
 Data = Mapping[str, Any]
@@ -18,9 +17,6 @@ _VERDICTS = (
     ("unhealthy", "different", "drifted", "missing"),
 )
 """From good to bad."""
-
-FAR, NEAR = 0.5, 0.8
-"""A margin is told that was under `FAR` of its limit and is over `NEAR` of it."""
 
 
 def verdict_change(before: Data, now: Data) -> Iterator[Change]:
@@ -94,31 +90,3 @@ def _shown(result: Data, names: Mapping[str, str]) -> set[Key]:
         also += [(one["check"], one["layer"]) for one in finding.get("consequences", ())]
         found |= {(check, names.get(layer, layer)) for check, layer in also}
     return found
-
-
-def margin_changes(before: Data, now: Data, names: Mapping[str, str]) -> Iterator[Change]:
-    """Yield what came much nearer to its limit and has not reached it."""
-    old = _used(before, names)
-    places = [
-        Place(
-            margin["label"],
-            f"{margin['check']}: {percent(old[key])} of the limit",
-            f"{percent(margin['used'])}, {number(margin['value'])} of {number(margin['limit'])}",
-        )
-        for key, margin in _margins(now, {}).items()
-        if key in old and old[key] < FAR and NEAR < (margin["used"] or 0) <= 1
-    ]
-    if places:
-        yield Change("margin", "near its limit", tuple(places))
-
-
-def _used(result: Data, names: Mapping[str, str]) -> dict[tuple[str, ...], float]:
-    margins = _margins(result, names)
-    return {key: one["used"] for key, one in margins.items() if one["used"] is not None}
-
-
-def _margins(result: Data, names: Mapping[str, str]) -> dict[tuple[str, ...], Data]:
-    return {
-        (one["check"], one.get("setting", ""), names.get(one["layer"], one["layer"])): one
-        for one in result["margins"]
-    }

@@ -7,7 +7,6 @@ from typing import Any
 
 from pytest_modelhealth.runs.difference.findings import (
     finding_changes,
-    margin_changes,
     verdict_change,
 )
 from pytest_modelhealth.runs.difference.result import Change, Place, ResultDifference
@@ -38,7 +37,6 @@ def compare_inspections(before: Data, now: Data) -> ResultDifference:
             *finding_changes(before, now, names),
             *statistics.changes,
             *Structure(pair, before, now).changes(),
-            *margin_changes(before, now, names),
         ),
         cause=statistics.cause,
         remarks=statistics.remarks,

@@ -16,7 +16,6 @@ from pytest_modelhealth.rendering.template import environment
 from pytest_modelhealth.runs.page import drawing as svg
 from pytest_modelhealth.runs.page.charts import course, drift, histogram, tensor_of
 from pytest_modelhealth.runs.page.flow import flow
-from pytest_modelhealth.runs.page.margins import MOST_MARGINS, margin
 from pytest_modelhealth.runs.page.rows import depth, errors
 
 FOLDED_FROM = 400
@@ -44,7 +43,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What stands above the margins of a result, and what stands below."""
+    """Histograms of the evidence, and the panels below them."""
 
     evidence: str = ""
     panels: str = ""
@@ -68,9 +67,6 @@ def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
 
 def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
     layers, violations = result["layers"], result["violations"]
-    if others := [margin(one) for one in result["margins"][MOST_MARGINS:]]:
-        told = f"of {plural(len(others), 'check')} further from theirs"
-        yield Panel("Other limits", told, others, "margins", is_open=False)
     if result.get("course"):
         yield Panel("Training", "", course(result["course"], anchor))
     if len(layers) > 1:

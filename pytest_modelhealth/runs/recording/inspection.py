@@ -20,7 +20,6 @@ from pytest_modelhealth.report import (
 from pytest_modelhealth.report.ranks import Ranks
 from pytest_modelhealth.runs.recording.course import of_course
 from pytest_modelhealth.runs.recording.flow import of_flow
-from pytest_modelhealth.runs.recording.margins import margins
 from pytest_modelhealth.statistics import TensorStatistics
 
 SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
@@ -67,7 +66,6 @@ def _of(report: HealthReport) -> dict[str, Any]:
             }
             for found, waiver in judgement.waived
         ],
-        "margins": _margins(report),
         "totals": {key: summary.totals[key] for key in TOTALS},
         "layers": layers,
         "flow": of_flow(report),
@@ -107,21 +105,6 @@ def _finding(report: HealthReport, found: Violation) -> dict[str, Any]:
 
 def _places(report: HealthReport, layer: str) -> dict[str, str]:
     return {"defined_at": defined_at(report, layer), "called_at": called_at(report, layer)}
-
-
-def _margins(report: HealthReport) -> list[dict[str, Any]]:
-    return [
-        {
-            **_where(report, margin.violation.check, margin.violation.layer),
-            "role": margin.violation.role,
-            "value": float(margin.violation.value),
-            "limit": margin.limit,
-            "setting": margin.setting,
-            "used": margin.used,
-            "least": margin.is_least,
-        }
-        for margin in margins(report)
-    ]
 
 
 TOTALS = ("layers", "parameters", "trainable", *SIZES, "peak_bytes")
