@@ -60,29 +60,6 @@ def shown(history: History) -> Flags:
     return np.array([layer not in holders for layer in layers], dtype=bool) | owns
 
 
-def in_order(history: History) -> npt.NDArray[np.int64]:
-    """Return the places of the layers as they are shown: in execution order.
-
-    A layer whose parameters are used without a call of it stands after the last one that was
-    called of those beside it.
-    """
-    layers = history.layers
-    called: Flags = np.any(np.isfinite(history["activation_mean"]), axis=0)
-    beside: dict[str, int] = {}
-    for place in np.flatnonzero(called):
-        parent = layers[place]
-        beside.setdefault(parent, int(place))
-        while parent:
-            parent = parent.rpartition(".")[0]
-            beside[parent] = int(place)
-    parents = [layer.rpartition(".")[0] for layer in layers]
-    after = [
-        place if called[place] or not parents[place] else beside.get(parents[place], len(layers))
-        for place in range(len(layers))
-    ]
-    return np.lexsort(np.array([np.arange(len(layers)), ~called, after]))
-
-
 def nonfinite(history: History) -> Flags:
     """Return in which steps which layers had a value that is no number, shape ``(n, layers)``."""
     kinds = ("activation", "gradient", "parameter", "parameter_gradient")

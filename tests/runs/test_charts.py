@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from pytest_modelhealth.runs.page.charts import course, drift, histogram
-from pytest_modelhealth.runs.page.drawing import link_to
-from pytest_modelhealth.runs.page.flow import flow
+from pytest_modelhealth.rendering.charts.course import course
+from pytest_modelhealth.rendering.charts.flow import flow
+from pytest_modelhealth.rendering.charts.rows import depth, errors
+from pytest_modelhealth.rendering.charts.svg import link_to
+from pytest_modelhealth.rendering.charts.values import drift, histogram
 from pytest_modelhealth.runs.page.panels import drawn as drawn_of
-from pytest_modelhealth.runs.page.rows import depth, errors
 from tests.runs.charted import (
     DENSE,
     HOSTILE,

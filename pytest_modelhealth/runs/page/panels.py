@@ -10,13 +10,14 @@ from typing import Any
 import networkx as nx
 from markupsafe import Markup
 
+from pytest_modelhealth.rendering.charts import svg
+from pytest_modelhealth.rendering.charts.course import course
+from pytest_modelhealth.rendering.charts.flow import flow
+from pytest_modelhealth.rendering.charts.rows import depth, errors
+from pytest_modelhealth.rendering.charts.values import drift, histogram, tensor_of
 from pytest_modelhealth.rendering.model_summary_text import in_bytes
 from pytest_modelhealth.rendering.notation import plural, printable
 from pytest_modelhealth.rendering.template import environment
-from pytest_modelhealth.runs.page import drawing as svg
-from pytest_modelhealth.runs.page.charts import course, drift, histogram, tensor_of
-from pytest_modelhealth.runs.page.flow import flow
-from pytest_modelhealth.runs.page.rows import depth, errors
 
 FOLDED_FROM = 400
 """Edges of a flow that is shown when asked for."""

@@ -164,7 +164,7 @@ class History:
             InspectionError: no step was watched yet, or `path` is no path.
             OSError: the file cannot be written.
         """
-        return self._drawn("training", "plot_training", path, events, worst)
+        return self._drawn("figures", "plot_training", path, events, worst)
 
     def plot_layer(
         self,
@@ -185,7 +185,7 @@ class History:
             InspectionError: no step was watched yet, or `path` is no path.
             OSError: the file cannot be written.
         """
-        return self._drawn("training_layer", "plot_layer", path, layer, events)
+        return self._drawn("figures", "plot_layer", path, layer, events)
 
     def summary(self, k: int = 10, *, worst: Event | None = None) -> str:
         """Return the training as text: a line on all of it, and the `k` layers to look at first.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.runs.recording import record
+from pytest_modelhealth.rendering.recorded import record
 from tests.runs.difference.pairs import Side
 
 
