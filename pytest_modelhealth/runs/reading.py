@@ -16,90 +16,59 @@ from pytest_modelhealth.runs.shape import (
     Named,
     Nullable,
     Optional,
+    Shape,
     problem,
 )
 
+
+def _each(names: str, shape: Shape) -> dict[str, Shape]:
+    return dict.fromkeys(names.split(), shape)
+
+
 _TENSOR = {
-    "role": str,
-    "name": str,
+    **_each("role name dtype", str),
+    **_each("count nan inf zeros", int),
+    **_each("dead mean std min max", OPTIONAL_NUMBER),
     "shape": [int],
-    "dtype": str,
-    "count": int,
-    "nan": int,
-    "inf": int,
-    "zeros": int,
-    "dead": OPTIONAL_NUMBER,
-    "mean": OPTIONAL_NUMBER,
-    "std": OPTIONAL_NUMBER,
-    "min": OPTIONAL_NUMBER,
-    "max": OPTIONAL_NUMBER,
     "norm": Optional(OPTIONAL_NUMBER),
     "bins": Optional(Nullable({"lowest": int, "negative": [int], "positive": [int]})),
 }
 _LAYER = {
-    "name": str,
-    "label": str,
-    "type": str,
-    "status": str,
-    "calls": int,
+    **_each("name label type status dtype device", str),
+    **_each("calls parameters trainable", int),
+    **_each("activation_bytes multiply_adds saved_bytes parameter_bytes", OPTIONAL_NUMBER),
     "shape": OPTIONAL_SIZES,
-    "dtype": str,
-    "device": str,
-    "parameters": int,
-    "trainable": int,
     "tied": Named(str),
-    "activation_bytes": OPTIONAL_NUMBER,
-    "multiply_adds": OPTIONAL_NUMBER,
-    "saved_bytes": OPTIONAL_NUMBER,
-    "parameter_bytes": OPTIONAL_NUMBER,
     "tensors": [_TENSOR],
 }
 _FINDING = {
-    "check": str,
-    "layer": str,
-    "label": str,
-    "message": str,
+    **_each("check layer label message", str),
     "affected": Optional([str]),
-    "consequences": Optional([{"check": str, "layer": str}]),
+    "consequences": Optional([_each("check layer", str)]),
 }
 _FLOW = {"edges": [list], "way": [str]}
 _COURSE = {"steps": [int], "loss": [OPTIONAL_NUMBER], "layers": Named(Named([OPTIONAL_NUMBER]))}
+_COMPARED_TENSOR = {
+    **_each("role problem", str),
+    **_each("error noise ratio limit", OPTIONAL_NUMBER),
+    "diverged": bool,
+}
 _COMPARED = {
-    "reference": Nullable(str),
-    "candidate": Nullable(str),
+    **_each("reference candidate", Nullable(str)),
     "label": str,
     "diverged": bool,
-    "tensors": [
-        {
-            "role": str,
-            "error": OPTIONAL_NUMBER,
-            "noise": OPTIONAL_NUMBER,
-            "ratio": OPTIONAL_NUMBER,
-            "limit": OPTIONAL_NUMBER,
-            "diverged": bool,
-            "problem": str,
-        }
-    ],
+    "tensors": [_COMPARED_TENSOR],
 }
-_DIVERGENCE = {"layer": str, "candidate": Nullable(str), "label": str, "story": str}
-_DRIFT = {"layer": str, "label": str, "role": str, "statistic": str, "distance": OPTIONAL_NUMBER}
-_COMMON = {
-    "kind": str,
-    "verdict": str,
-    "headline": str,
-    "model": str,
-    "text": Optional(str),
-    "place": Optional(str),
-}
+_DIVERGENCE = {**_each("layer label story", str), "candidate": Nullable(str)}
+_DRIFT = {**_each("layer label role statistic", str), "distance": OPTIONAL_NUMBER}
+_COMMON = {**_each("kind verdict headline model", str), **_each("text place", Optional(str))}
 _KINDS: dict[str, dict[str, Any]] = {
     "inspection": {
         "of": str,
-        "loss": OPTIONAL_NUMBER,
-        "samples": OPTIONAL_NUMBER,
+        **_each("loss samples", OPTIONAL_NUMBER),
         "batches": Optional(OPTIONAL_NUMBER),
-        "violations": [_FINDING],
-        "warnings": [_FINDING],
-        "inconclusive": [{"check": str, "layer": str, "label": str, "reason": str}],
+        **_each("violations warnings", [_FINDING]),
+        "inconclusive": [_each("check layer label reason", str)],
         "waived": [{**_FINDING, "reason": str}],
         "totals": Named(OPTIONAL_NUMBER),
         "layers": [_LAYER],
