@@ -1,4 +1,4 @@
-"""Figures of matplotlib: charts that are drawn again from their SVG, and what others share.
+"""Charts as figures of matplotlib: drawn again from their SVG, in the colours of `charts.css`.
 
 Figures are made without pyplot: no global state, no window, nothing to close. One report always
 gives the same bytes.
@@ -7,10 +7,9 @@ gives the same bytes.
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -27,14 +26,7 @@ from matplotlib.patheffects import withStroke
 from pytest_modelhealth.rendering.charts.svg import LETTER, STYLE
 from pytest_modelhealth.rendering.notation import printable
 
-ACTIVATIONS, PARAMETERS = "#4c78a8", "#e08214"
-INK, FAINT, ALARM = "#24292f", "#dfe3e8", "#c62828"
-
-NAME_WIDTH = 36
-"""Characters of a layer's name in a figure."""
-
-MOST_NAMES = 200
-"""Rows of a figure that are named; of more, one of every two, three, ...: a violated one first."""
+INK, ALARM = "#1c2127", "#c3261f"
 
 
 class HealthFigure(Figure):
@@ -44,60 +36,6 @@ class HealthFigure(Figure):
         buffer = io.BytesIO()
         self.savefig(buffer, format="png")
         return buffer.getvalue()
-
-
-def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a white figure whose colours do not depend on the user's style."""
-    height = min(height, 1.6 + 0.24 * MOST_NAMES)
-    figure = HealthFigure(figsize=(width, height), layout="constrained", facecolor="white")
-    axes = figure.add_subplot(facecolor="white")
-    set_style(axes)
-    return figure, axes
-
-
-def set_style(axes: Axes) -> None:
-    """Give axes the ticks and spines of all figures."""
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, labelsize=8.5, length=3)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(INK)
-
-
-def set_title(figure: Figure, text: str) -> None:
-    """Put a title at the top left, taken literally."""
-    figure.suptitle(
-        text, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK, parse_math=False
-    )
-
-
-def name_rows(
-    axes: Axes,
-    names: Sequence[str],
-    marked: Collection[int],
-    tinted: Collection[int],
-    margin: Sequence[str] = (),
-) -> None:
-    """Name the rows on the left, say something on the right; `marked` rows are named in red."""
-    rows = range(len(names))
-    step = max(1, math.ceil(len(names) / MOST_NAMES))
-    groups = [rows[start : start + step] for start in rows[::step]]
-    named = [max(group, key=lambda row: row in marked) for group in groups]
-    _name(axes, names, named, marked)
-    if margin:
-        right = axes.twinx()
-        _name(right, margin, named, marked)
-        right.tick_params(length=0, pad=8)
-        right.spines[:].set_visible(False)
-    for row in tinted:
-        axes.axhspan(row - 0.5, row + 0.5, color=ALARM, alpha=0.08, linewidth=0, zorder=0)
-
-
-def _name(axes: Axes, texts: Sequence[str], named: list[int], marked: Collection[int]) -> None:
-    axes.set_ylim(len(texts) - 0.4, -0.6)
-    axes.set_yticks(named, labels=[texts[row] for row in named], parse_math=False, fontsize=8)
-    for row, label in zip(named, axes.get_yticklabels(), strict=True):
-        label.set_color(ALARM if row in marked else INK)
 
 
 def drawable(text: str) -> str:
@@ -117,8 +55,6 @@ def _has_glyph(letter: str) -> bool:
         get_font(findfont(FontProperties())).get_char_index(ord(letter))
     )
 
-
-# Charts again: their shapes with the colours of `charts.css`
 
 _INCH = 100
 """Pixels."""

@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 
 from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest_layer
+from pytest_modelhealth.removal.result import RemovableUnits
 from pytest_modelhealth.rendering.charts import flow as flow_chart
 from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.rows import depth, errors
-from pytest_modelhealth.rendering.charts.values import histogram, histograms
+from pytest_modelhealth.rendering.charts.values import histogram, histograms, units
 from pytest_modelhealth.rendering.diagram import NO_FLOW
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.figure import figure_of
@@ -29,6 +30,7 @@ from pytest_modelhealth.rendering.recorded import (
     tensor_data,
     tensors_data,
 )
+from pytest_modelhealth.rendering.removable import line
 from pytest_modelhealth.rendering.summary import label
 from pytest_modelhealth.report import HealthReport, LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
@@ -262,3 +264,28 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
         said = ["nothing finite was seen of this layer"]
     title = f"{layer_label(layer)} in the training of {history.model_type}"
     return figure_of(course(plain(data), ""), title, said)
+
+
+def plot_removable(result: RemovableUnits) -> Figure:
+    """Return a figure with a row for each layer, the first at the top.
+
+    A row stands for all units of a layer, in their order from left to right; those that can go are
+    coloured by why.
+
+    Raises:
+        InspectionError: the model has no layer whose units were looked at.
+    """
+    if not result.record.sizes:
+        raise InspectionError(
+            "there is nothing to draw: no linear layer or convolution inside the model ran, but "
+            "those that give its outputs"
+        )
+    rows = []
+    for name, size in result.record.sizes.items():
+        layer, kinds = result.layers.get(name), {}
+        if layer is not None:
+            duplicates = [unit for unit, _ in layer.duplicates]
+            kinds = {"inactive": layer.inactive, "duplicate": duplicates, "unread": layer.unread}
+        going = 0 if layer is None else len(layer.removable)
+        rows.append((name, size, f"{going:,} of {size:,}", kinds))
+    return figure_of(units(rows), line(result))

@@ -151,6 +151,48 @@ def histograms(named: Sequence[tuple[str, Mapping[str, Any]]], left_out: str) ->
 _NAMES, _NUMBERS, _ROW = 190, 150, 24
 
 
+def units(layers: Sequence[tuple[str, int, str, Mapping[str, Sequence[int]]]]) -> Markup:
+    """Return a row a layer, a place for each of its units, coloured by why they can go.
+
+    Args:
+        layers: name, how many units there are, what stands at the right, and indices by why.
+    """
+    right = svg.WIDTH - _NAMES - _NUMBERS
+    parts = []
+    for row, (name, count, told, kinds) in enumerate(layers):
+        y = row * _ROW
+        parts.append(svg.write(_NAMES - 8, y + 14, svg.fitted(name or "the model", 26), "end name"))
+        parts.append(svg.write(_NAMES + right + 10, y + 14, told, "quiet"))
+        parts.append(
+            svg.tag("rect", x=_NAMES, y=y + 2, width=right, height=_ROW - 6, class_="unit")
+        )
+        for kind, indices in kinds.items():
+            # a unit of thousands would be too narrow to be seen
+            for first, length in _runs(indices):
+                shape = {"x": _NAMES + first / count * right, "width": max(length / count * right, 1)}
+                parts.append(
+                    svg.tag("rect", **shape, y=y + 2, height=_ROW - 6, class_=f"unit {kind}")
+                )
+    x, y = float(_NAMES), len(layers) * _ROW + 10
+    for kind in ("inactive", "duplicate", "unread", "stays"):
+        parts.append(svg.tag("rect", x=x, y=y, width=14, height=9, class_=f"unit {kind}"))
+        parts.append(svg.write(x + 18, y + 9, kind, "quiet small"))
+        x += 36 + len(kind) * svg.LETTER
+    size = svg.WIDTH, len(layers) * _ROW + 26
+    return svg.chart("units", size, f"units of {plural(len(layers), 'layer')}", "".join(parts))
+
+
+def _runs(indices: Iterable[int]) -> list[tuple[int, int]]:
+    """Return runs of neighbours: the first and how many."""
+    runs: list[tuple[int, int]] = []
+    for index in indices:
+        if runs and index == sum(runs[-1]):
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((index, 1))
+    return runs
+
+
 def _axis(filled: Sequence[tuple[int, int, int]], zeros: int, right: float) -> _Axis:
     """Return an axis from the least to the greatest power of either sign, zeros between them."""
     powers = [power for _, power, _ in filled]
