@@ -169,7 +169,10 @@ def units(layers: Sequence[tuple[str, int, str, Mapping[str, Sequence[int]]]]) -
         for kind, indices in kinds.items():
             # a unit of thousands would be too narrow to be seen
             for first, length in _runs(indices):
-                shape = {"x": _NAMES + first / count * right, "width": max(length / count * right, 1)}
+                shape = {
+                    "x": _NAMES + first / count * right,
+                    "width": max(length / count * right, 1),
+                }
                 parts.append(
                     svg.tag("rect", **shape, y=y + 2, height=_ROW - 6, class_=f"unit {kind}")
                 )

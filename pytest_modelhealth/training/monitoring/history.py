@@ -153,7 +153,7 @@ class History:
         events: Iterable[tuple[int, str, str]] = (),
         worst: Event | None = None,
     ) -> Figure:
-        """Return a figure of the training: the loss, below it all layers through time.
+        """Return a figure of the training: the loss, and each statistic of the layers, over steps.
 
         Args:
             path: a file to save it to.
@@ -194,7 +194,7 @@ class History:
             k: how many layers.
             worst: the gravest thing that went wrong, which the first line names.
         """
-        text: str = self._shown("training_summary", "summary", k, worst)
+        text: str = self._shown("progress", "summary", k, worst)
         return text
 
     def _drawn(self, form: str, function: str, path: Any, *args: Any) -> Figure:
