@@ -115,7 +115,8 @@ def _over_steps(
     accused = {layer for _, layer, _ in events}
     of_events = [item for item in ended if lines[item[1]][0] in accused]
     # those that an event names, else those that end highest and lowest
-    chosen = dict.fromkeys(at for _, at in [*of_events[:2], *ended[-1:], *ended[:1]][:2])
+    first = [*of_events[-1:], *of_events[:1], *ended[-1:], *ended[:1]]
+    chosen = list(dict.fromkeys(at for _, at in first))[:2]
     named = [lines[at] for at in chosen]
     if len(lines) > _MOST_LINES:
         parts.append(_band(steps, lines, place))
