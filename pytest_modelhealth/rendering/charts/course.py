@@ -138,7 +138,7 @@ def _over_steps(
     bad = _first_bad(steps, lines[0][1]) if anchor is None and known else None
     for number, (step, _, _) in _numbered(events[:_MOST_EVENTS]) if anchor is None else ():
         x = across.at(min(max(step, steps[0]), steps[-1]))
-        parts.append(svg.write(x + 3 + 8 * (number % 4), bottom - 4, number, "alarm small"))
+        parts.append(svg.write(x + 3 + 8 * ((number - 1) % 4), bottom - 4, number, "alarm small"))
     if bad is not None:
         x = across.at(bad)
         is_late = x > svg.WIDTH - 160
